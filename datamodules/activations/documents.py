@@ -29,7 +29,7 @@ from datamodules.files.documents import (
 from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.packing import cut_into_pieces
-from datamodules.text.store import TokenRequest, TokenStore, open_token_store
+from datamodules.text.store import TokenRequest, TokenStore
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
 
 SEEDS_APART = 1_000_003  # more than positions of a document
@@ -318,7 +318,7 @@ class DocumentsDataModule(PlannedDataModule):
         """
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
-        store = open_token_store(TokenRequest(paths, options, self.split, None, self.reading))
+        store = TokenRequest(paths, options, self.split, None, self.reading).open()
         check_parts(store)
         return store
 

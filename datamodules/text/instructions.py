@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,7 +35,7 @@ from datamodules.text.store import (
     CorpusRequest,
     StorePart,
     TokenFolder,
-    made_store,
+    Written,
     naming_places,
     part_files,
     token_dtype,
@@ -68,7 +68,7 @@ class Instruction(NamedTuple):
     Args:
         shrinks: first and past-the-last character of what loses its end in a prompt that is too
             long; equal where nothing may.
-        group: samples of equal groups are in one part; "" groups by all that is said.
+        group: samples of equal groups are in one part; "" groups equal samples.
         extra: text that the store keeps beside the tokens of evaluation.
     """
 
@@ -83,11 +83,9 @@ class Instruction(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The sample without its place: equal for exact duplicates, and within a group."""
-        if self.group:
-            return self.group
+        """Equal for exact duplicates, and within a group."""
         said = self.messages or (self.prompt, self.completion)
-        return json.dumps(said, sort_keys=True, ensure_ascii=False)
+        return self.group or json.dumps(said, sort_keys=True, ensure_ascii=False)
 
 
 def instruction_of(row: JsonRow) -> Instruction:
@@ -103,9 +101,8 @@ def instruction_of(row: JsonRow) -> Instruction:
             keys = ", ".join(values) or "nothing"
             raise RowFault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
         if not isinstance(values[name], str):
-            raise RowFault(
-                "keys", str(values[name]), f'"{name}" must be a text; write chats as "messages".'
-            )
+            rule = f'"{name}" must be a text; write chats as "messages".'
+            raise RowFault("keys", str(values[name]), rule)
     if not values["completion"].strip():
         raise RowFault("empty answer", values["prompt"], EMPTY.format("the completion"))
     return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
@@ -140,25 +137,15 @@ def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
 
 
 class MarkedText(NamedTuple):
-    """A text and what of it is trained on.
-
-    Args:
-        text: as it is tokenised.
-        spans: first and past-the-last character of each.
-        is_chat: written by a template, which brings its own begin token.
-        ends: whether end-of-text goes behind it.
-        is_end_trained: whether that is trained on.
-        place: file and line.
-        shrinks: see `Instruction`.
-    """
+    """A text, the characters of it that are trained on, and its place, file and line."""
 
     text: str
-    spans: list[tuple[int, int]]
-    is_chat: bool
-    ends: bool
+    spans: list[tuple[int, int]]  # first and past-the-last character of each
+    is_chat: bool  # written by a template, which brings its own begin token
+    ends: bool  # end-of-text goes behind it
     is_end_trained: bool
     place: str
-    shrinks: tuple[int, int] = (0, 0)
+    shrinks: tuple[int, int] = (0, 0)  # see `Instruction`
 
 
 class TrainedTokens(NamedTuple):
@@ -212,17 +199,14 @@ class Marker:
         self.special_behind = re.compile(rf"\s*({'|'.join(map(re.escape, self.special))})")
 
     def marked(self, row: Instruction) -> MarkedText:
-        """Return the text of one instruction.
-
-        Raises:
-            ValueError: the template refuses the messages, or rewrites earlier turns.
-        """
+        """Return the text of one instruction; ValueError where the template refuses the messages,
+        or rewrites earlier turns."""
         place = f"{row.file}:{row.line}"
         if not row.messages:
             before = row.prompt + self.separator
             text = before + row.completion
-            span = len(before), len(text)
-            return MarkedText(text, [span], False, True, True, place, row.shrinks)
+            spans = [(len(before), len(text))]
+            return MarkedText(text, spans, False, True, True, place, row.shrinks)
         text = self.tokenizer.render(row.messages)
         ends = not text.rstrip().endswith(self.special)
         spans = [
@@ -237,10 +221,22 @@ class Marker:
         """Return the tokens of each text; one that lies partly in an answer belongs to it."""
         texts, places = [text.text for text in marked], [text.place for text in marked]
         encodings = naming_places(self.tokenizer.encode_with_offsets, texts, places)
-        return [
-            self._trained(text, np.array(e.ids, np.int64), np.array(e.offsets).reshape(-1, 2))
-            for text, e in zip(marked, encodings, strict=True)
-        ]
+        begin_id, found = self.tokenizer.begin_id, []
+        for text, encoding in zip(marked, encodings, strict=True):
+            ids = np.array(encoding.ids, np.int64)
+            offsets = np.array(encoding.offsets).reshape(-1, 2)
+            if self.max_prompt is not None:
+                most = self.max_prompt - (begin_id is not None)
+                kept = kept_tokens(offsets, text.spans[0][0], text.shrinks, most)
+                ids, offsets = ids[kept], offsets[kept]
+            is_trained, is_inside = self._trained(text, ids, offsets)
+            if not text.is_chat and begin_id is not None:
+                ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
+            if text.ends:
+                ids = np.append(ids, self.tokenizer.end_id)
+                is_trained = np.append(is_trained, text.is_end_trained)
+            found.append(TrainedTokens(ids, is_trained, is_inside))
+        return found
 
     def _answer(self, messages: tuple[dict, ...], i: int, text: str) -> tuple[int, int]:
         """Return where answer i of the chat stands in its text."""
@@ -264,11 +260,10 @@ class Marker:
             "data.tokenizer.chat_template, such as plain."
         )
 
-    def _trained(self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray) -> TrainedTokens:
-        if self.max_prompt is not None:
-            most = self.max_prompt - (self.tokenizer.begin_id is not None)
-            kept = kept_tokens(offsets, text.spans[0][0], text.shrinks, most)
-            ids, offsets = ids[kept], offsets[kept]
+    def _trained(
+        self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray
+    ) -> tuple[np.ndarray, bool]:
+        """Return which tokens are trained on, [n] bool, and whether an answer begins inside one."""
         is_trained, is_inside = np.zeros(len(ids), bool), False
         for start, end in text.spans:
             found = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
@@ -281,13 +276,7 @@ class Marker:
                 if not text.text[offsets[last, 1] : end].strip():  # a template's line break
                     found = found[found <= last]
             is_trained[found] = True
-        begin_id = self.tokenizer.begin_id
-        if not text.is_chat and begin_id is not None:
-            ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
-        if text.ends:
-            ids = np.append(ids, self.tokenizer.end_id)
-            is_trained = np.append(is_trained, text.is_end_trained)
-        return TrainedTokens(ids, is_trained, is_inside)
+        return is_trained, is_inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +312,7 @@ class InstructionPart(StorePart):
 
 
 class InstructionStore(TokenFolder):
-    """A folder of tokenised instructions, as `open_instruction_store` makes it."""
+    """A folder of tokenised instructions."""
 
     @cached_property
     def bad_rows(self) -> list[BadRow]:
@@ -337,19 +326,23 @@ class InstructionStore(TokenFolder):
 
 @dataclass(frozen=True)
 class InstructionRequest(CorpusRequest):
-    """All that a store depends on.
-
-    Args:
-        separator: see `Marker`.
-    """
+    """As `CorpusRequest`; the separator stands between a prompt and its completion."""
 
     separator: str = ""
 
     def folder(self) -> Path:
-        """Return the store's place in the cache; the store names the files."""
-        names = [str(path) for paths in self.files.values() for path in paths]
+        names = [str(path) for paths in self.files.values() for path in paths]  # which it shows
         facts = [STORE_VERSION, self.facts(), names, self.separator]
         return cache_root() / "instructions" / digest_of(facts)
+
+    def open(self) -> InstructionStore:
+        """Return the store, made at first use; bad rows are left out and listed in it.
+
+        Raises:
+            ValueError: no row is sound, or there are chats and no chat template.
+            RuntimeError: a file has changed while it was read.
+        """
+        return InstructionStore(self.made(self._write))
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         """Return what turns rows into tokens."""
@@ -365,101 +358,85 @@ class InstructionRequest(CorpusRequest):
         for number, (part, path) in enumerate(paths):
             yield from ((part, number, row) for row in sound_rows(path, self.sample, bad_rows))
 
+    def _write(self, folder: Path) -> Written:
+        of_files: list[int] = []
 
-def open_instruction_store(request: InstructionRequest) -> InstructionStore:
-    """Return the store of a request, made at first use; bad rows are left out and listed in it.
+        def keys() -> Iterator[str]:
+            for part, _, row in self.rows(BadRows("collect")):
+                of_files.append(part)
+                yield row.key
 
-    Raises:
-        ValueError: no row is sound, or there are chats and no chat template.
-        RuntimeError: a file has changed while it was read.
-    """
-    return InstructionStore(made_store(request, partial(_write, request)))
+        hashes = keyed_hashes(keys(), 0)
+        parts = self.divided(of_files, hashes)
 
+        def training_texts() -> Iterator[str]:
+            """What a vocabulary is taken from; templates read special tokens and no vocabulary."""
+            template = TokenizerOptions(chat_template=self.tokenizer.chat_template)
+            marker = self.marker(make_tokenizer(template, iter(())))
+            # Collected alone: the reading that fills the store names bad rows.
+            for index, _, _, marked in self._marked(marker, len(parts), BadRows("collect")):
+                if parts[index] == TRAIN:
+                    text = marked.text
+                    for token in marker.special:
+                        text = text.replace(token, "")
+                    yield text
 
-def _write(request: InstructionRequest, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
-    """Fill the folder of a store."""
-    of_files: list[int] = []
+        tokenizer = self.given or make_tokenizer(self.tokenizer, training_texts())
+        marker, bad_rows, content = self.marker(tokenizer), BadRows("reject"), hashlib.sha256()
+        byte_lengths = tokenizer.byte_lengths()
+        num_bytes, num_inside = [0] * len(PART_NAMES), 0
+        with part_files(folder, {"tokens": token_dtype(tokenizer.vocab_size), **DTYPES}) as files:
+            rows = self._marked(marker, len(parts), bad_rows)
+            while batch := list(islice(rows, ROWS_PER_BATCH)):
+                tokens = marker.tokens([text for *_, text in batch])
+                for (index, file, row, _), (ids, is_trained, is_inside) in zip(
+                    batch, tokens, strict=True
+                ):
+                    num_inside += is_inside
+                    part, arrays = parts[index], files[parts[index]]
+                    if byte_lengths is not None:
+                        num_bytes[part] += int(byte_lengths[ids].sum())
+                    extra = row.extra.encode() if part != TRAIN else b""
+                    arrays["texts"].add(np.frombuffer(extra, np.uint8))
+                    places = {"starts": arrays["tokens"].length, "sizes": len(ids), "files": file}
+                    places |= {"lines": row.line, "text_ends": arrays["texts"].length}
+                    for name, value in {**places, "keys": hashes[index]}.items():
+                        arrays[name].add(np.array([value]))
+                    arrays["tokens"].add(ids)
+                    arrays["is_trained"].add(is_trained)
+                    for values in (ids, is_trained, np.array([part], np.int64)):
+                        content.update(values.tobytes())
+        if not any(arrays["sizes"].length for arrays in files):
+            empty = "the files hold no rows; write prompts and completions, or chats, into them."
+            raise ValueError(bad_rows.message() if bad_rows.count else empty)
+        bad_rows.settle(folder)
+        return tokenizer, {
+            "fingerprint": content.hexdigest()[:32],
+            "files": [str(path) for paths in self.files.values() for path in paths],
+            "num_bytes": num_bytes if byte_lengths is not None else [None] * len(PART_NAMES),
+            "begins_inside_token": num_inside,
+        }
 
-    def keys() -> Iterator[str]:
-        for part, _, row in request.rows(BadRows("collect")):
-            of_files.append(part)
-            yield row.key
+    def _marked(
+        self, marker: Marker, number: int, bad_rows: BadRows
+    ) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
+        """Yield number, number of the file, row and text of each sound row, of as many as there
+        were before; what the template refuses goes to `bad_rows`.
 
-    hashes = keyed_hashes(keys(), 0)
-    parts = request.divided(of_files, hashes)
-
-    def training_texts() -> Iterator[str]:
-        """What a vocabulary is taken from; templates read special tokens and no vocabulary."""
-        template = TokenizerOptions(chat_template=request.tokenizer.chat_template)
-        marker = request.marker(make_tokenizer(template, iter(())))
-        # Collected alone: the reading that fills the store names bad rows.
-        for index, _, _, marked in _marked(request, marker, len(parts), BadRows("collect")):
-            if parts[index] == TRAIN:
-                text = marked.text
-                for token in marker.special:
-                    text = text.replace(token, "")
-                yield text
-
-    tokenizer = request.given or make_tokenizer(request.tokenizer, training_texts())
-    marker, bad_rows, content = request.marker(tokenizer), BadRows("reject"), hashlib.sha256()
-    byte_lengths = tokenizer.byte_lengths()
-    num_bytes, num_inside = [0] * len(PART_NAMES), 0
-    with part_files(folder, {"tokens": token_dtype(tokenizer.vocab_size), **DTYPES}) as files:
-        rows = _marked(request, marker, len(parts), bad_rows)
-        while batch := list(islice(rows, ROWS_PER_BATCH)):
-            tokens = marker.tokens([text for *_, text in batch])
-            for (index, number, row, _), (ids, is_trained, is_inside) in zip(
-                batch, tokens, strict=True
-            ):
-                num_inside += is_inside
-                part, arrays = parts[index], files[parts[index]]
-                if byte_lengths is not None:
-                    num_bytes[part] += int(byte_lengths[ids].sum())
-                extra = row.extra.encode() if part != TRAIN else b""
-                arrays["texts"].add(np.frombuffer(extra, np.uint8))
-                places = {"starts": arrays["tokens"].length, "sizes": len(ids), "files": number}
-                places |= {"lines": row.line, "text_ends": arrays["texts"].length}
-                for name, value in {**places, "keys": hashes[index]}.items():
-                    arrays[name].add(np.array([value]))
-                arrays["tokens"].add(ids)
-                arrays["is_trained"].add(is_trained)
-                for values in (ids, is_trained, np.array([part], np.int64)):
-                    content.update(values.tobytes())
-    if not any(arrays["sizes"].length for arrays in files):
-        raise ValueError(
-            bad_rows.message()
-            if bad_rows.count
-            else "the files hold no rows; write prompts and completions, or chats, into them."
-        )
-    bad_rows.settle(folder)
-    return tokenizer, {
-        "fingerprint": content.hexdigest()[:32],
-        "files": [str(path) for paths in request.files.values() for path in paths],
-        "num_bytes": num_bytes if byte_lengths is not None else [None] * len(PART_NAMES),
-        "begins_inside_token": num_inside,
-    }
-
-
-def _marked(
-    request: InstructionRequest, marker: Marker, number: int, bad_rows: BadRows
-) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
-    """Yield number, number of the file, row and text of each sound row, of as many as there were
-    before; what the template refuses goes to `bad_rows`.
-
-    Raises:
-        ValueError: a row is a chat, and the tokenizer cannot write any.
-    """
-    for index, (_, file, row) in enumerate(request.rows(bad_rows)):
-        if index == number:  # a file has grown, which `made_store` refuses
-            return
-        if row.messages and marker.tokenizer.chat_template is None:
-            marker.tokenizer.render(row.messages)  # names the way out
-        try:
-            text = marker.marked(row)
-        except ValueError as error:
-            bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
-        else:
-            yield index, file, row, text
+        Raises:
+            ValueError: a row is a chat, and the tokenizer cannot write any.
+        """
+        for index, (_, file, row) in enumerate(self.rows(bad_rows)):
+            if index == number:  # a file has grown, which `made` refuses
+                return
+            if row.messages and marker.tokenizer.chat_template is None:
+                marker.tokenizer.render(row.messages)  # names the way out
+            try:
+                text = marker.marked(row)
+            except ValueError as error:
+                bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
+            else:
+                yield index, file, row, text
 
 
 TooLong = Literal["cut", "leave_out"]
@@ -470,8 +447,8 @@ class Fitted(NamedTuple):
     """The samples that are used, K of them.
 
     samples [K] int64, their numbers in the part; starts [K] int64, first token used; sizes [K]
-    int64, positions, one less than tokens; num_targets [K] int64; losses: what a user should hear
-    of samples that are cut or left out.
+    int64, positions, one less than tokens; num_targets [K] int64; losses: a sentence for each kind
+    of sample that is cut or left out.
     """
 
     samples: np.ndarray
@@ -482,24 +459,15 @@ class Fitted(NamedTuple):
 
 
 def fitted(part: InstructionPart, name: str, context_length: int, too_long: TooLong) -> Fitted:
-    """Return the samples of a part as they fit into the context.
-
-    `cut` drops the beginning: the end of the answer, where end-of-text stands, is what stays.
-
-    Args:
-        part: N samples.
-        name: of the part.
-        context_length: most positions of a sample.
-        too_long: what happens to longer ones.
-    """
-    sizes = part.sizes - 1
-    is_long = sizes > context_length
-    surplus = np.where(is_long, sizes - context_length, 0)
-    starts, sizes = part.starts + surplus, sizes - surplus
+    """Return the samples of a part as they fit into the context; `cut` drops the beginning, so
+    that the end of the answer, where end-of-text stands, is what stays."""
+    sizes = np.minimum(part.sizes - 1, context_length)
+    surplus = part.sizes - 1 - sizes
+    starts, is_long = part.starts + surplus, surplus > 0
     before = count_trained(part.is_trained, part.starts + 1, part.sizes - 1)
     targets = before.copy()
     targets[is_long] = count_trained(part.is_trained, starts[is_long] + 1, sizes[is_long])
-    stays = np.ones(len(sizes), bool) if too_long == "cut" else ~is_long
+    stays = ~is_long | (too_long == "cut")
     used = np.flatnonzero(stays & (targets > 0))
     losses = []
     if is_long.any():
@@ -545,15 +513,12 @@ class InstructionDataset(RowDataset):
         self.store, self.part, name = store, store.part(part), PART_NAMES[part]
         self.fitted = fitted(self.part, name, context_length, too_long)
         sizes = self.fitted.sizes
-        if not len(sizes) and self.fitted.losses:
-            raise ValueError(
-                f"no sample of the {name} part is left: {'; '.join(self.fitted.losses)}. Raise "
-                "data.context_length."
-            )
         if not len(sizes):
+            losses, rest = "; ".join(self.fitted.losses), f"raise data.split.{name}_share."
             raise ValueError(
-                f"no sample is for {name}; name data.{name}_files, or raise "
-                f"data.split.{name}_share."
+                f"no sample of the {name} part is left: {losses}. Raise data.context_length."
+                if losses
+                else f"no sample is for {name}; name data.{name}_files, or {rest}"
             )
         super().__init__(sizes, context_length, layout)
         self.target_counts = {TERM: self.per_row(self.fitted.num_targets)}
@@ -635,11 +600,6 @@ class InstructionDataModule(LanguageModelDataModule):
                 log.warning(loss)
 
     def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage.
-
-        Raises:
-            ValueError: no sample belongs to it.
-        """
         if stage == "predict":
             return self.build_prompts()
         assert self.store is not None
@@ -648,7 +608,7 @@ class InstructionDataModule(LanguageModelDataModule):
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""
-        store = open_instruction_store(self.store_request())  # bad rows are listed, and no error
+        store = self.store_request().open()  # bad rows are listed, and no error
         audit = Audit("samples", "tokens", limit=self.context_length + 1)
         audit.bad_rows = list(store.bad_rows)
         audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
@@ -656,13 +616,13 @@ class InstructionDataModule(LanguageModelDataModule):
             samples = store.part(number)
             found = fitted(samples, name, self.context_length, self.too_long)
             audit.warnings += found.losses
+            part = AuditPart(name, samples.sizes, samples.keys)
             if len(found.samples):
                 options = (self.context_length, self.layout, self.too_long)
                 dataset = InstructionDataset(store, number, *options)
-                facts = samples.sizes, samples.keys, store.num_bytes(number)
-                self.add_part(audit, name, *facts, dataset, store.tokenizer)
+                self.add_part(audit, part, store.num_bytes(number), dataset, store.tokenizer)
             elif len(samples.sizes):
-                audit.parts.append(AuditPart(name, samples.sizes, samples.keys))
+                audit.parts.append(part)
         if inside := store.facts["begins_inside_token"]:
             audit.warnings.append(
                 f"{inside:,} samples have an answer that begins inside a token; in use the prompt "
@@ -682,7 +642,7 @@ class InstructionDataModule(LanguageModelDataModule):
         return {TRAIN: [demo.demo_instructions(cache_root())], VALIDATION: [], TEST: []}
 
     def make_store(self, request: InstructionRequest) -> InstructionStore:
-        store = open_instruction_store(request)
+        store = request.open()
         if store.bad_rows and self.on_bad_rows == "error":
             found = BadRows("error")
             for row in store.bad_rows:

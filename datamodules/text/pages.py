@@ -306,7 +306,7 @@ class PagesDataModule(InstructionDataModule):
         rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
         num_cut = dataset.num_cut
 
-        def added(number: int, row: JsonRow) -> tuple[Any, ...]:
+        def added(number: int) -> tuple[Any, ...]:
             text, reason = completed(results, number, tokenizer)
             snippet = " ".join(text.split())
             return snippet, len(snippet), reason, int(num_cut[number])

@@ -25,8 +25,6 @@ SHARE_GPT_ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot
 ROWS_AT_ONCE = 1024
 FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
-COMPLETED_COLUMNS = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
-SCORED = ("scores", "num_tokens")
 
 
 class Prompt(NamedTuple):
@@ -38,11 +36,9 @@ class Prompt(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A row's prompt as text, whether a chat template wrote it, and what may follow it."""
-
     place: str
     prompt: str
-    is_chat: bool
+    is_chat: bool  # written by a chat template
     choices: list[str]
 
 
@@ -72,96 +68,101 @@ def read_prompts(
         tokenizer: of the model.
         separator: stands behind a prompt that is a text.
         mode: `generate`, or `score` for rows with choices.
-        max_positions: most positions of the network; `None` for no limit.
-        max_new_tokens: that will be generated.
+        max_positions: of the network; `None` for no limit.
+        max_new_tokens: room for what will be generated, where a prompt is cut.
         cuts: whether a text that is too long loses its beginning; else it is an error.
 
     Raises:
         ValueError: a row lacks what the mode needs, a value is of a wrong type, or a text is
             longer than the network's positions.
     """
+    is_scored = mode == "score"
 
-    def check_cut(text: _Text, what: str, size: int) -> None:
-        if not cuts:
-            raise ValueError(
-                f"{text.place}: {what} has {size} tokens and the network {max_positions} positions;"
-                " shorten it, or cut its beginning with model.generation.context=recent."
-            )
+    def encoded(texts: list[str], places: list[str]) -> list[list[int]]:
+        return [ids.tolist() for ids in naming_places(tokenizer.encode_batch, texts, places)]
 
-    def prompt(text: _Text, ids: list[int]) -> Prompt:
-        ids = begun(ids, text.is_chat, tokenizer)
-        if max_positions is None or len(ids) <= max_positions:
-            return Prompt(ids, 0, 0)
-        check_cut(text, "the prompt", len(ids))
-        kept = recent(ids, max_positions, max_new_tokens)
-        return Prompt(kept, 0, len(ids) - len(kept))
-
-    def choice(text: _Text, prompt: list[int], joint: list[int]) -> Prompt:
-        num_rated = joint_tokens(prompt, joint)
-        ids = begun(joint, text.is_chat, tokenizer)
-        if num_rated == len(ids):  # the first token, too, needs one to follow
-            ids = [tokenizer.end_id, *ids]
-        if not num_rated:
+    def fitted(text: _Text, prompt: list[int], joint: list[int]) -> Prompt:
+        num_rated = joint_tokens(prompt, joint) if is_scored else 0
+        if is_scored and not num_rated:
             raise ValueError(
                 f"{text.place}: a choice adds no token to the prompt; write what follows it."
             )
-        if max_positions is None or len(ids) - 1 <= max_positions:
+        ids = begun(joint, text.is_chat, tokenizer)
+        if is_scored and num_rated == len(ids):  # the first token, too, needs one to follow
+            ids = [tokenizer.end_id, *ids]
+        size = len(ids) - is_scored  # nothing follows the last token of a choice
+        if max_positions is None or size <= max_positions:
             return Prompt(ids, num_rated, 0)
-        check_cut(text, "prompt and choice", len(ids) - 1)
+        if not cuts:
+            raise ValueError(
+                f"{text.place}: {'prompt and choice' if is_scored else 'the prompt'} has "
+                f"{size} tokens and the network {max_positions} positions; shorten it, or cut its "
+                "beginning with model.generation.context=recent."
+            )
         if num_rated > max_positions:
             raise ValueError(
                 f"{text.place}: the choice has {num_rated} tokens and the network "
                 f"{max_positions} positions; shorten it."
             )
-        return Prompt(ids[-max_positions - 1 :], num_rated, len(ids) - max_positions - 1)
+        kept = (
+            ids[-max_positions - 1 :] if is_scored else recent(ids, max_positions, max_new_tokens)
+        )
+        return Prompt(kept, num_rated, len(ids) - len(kept))
 
-    texts = (_text(row, tokenizer, separator, mode) for row in rows)
+    texts = (_text(row, tokenizer, separator, is_scored) for row in rows)
     while some := list(islice(texts, ROWS_AT_ONCE)):
-        for text in some:
-            if (half := half_character("".join([text.prompt, *text.choices]))) is not None:
-                raise ValueError(f'{text.place}: "{half}" {HALF_RULE}')
-        asked, places = [text.prompt for text in some], [text.place for text in some]
-        prompts = [ids.tolist() for ids in naming_places(tokenizer.encode_batch, asked, places)]
-        if mode == "generate":
-            yield from ([prompt(text, ids)] for text, ids in zip(some, prompts, strict=True))
-            continue
-        both = [(text.prompt + more, text.place) for text in some for more in text.choices]
-        joint = iter(naming_places(tokenizer.encode_batch, *map(list, zip(*both, strict=True))))
+        prompts = encoded([text.prompt for text in some], [text.place for text in some])
+        if is_scored:
+            both = [(text.prompt + more, text.place) for text in some for more in text.choices]
+            joint = iter(encoded(*map(list, zip(*both, strict=True))))
+        else:
+            joint = iter(prompts)
         for text, ids in zip(some, prompts, strict=True):
-            yield [choice(text, ids, next(joint).tolist()) for _ in text.choices]
+            yield [fitted(text, ids, next(joint)) for _ in text.choices]
 
 
-def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, mode: str) -> _Text:
+def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, is_scored: bool) -> _Text:
     values: dict[str, Any] = as_messages(row.values)
     names = ", ".join(f'"{name}"' for name in row.values) or "no value"
-    prompt, messages = values.get("prompt"), values.get("messages")
+    prompt: Any = values.get("prompt")
+    messages: Any = values.get("messages")
+    choices = values.get("choices") if is_scored else [""]
     if (prompt is None) == (messages is None):
-        which = "neither" if prompt is None else "both"
-        raise ValueError(
-            f'{row.place}: the row has {which} of "prompt" and "messages" (it has {names}); write '
-            "one of them."
+        number = "neither" if prompt is None else "both"
+        rule = (
+            f'the row has {number} of "prompt" and "messages" (it has {names}); write one of them.'
         )
-    choices = values.get("choices") if mode == "score" else [""]
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
-        raise ValueError(
-            f'{row.place}: mode score needs "choices", a list of texts; the row has {names}.'
-        )
-    if prompt is not None:
-        if not isinstance(prompt, str):
-            raise ValueError(
-                f'{row.place}: "prompt" must be a text, got {prompt!r:.60}; write chats as '
-                '"messages".'
-            )
-        return _Text(row.place, prompt + separator, False, choices)
-    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise ValueError(
-            f'{row.place}: "messages" must be a list such as [{{"role": "user", "content": "…"}}], '
+    elif not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
+        rule = f'mode score needs "choices", a list of texts; the row has {names}.'
+    elif not isinstance(prompt, str | None):
+        rule = f'"prompt" must be a text, got {prompt!r:.60}; write chats as "messages".'
+    elif prompt is None and not _is_chat(messages):
+        rule = (
+            '"messages" must be a list such as [{"role": "user", "content": "…"}], '
             f"got {messages!r:.60}."
         )
-    try:
-        return _Text(row.place, tokenizer.render(messages, True), True, choices)
-    except ValueError as error:
-        raise ValueError(f"{row.place}: {error}") from error
+    else:
+        try:
+            text = tokenizer.render(messages, True) if prompt is None else prompt + separator
+        except ValueError as error:
+            raise ValueError(f"{row.place}: {error}") from error
+        if (half := half_character("".join([text, *choices]))) is None:
+            return _Text(row.place, text, prompt is None, choices)
+        rule = f'"{half}" {HALF_RULE}'
+    raise ValueError(f"{row.place}: {rule}")
+
+
+def _is_chat(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
+    )
 
 
 def as_messages(values: dict[str, Any]) -> dict[str, Any]:
@@ -194,23 +195,11 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "messages": turns}
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
-
-
-def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of prompts that begin a document; no chat template wrote them."""
-    return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
-
-
 def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
     """Return how many tokens at the end of `joint` are the continuation's.
 
-    Prompt and continuation are tokenised as one text, as a model saw them in training. The
-    continuation's tokens are those from the first one that differs from the prompt's own tokens:
-    where a token spans the border, it is the continuation's.
+    A model saw prompt and continuation as one text in training, so they are tokenised as one: the
+    continuation begins at the first token that differs from the prompt's own.
 
     Args:
         prompt: tokens of the prompt alone.
@@ -228,9 +217,9 @@ def recent(tokens: list[int], max_positions: int, num_new: int) -> list[int]:
 
 
 def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
-    """Return the tokens of a text with what a document begins with: the begin-of-text token where
-    the tokenizer has one, as in training; a chat begins as its template writes it. A prompt
-    without any token begins with the end-of-text token, which is what stands before a document."""
+    """Return the tokens of a text behind the begin-of-text token, where the tokenizer has one, as
+    in training; a chat begins as its template writes it. Nothing at all follows end-of-text, as a
+    document does."""
     if ids and (is_chat or tokenizer.begin_id is None):
         return ids
     begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
@@ -254,22 +243,20 @@ class PromptDataset(PlannedDataset):
     mode = "generate"
 
     def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
-        per_row, lengths, rated, cut, tokens = [], [], [], [], []
+        per_row, tokens, rated, cut = [], [], [], []
         for row in prompts:
             per_row.append(len(row))
-            for prompt in row:
-                tokens.append(np.array(prompt.ids, np.int32))
-                lengths.append(len(prompt.ids))
-                rated.append(prompt.num_rated)
-                cut.append(prompt.num_cut)
+            tokens += [np.array(prompt.ids, np.int32) for prompt in row]
+            rated += [prompt.num_rated for prompt in row]
+            cut.append(max(prompt.num_cut for prompt in row))
         if not per_row:
             raise ValueError("there is no row to predict for; write at least one prompt.")
         self.tokens = np.concatenate(tokens)
-        self.text_offsets = np.concatenate([[0], np.cumsum(lengths)])  # [P + 1]
-        self.offsets = np.concatenate([[0], np.cumsum(per_row)])  # [N + 1]
+        self.text_offsets = np.cumsum([0, *map(len, tokens)])  # [P + 1]
+        self.offsets = np.cumsum([0, *per_row])  # [N + 1]
         self.num_rated = np.array(rated)  # [P]
-        self.num_cut = np.maximum.reduceat(np.array(cut), self.offsets[:-1])
-        self.lengths = np.add.reduceat(np.array(lengths), self.offsets[:-1])
+        self.num_cut = np.array(cut)
+        self.lengths = np.diff(self.text_offsets[self.offsets])
         content = hashlib.sha256(json.dumps(self.mode).encode())
         for values in (self.tokens, self.text_offsets, self.offsets, self.num_rated):
             content.update(values.tobytes())
@@ -278,22 +265,21 @@ class PromptDataset(PlannedDataset):
 
     def example(self, sample_id: int, epoch: int) -> list[Prompt]:
         """Return the texts of one row."""
-        return [self._text(i) for i in range(self.offsets[sample_id], self.offsets[sample_id + 1])]
+        numbers = range(self.offsets[sample_id], self.offsets[sample_id + 1])
+        ranges = [slice(*self.text_offsets[i : i + 2]) for i in numbers]
+        return [
+            Prompt(self.tokens[place].tolist(), int(self.num_rated[i]), 0)
+            for i, place in zip(numbers, ranges, strict=True)
+        ]
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return input_ids [B, S], padded at the right, and lengths [B]."""
         input_ids, lengths = padded_prompts([torch.tensor(prompts[0].ids) for prompts in examples])
         return {"input_ids": input_ids, "lengths": lengths}
 
-    def _text(self, number: int) -> Prompt:
-        start, end = self.text_offsets[number : number + 2]
-        return Prompt(self.tokens[start:end].tolist(), int(self.num_rated[number]), 0)
-
 
 class ChoiceDataset(PromptDataset):
-    """As `PromptDataset`, but each row has one or more texts whose ends are rated; gives
-    `ChoiceBatch`.
-    """
+    """Rows of one or more texts, whose ends are rated; gives `ChoiceBatch`."""
 
     mode = "score"
 
@@ -312,16 +298,19 @@ class ChoiceDataset(PromptDataset):
         counts = np.array([len(prompts) for prompts in examples])
         sizes = np.array([len(piece.labels) for piece in texts])
         order, offsets = best_fit(sizes, int(sizes.max()))
-        rows = [[texts[i] for i in order[a:b]] for a, b in pairwise(offsets)]
-        batch: dict[str, Any] = padded_rows(rows)
-        document_of = np.empty(len(texts), np.int64)
-        document_of[order] = np.arange(len(texts))
+        batch: dict[str, Any] = padded_rows(
+            [[texts[i] for i in order[a:b]] for a, b in pairwise(offsets)]
+        )
         choices = np.full((len(examples), self.most_choices), -1)
-        choices[np.arange(self.most_choices) < counts[:, None]] = document_of
-        sample_of_text = np.repeat(np.arange(len(examples)), counts)
-        samples = torch.from_numpy(sample_of_text[order])  # of each document
+        choices[np.arange(self.most_choices) < counts[:, None]] = np.argsort(order)
+        samples = torch.from_numpy(np.repeat(np.arange(len(examples)), counts)[order])
         batch["sample_index"] = samples[batch["document_ids"].clamp(min=0)]
         return {**batch, "choice_documents": torch.from_numpy(choices)}
+
+
+def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of prompts that begin a document; no chat template wrote them."""
+    return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
 
 
 def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatch:
@@ -351,6 +340,15 @@ def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: i
     return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
+def completed(
+    results: dict[str, np.ndarray], number: int, tokenizer: TextTokenizer
+) -> tuple[str, str]:
+    """Return the text of a completion, and the reason of its end, see `write_completions`."""
+    characters = int(results["num_characters"][number])
+    text = completion_text(tokenizer, results["completion_ids"][number], characters)
+    return text, FINISH_REASONS[int(results["finish_reason"][number])]
+
+
 def write_completions(
     rows: Iterable[JsonRow],
     results: dict[str, np.ndarray],
@@ -358,8 +356,7 @@ def write_completions(
     tokenizer: TextTokenizer,
     num_cut: np.ndarray,
 ) -> None:
-    """Write each row with its completion, its tokens and the reason of its end; whole or not at
-    all, and never over an existing file.
+    """Write each row with its completion, its tokens and the reason of its end; see `write_rows`.
 
     Args:
         rows: all rows that were predicted, in their order.
@@ -368,25 +365,14 @@ def write_completions(
         path: .jsonl.
         tokenizer: of the model.
         num_cut: [N] tokens at the beginning of a prompt that the model did not see.
-
-    Raises:
-        FileExistsError, RuntimeError: see `write_rows`.
     """
 
-    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
+    def added(number: int) -> tuple[Any, ...]:
         text, reason = completed(results, number, tokenizer)
         return text, int(results["num_tokens"][number]), reason, int(num_cut[number])
 
-    write_rows(rows, added, COMPLETED_COLUMNS, len(results["num_tokens"]), path)
-
-
-def completed(
-    results: dict[str, np.ndarray], number: int, tokenizer: TextTokenizer
-) -> tuple[str, str]:
-    """Return the text of a completion, and the reason of its end, see `write_completions`."""
-    characters = int(results["num_characters"][number])
-    text = completion_text(tokenizer, results["completion_ids"][number], characters)
-    return text, FINISH_REASONS[int(results["finish_reason"][number])]
+    columns = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
+    write_rows(rows, added, columns, len(num_cut), path)
 
 
 def write_scores(
@@ -401,37 +387,29 @@ def write_scores(
         num_cut: see `write_completions`, of the choice that lost most.
     """
 
-    def added(number: int, row: JsonRow) -> tuple[Any, ...]:
-        scores = results["scores"][number]
-        there = ~np.isnan(scores)
-        lists = [results[name][number][there].tolist() for name in SCORED]
-        return (*lists, int(np.argmax(scores[there])), int(num_cut[number]))
+    def added(number: int) -> tuple[Any, ...]:
+        is_there = ~np.isnan(results["scores"][number])
+        scores, sizes = (results[name][number][is_there] for name in ("scores", "num_tokens"))
+        return scores.tolist(), sizes.tolist(), int(np.argmax(scores)), int(num_cut[number])
 
-    write_rows(rows, added, (*SCORED, "best", "prompt_tokens_cut"), len(results["scores"]), path)
-
-
-def check_output(path: Path) -> None:
-    """Raise ValueError unless completions can be written under this name."""
-    if path.suffix.lower() not in JSON_SUFFIXES:
-        raise ValueError(
-            f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'
-        )
+    columns = ("scores", "num_tokens", "best", "prompt_tokens_cut")
+    write_rows(rows, added, columns, len(num_cut), path)
 
 
 def write_rows(
     rows: Iterable[JsonRow],
-    added: Callable[[int, JsonRow], tuple[Any, ...]],
+    added: Callable[[int], tuple[Any, ...]],
     columns: Sequence[str],
     num_results: int,
     path: Path,
 ) -> None:
-    """Write each row with more columns, whole or not at all.
+    """Write each row with more columns, whole or not at all, and never over an existing file.
 
     Args:
         rows: all that were predicted, in their order.
-        added: gives the values of the columns for a row and its number.
+        added: gives the values of the columns for the number of a row.
         columns: their names; a row's own value of such a name is kept as `input_NAME`.
-        num_results: that there are.
+        num_results: number of predictions.
         path: .jsonl.
 
     Raises:
@@ -447,7 +425,7 @@ def write_rows(
                 names[keys] = free_names(list(keys), list(columns))
             if number < num_results:
                 values = dict(zip(names[keys], row.values.values(), strict=True))
-                values |= zip(columns, added(number, row), strict=True)
+                values |= zip(columns, added(number), strict=True)
                 # Dates and decimal numbers of parquet files become text.
                 line = json.dumps(values, ensure_ascii=False, default=str)
                 if half_character(line) is not None:  # which stands in no file of UTF-8
@@ -461,14 +439,17 @@ def write_rows(
             )
 
 
+def check_output(path: Path) -> None:
+    """Raise ValueError unless completions can be written under this name."""
+    if path.suffix.lower() not in JSON_SUFFIXES:
+        raise ValueError(
+            f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'
+        )
+
+
 @contextmanager
 def new_json_file(path: Path) -> Iterator[IO[str]]:
-    """Give a file that gets its name when all went well.
-
-    Raises:
-        FileExistsError: the name is taken.
-        ValueError: the suffix is unknown.
-    """
+    """Give a file that gets its name when all went well; FileExistsError where it is taken."""
     check_output(path)
     with new_text_file(path, "or name another file with --data.predict_output") as file:
         yield file

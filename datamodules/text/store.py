@@ -38,12 +38,12 @@ STRETCH_CHARACTERS = 1 << 18  # of a text that is tokenised at once
 BATCH_CHARACTERS = 1 << 20  # of the texts that the threads of the tokenizer share
 SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announced
 T = TypeVar("T")
+Written = tuple[TextTokenizer, dict[str, Any]]  # tokenizer and facts of a store, with `fingerprint`
 
 
 @dataclass(frozen=True, eq=False)
 class StorePart:
-    """The arrays of one part of a store. `place`, store and part, is what is pickled of those that
-    map its files."""
+    """The arrays of one part of a store; those in files are pickled as `place`, folder and part."""
 
     place: tuple[Path, int] | None = field(default=None, kw_only=True)
 
@@ -54,10 +54,8 @@ class StorePart:
         paths = (folder / f"{PART_NAMES[part]}.{name}.npy" for name in names)
         return cls(*map(mapped_array, paths), place=(folder, part))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.place is not None:
-            return self.opened, self.place
-        return type(self), tuple(vars(self)[one.name] for one in fields(self) if not one.kw_only)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if self.place is None else (self.opened, self.place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +74,7 @@ class TokenStream(StorePart):
 
 
 class TokenFolder:
-    """A store, opened read-only.
-
-    Args:
-        folder: complete, as `made_store` returns it.
-    """
+    """A complete store, opened read-only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +97,7 @@ class TokenFolder:
 
 
 class TokenStore(TokenFolder):
-    """A folder of token streams, as `open_token_store` makes it."""
+    """A folder of token streams."""
 
     def stream(self, part: int) -> TokenStream:
         """Return the stream of one part: 0 train, 1 validation, 2 test."""
@@ -116,7 +110,7 @@ class TokenStore(TokenFolder):
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """What every store of tokens depends on.
+    """All that a store of tokens depends on.
 
     Args:
         files: per part (train, validation, test) the files.
@@ -152,29 +146,22 @@ class CorpusRequest:
         split, of_files = self.split.beside(self.files), np.array(parts, np.int8)
         return of_files if split is None or split.by == "tail" else split.drawn(of_files, hashes)
 
+    def made(self, write: Callable[[Path], Written]) -> Path:
+        """Return the folder of the store, which `write` fills at first use.
 
-def made_store(
-    request: CorpusRequest, write: Callable[[Path], tuple[TextTokenizer, dict[str, Any]]]
-) -> Path:
-    """Return the folder of a store, made at first use.
+        Raises:
+            RuntimeError: a file has changed while it was read.
+        """
+        folder = self.folder()
 
-    Args:
-        request: names the folder.
-        write: fills it; returns its tokenizer and facts, with the fingerprint.
+        def make(temporary: Path) -> None:
+            tokenizer, facts = write(temporary)
+            (temporary / "tokenizer.json").write_text(json.dumps(tokenizer.to_dict()), "utf-8")
+            (temporary / "facts.json").write_text(json.dumps(facts), "utf-8")
+            if self.folder() != folder:
+                raise RuntimeError("a file of the data changed while it was read; start again.")
 
-    Raises:
-        RuntimeError: a file has changed while it was read.
-    """
-    folder = request.folder()
-
-    def make(temporary: Path) -> None:
-        tokenizer, facts = write(temporary)
-        (temporary / "tokenizer.json").write_text(json.dumps(tokenizer.to_dict()), "utf-8")
-        (temporary / "facts.json").write_text(json.dumps(facts), "utf-8")
-        if request.folder() != folder:
-            raise RuntimeError("a file of the data changed while it was read; start again.")
-
-    return made_once(folder, make)
+        return made_once(folder, make)
 
 
 @contextmanager
@@ -210,37 +197,6 @@ def naming_places(
         raise
 
 
-@dataclass(frozen=True)
-class TokenRequest(CorpusRequest):
-    """All that a token store depends on.
-
-    Args:
-        reading: where documents stand in files.
-    """
-
-    reading: Reading = Reading()  # noqa: RUF009 - frozen
-
-    def folder(self) -> Path:
-        """Return the store's place in the cache."""
-        return cache_root() / "tokens" / digest_of([self.facts(), asdict(self.reading)])
-
-    def documents(self) -> Iterator[tuple[int, Document]]:
-        """Yield the part of the file and each document, those without a text too."""
-        for part, paths in self.files.items():
-            for path in paths:
-                yield from ((part, one) for one in read_documents(path, self.reading))
-
-
-def open_token_store(request: TokenRequest) -> TokenStore:
-    """Return the store of a request, made at first use.
-
-    Raises:
-        ValueError: there is no text, or a file cannot be read as text.
-        RuntimeError: a file has changed while it was read.
-    """
-    return TokenStore(made_store(request, partial(_write, request)))
-
-
 class _Stretch(NamedTuple):
     """A text that is tokenised at once: what a part has of a document, or a stretch of it."""
 
@@ -251,65 +207,89 @@ class _Stretch(NamedTuple):
     is_first: bool  # of what the part has
     is_last: bool
     ends: bool  # the document
-    key: int  # hash of what the part has; 0 but for the first
+    key: int  # hash of what the part has
 
 
-def _write(request: TokenRequest, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
-    """Fill the folder of a store: files are read to divide them, to take a vocabulary from them
-    where that is wanted, and to tokenise them."""
-    started = time.monotonic()
-    num_bytes = sum(path.stat().st_size for paths in request.files.values() for path in paths)
-    if num_bytes > SAID_BYTES:
-        log.info(f"Tokenising {num_bytes / 1e6:,.0f} MB of text, once.")
-    of_files, keys, empty = array("b"), array("Q"), []
-    for part, document in request.documents():
-        if not document.text.strip():
-            empty.append(document.place)
-            continue
-        if (half := half_character(document.text)) is not None:
-            raise ValueError(f'{document.place}: "{half}" {HALF_RULE}')
-        of_files.append(part)
-        keys.append(_hash(document.text))
-    if not of_files:
-        held = f"{len(empty)} documents, all without a text ({', '.join(empty[:1])})"
-        raise ValueError(f"the files hold {held}; give them at least one text.")
-    parts = request.divided(of_files, np.frombuffer(keys, np.uint64))
-    tokenizer = request.given or make_tokenizer(
-        request.tokenizer, (s.text for s in _stretches(request, parts) if s.part == TRAIN)
-    )
-    sizes = _write_tokens(_stretches(request, parts), tokenizer, folder)
-    content = hashlib.sha256()
-    streams = [TokenStream.opened(folder, part) for part in range(len(PART_NAMES))]
-    for stream in streams:
-        for values in (stream.tokens, stream.starts, stream.num_positions):
-            content.update(values.data)
-    num_tokens = sum(len(stream.tokens) for stream in streams)
-    said = f"Tokenised {len(parts):,} documents, {num_tokens:,} tokens, in "
-    said += f"{time.monotonic() - started:.1f} s"
-    if empty:
-        said += f"; {len(empty):,} documents without a text are left out, the first at {empty[0]}"
-    log.info(said + ".")
-    return tokenizer, {"fingerprint": content.hexdigest()[:32], "num_bytes": sizes}
+@dataclass(frozen=True)
+class TokenRequest(CorpusRequest):
+    """As `CorpusRequest`; `reading` says where documents stand in files."""
 
+    reading: Reading = Reading()  # noqa: RUF009 - frozen
 
-def _stretches(request: TokenRequest, parts: np.ndarray) -> Iterator[_Stretch]:
-    """Yield what each part has of the documents, in stretches cut at line ends where there are
-    some; `parts` [N] of the documents with a text."""
-    split = request.split.beside(request.files)
-    with_text = (pair for pair in request.documents() if pair[1].text.strip())
-    for drawn, (of_file, (place, text)) in zip(parts.tolist(), with_text, strict=False):
-        ranges = [(drawn, 0, len(text))]
-        if split is not None and split.by == "tail" and of_file == TRAIN:
-            ranges = split.tails(len(text))
-        for part, first, stop in ranges:
-            start, key = first, _hash(text[first:stop])
-            while start < stop:
-                end = min(start + STRETCH_CHARACTERS, stop)
-                if end < stop:
-                    end = text.rfind("\n", start + STRETCH_CHARACTERS // 2, end) + 1 or end
-                flags = (start > 0, start == first, end == stop, end == len(text))
-                yield _Stretch(part, place, text[start:end], *flags, key)
-                start = end
+    def folder(self) -> Path:
+        return cache_root() / "tokens" / digest_of([self.facts(), asdict(self.reading)])
+
+    def open(self) -> TokenStore:
+        """Return the store, made at first use.
+
+        Raises:
+            ValueError: there is no text, or a file cannot be read as text.
+            RuntimeError: a file has changed while it was read.
+        """
+        return TokenStore(self.made(self._write))
+
+    def _documents(self) -> Iterator[tuple[int, Document]]:
+        """Yield the part of the file and each document, those without a text too."""
+        for part, paths in self.files.items():
+            for path in paths:
+                yield from ((part, one) for one in read_documents(path, self.reading))
+
+    def _write(self, folder: Path) -> Written:
+        """Fill the folder: files are read to divide them, to take a vocabulary from them where
+        one is asked for, and to tokenise them."""
+        started = time.monotonic()
+        num_bytes = sum(path.stat().st_size for paths in self.files.values() for path in paths)
+        if num_bytes > SAID_BYTES:
+            log.info(f"Tokenising {num_bytes / 1e6:,.0f} MB of text, once.")
+        of_files, keys, empty = array("b"), array("Q"), []
+        for part, document in self._documents():
+            if not document.text.strip():
+                empty.append(document.place)
+                continue
+            if (half := half_character(document.text)) is not None:
+                raise ValueError(f'{document.place}: "{half}" {HALF_RULE}')
+            of_files.append(part)
+            keys.append(_hash(document.text))
+        if not of_files:
+            held = f"{len(empty)} documents, all without a text ({', '.join(empty[:1])})"
+            raise ValueError(f"the files hold {held}; give them at least one text.")
+        parts = self.divided(of_files, np.frombuffer(keys, np.uint64))
+        tokenizer = self.given or make_tokenizer(
+            self.tokenizer, (s.text for s in self._stretches(parts) if s.part == TRAIN)
+        )
+        sizes = _write_tokens(self._stretches(parts), tokenizer, folder)
+        content = hashlib.sha256()
+        streams = [TokenStream.opened(folder, part) for part in range(len(PART_NAMES))]
+        for stream in streams:
+            for values in (stream.tokens, stream.starts, stream.num_positions):
+                content.update(values.data)
+        num_tokens = sum(len(stream.tokens) for stream in streams)
+        said = f"Tokenised {len(parts):,} documents, {num_tokens:,} tokens, in "
+        said += f"{time.monotonic() - started:.1f} s"
+        if empty:
+            said += f"; {len(empty):,} documents without a text are left out, the first at "
+            said += empty[0]
+        log.info(said + ".")
+        return tokenizer, {"fingerprint": content.hexdigest()[:32], "num_bytes": sizes}
+
+    def _stretches(self, parts: np.ndarray) -> Iterator[_Stretch]:
+        """Yield what each part has of the documents, in stretches cut at line ends where there are
+        some; `parts` [N] of the documents with a text."""
+        split = self.split.beside(self.files)
+        with_text = (pair for pair in self._documents() if pair[1].text.strip())
+        for drawn, (of_file, (place, text)) in zip(parts.tolist(), with_text, strict=False):
+            ranges = [(drawn, 0, len(text))]
+            if split is not None and split.by == "tail" and of_file == TRAIN:
+                ranges = split.tails(len(text))
+            for part, first, stop in ranges:
+                start, key = first, _hash(text[first:stop])
+                while start < stop:
+                    end = min(start + STRETCH_CHARACTERS, stop)
+                    if end < stop:
+                        end = text.rfind("\n", start + STRETCH_CHARACTERS // 2, end) + 1 or end
+                    flags = (start > 0, start == first, end == stop, end == len(text))
+                    yield _Stretch(part, place, text[start:end], *flags, key)
+                    start = end
 
 
 def _write_tokens(

@@ -36,7 +36,6 @@ from datamodules.text.store import (
     TokenFolder,
     TokenRequest,
     TokenStore,
-    open_token_store,
 )
 from datamodules.tokenizers.text import (
     TextTokenizer,
@@ -121,9 +120,9 @@ class LanguageModelDataModule(PlannedDataModule):
     ) -> CorpusRequest:
         """Return how files are read, with which tokenizer where no trained one is given."""
 
-    @abstractmethod
     def make_store(self, request: Any) -> Any:
         """Return the store of a request, made at first use."""
+        return request.open()
 
     def store_request(self, may_lack_training: bool = False) -> Any:
         """Return what is read and how; the embedded data where no file is named.
@@ -150,24 +149,22 @@ class LanguageModelDataModule(PlannedDataModule):
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         has_gone = options.path is not None and not Path(options.path).expanduser().exists()
+        is_training = stage == "fit"
         # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
-        recipe = self.model.recipe if stage != "fit" or has_gone else None
-        given = None if recipe is None else TextTokenizer.from_dict(recipe["tokenizer"])
-        if given is None and stage != "fit" and self.store is not None:
-            return self.store
-        is_evaluation = given is not None and stage != "fit"
-        request = self.store_request(is_evaluation)
-        is_made = False
-        if given is not None and not has_gone:
-            # The training on the same files has most likely made the store with this tokenizer.
-            folder = request.folder()
-            is_made = folder.exists() and TokenFolder(folder).tokenizer.digest == given.digest
-        if given is not None and not is_made:
-            needed = {**request.files}
-            if is_evaluation and needed[VALIDATION]:
-                needed.pop(TRAIN, None)  # nothing of it is held out
-            request = replace(request, files=needed, given=given)
-        return self.make_store(request)
+        recipe = self.model.recipe if has_gone or not is_training else None
+        if recipe is None:
+            is_open = self.store is not None and not is_training
+            return self.store if is_open else self.make_store(self.store_request())
+        given = TextTokenizer.from_dict(recipe["tokenizer"])
+        request = self.store_request(may_lack_training=not is_training)
+        folder = None if has_gone else request.folder()
+        # The training on the same files has most likely made the store with this tokenizer.
+        if folder and folder.exists() and TokenFolder(folder).tokenizer.digest == given.digest:
+            return self.make_store(request)
+        files = {**request.files}
+        if files[VALIDATION] and not is_training:
+            files.pop(TRAIN, None)  # nothing of it is held out
+        return self.make_store(replace(request, files=files, given=given))
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
@@ -236,26 +233,22 @@ class LanguageModelDataModule(PlannedDataModule):
     def add_part(
         self,
         audit: Audit,
-        name: str,
-        lengths: np.ndarray,
-        keys: np.ndarray,
+        part: AuditPart,
         num_bytes: int | None,
         dataset: RowDataset,
         tokenizer: TextTokenizer,
     ) -> None:
-        """Add what is in one part, and in the rows of a batch that it fills.
+        """Add one part, and the counts of its dataset.
 
         Args:
             audit: takes it.
-            name: of the part.
-            lengths: [N] tokens of each document or sample.
-            keys: [N] equal for equal ones.
+            part: with the tokens of each document or sample.
             num_bytes: of UTF-8 that the tokens spell; `None` where they do not spell the text.
             dataset: of its rows.
             tokenizer: of its tokens.
         """
-        num_tokens, num_rows = int(lengths.sum()), len(dataset.lengths)
-        columns: dict[str, int | str] = {
+        num_tokens, num_rows = int(np.sum(part.lengths)), len(dataset.lengths)
+        part.columns |= {
             "tokens": num_tokens,
             "trained on": int(dataset.target_counts[TERM].sum()),
             "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
@@ -263,9 +256,9 @@ class LanguageModelDataModule(PlannedDataModule):
         }
         if self.layout != "documents":
             share = dataset.lengths.sum() / (num_rows * self.context_length)
-            columns["used"] = f"{100 * share:.1f} %"
-        audit.parts.append(AuditPart(name, lengths, keys, columns))
-        if name == "train":
+            part.columns["used"] = f"{100 * share:.1f} %"
+        audit.parts.append(part)
+        if part.name == "train":
             audit.excerpt = trained_pieces(dataset, tokenizer)
 
     @property
@@ -380,8 +373,8 @@ class TextDataModule(LanguageModelDataModule):
             if not sizes.sum():
                 continue
             dataset: Any = self.build(cast(Stage, name))
-            facts = store.hashes(number), store.num_bytes(number)
-            self.add_part(audit, name, sizes + 1, *facts, dataset, self.tokenizer)
+            part = AuditPart(name, sizes + 1, store.hashes(number))
+            self.add_part(audit, part, store.num_bytes(number), dataset, self.tokenizer)
             num_long, num_empty = (sizes > self.context_length).sum(), (sizes < 1).sum()
             if num_long and self.layout != "blocks":
                 audit.warnings.append(
@@ -394,9 +387,6 @@ class TextDataModule(LanguageModelDataModule):
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> TokenRequest:
         reading = self.reading if any(self.files.values()) else Reading()
         return TokenRequest(files, tokenizer, self.split, reading=reading)
-
-    def make_store(self, request: TokenRequest) -> TokenStore:
-        return open_token_store(request)
 
     def demo_files(self) -> dict[int, list[Path]]:
         from datamodules import demo

@@ -16,7 +16,7 @@ from datamodules.activations.documents import (
     group_names,
 )
 from datamodules.files.documents import Reading
-from datamodules.text.store import TokenStore, open_token_store
+from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 from tests.text_corpora import request, text_file
 
@@ -39,7 +39,7 @@ def facts(
     column: str | None = "attributes",
     reading: Reading = Reading(),  # noqa: B008
 ) -> tuple[TokenStore, DocumentFacts]:
-    store = open_token_store(request(files, options=WORDS, reading=reading))
+    store = request(files, options=WORDS, reading=reading).open()
     return store, document_facts(files, store.hashes(0), reading, column, store.tokenizer)
 
 

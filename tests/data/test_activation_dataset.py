@@ -13,7 +13,6 @@ from datamodules.activations.documents import (
     PositionRule,
     drawn_positions,
 )
-from datamodules.text.store import open_token_store
 from tests.text_corpora import TEXTS, request, text_rows
 
 WIDTH = 4
@@ -22,7 +21,7 @@ WIDTH = 4
 @pytest.fixture
 def dataset(tmp_path: Path) -> ActivationDataset:
     """All positions of twenty texts, each activation filled with its own number."""
-    store = open_token_store(request([Path(text_rows(tmp_path))]))
+    store = request([Path(text_rows(tmp_path))]).open()
     pieces = Pieces(store, 0, 30)
     piece, position = drawn_positions(pieces.sizes, pieces.hashes, PositionRule(2, 5))
     path = tmp_path / "activations.npy"

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.activations.documents import Pieces, PositionRule, drawn_positions
-from datamodules.text.store import open_token_store
 from tests.text_corpora import request, text_file
 
 CORPORA = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2**64 - 1)), max_size=30)
@@ -76,7 +75,7 @@ def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> Non
     texts = ["a" * 5, "b" * 23, "c", "d" * 12]
     paths = [tmp_path / f"{i}.txt" for i in range(len(texts))]  # type: ignore[operator]
     files = [text_file(path, text) for path, text in zip(paths, texts, strict=True)]
-    pieces = Pieces(open_token_store(request(files)), 0, context_length=8)
+    pieces = Pieces(request(files).open(), 0, context_length=8)
     # Bytes between a begin and an end token: 6, 24, 2 and 13 positions, cut at 7.
     assert pieces.sizes.tolist() == [6, 7, 7, 7, 3, 2, 7, 6]
     assert pieces.document.tolist() == [0, 1, 1, 1, 1, 2, 3, 3]
@@ -92,7 +91,7 @@ def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> Non
 
 def test_rows_are_the_first_tokens_of_pieces_padded_with_zeros(tmp_path: object) -> None:
     text = text_file(tmp_path / "a.txt", "x" * 20)  # type: ignore[operator]
-    pieces = Pieces(open_token_store(request([text])), 0, 9)
+    pieces = Pieces(request([text]).open(), 0, 9)
     rows = pieces.rows(np.array([2, 0]), np.array([3, 5]))
     assert rows[0].tolist() == [*pieces.tokens(2)[:3].tolist(), 0, 0]
     assert rows[1].tolist() == pieces.tokens(0)[:5].tolist()

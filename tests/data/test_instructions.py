@@ -22,7 +22,6 @@ from datamodules.text.instructions import (
     Instruction,
     InstructionDataset,
     Marker,
-    open_instruction_store,
 )
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import saved_tokenizer
@@ -79,7 +78,7 @@ def template(text: str, tmp_path: Path) -> TokenizerOptions:
 def opened(data: InstructionDataModule) -> InstructionDataset:
     """The training part alone: so few rows leave nothing for validation."""
     data.prepare_data()
-    data.store = open_instruction_store(data.store_request())
+    data.store = data.store_request().open()
     dataset = data.build("train")
     assert isinstance(dataset, InstructionDataset)
     return dataset
@@ -251,7 +250,7 @@ def test_parts_follow_the_text_alone(make: Make) -> None:
 
     def parts(given: list[dict], name: str) -> dict[str, int]:
         data = make(given, name, split=split)
-        store, found = open_instruction_store(data.store_request()), {}
+        store, found = data.store_request().open(), {}
         for number in range(3):
             part = store.part(number)
             found |= {given[line - 1]["prompt"]: number for line in part.lines.tolist()}

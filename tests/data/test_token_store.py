@@ -16,7 +16,6 @@ from datamodules.core.store import cache_root
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.prompts import completion_text
-from datamodules.text.store import open_token_store
 from datamodules.tokenizers.pipelines import without_first_space
 from datamodules.tokenizers.text import (
     TextTokenizer,
@@ -39,7 +38,7 @@ def _cache(tmp_path, monkeypatch):
 
 def test_one_end_token_stands_between_two_documents(tmp_path):
     files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
-    stream = open_token_store(request(files)).stream(TRAIN)
+    stream = request(files).open().stream(TRAIN)
     ids = BYTES.encode("Hi").tolist(), BYTES.encode("you").tolist()
     assert stream.tokens.tolist() == [END, *ids[0], END, *ids[1], END]
     assert stream.starts.tolist() == [0, 3]
@@ -54,7 +53,7 @@ def test_one_end_token_stands_between_two_documents(tmp_path):
 def test_other_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begin_id, expected):
     files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
     given = TextTokenizer(BYTES.backend, END, begin_id)
-    store = open_token_store(request(files, given=given))
+    store = request(files, given=given).open()
     stream = store.stream(TRAIN)
     sign = [] if begin_id is None else [begin_id]
     ids = BYTES.encode("Hi").tolist(), BYTES.encode("you").tolist()
@@ -67,7 +66,7 @@ def test_other_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begi
 
 def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
     files = [text_file(tmp_path / "a.txt", "abcdefgh"), text_file(tmp_path / "b.txt", "ABCDEFGH")]
-    store = open_token_store(request(files, TextSplit(0.25, 0.25, by="tail")))
+    store = request(files, TextSplit(0.25, 0.25, by="tail")).open()
     sign = "<|endoftext|>"
     assert texts_of(store) == [sign + "abcd", sign + "ABCD"]
     assert texts_of(store, VALIDATION) == ["ef", "EF"]
@@ -85,11 +84,11 @@ def test_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatch, by):
         text_file(tmp_path / "c.txt", "The end."),
     ]
     asked = request(files, TextSplit(0.3, 0.1, by=by))
-    whole = open_token_store(asked)
+    whole = asked.open()
     for size in (7, 500):
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache-{size}"))
         monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", size)
-        cut = open_token_store(asked)
+        cut = asked.open()
         assert same(cut, whole)
         assert [p.name for p in (cache_root() / "tokens").iterdir()] == [cut.folder.name]
 
@@ -100,10 +99,10 @@ def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
         VALIDATION: [text_file(tmp_path / "b.txt", "ab")],
     }
     options = TokenizerOptions(kind="characters")
-    assert open_token_store(request(files, options=options)).tokenizer.vocab_size == 4
+    assert request(files, options=options).open().tokenizer.vocab_size == 4
     text_file(tmp_path / "b.txt", "abd")
     with pytest.raises(ValueError, match=r'b.txt:1: the tokenizer does not know the character "d"'):
-        open_token_store(request(files, options=options))
+        request(files, options=options).open()
 
 
 def test_validation_files_leave_the_training_files_whole(tmp_path):
@@ -113,14 +112,14 @@ def test_validation_files_leave_the_training_files_whole(tmp_path):
     assert split.beside({TRAIN: files[TRAIN], TEST: files[TEST]}) == (
         TextSplit(0.4, 0.0, by="tail")
     )
-    store = open_token_store(request(files, split))
+    store = request(files, split).open()
     assert [store.num_bytes(part) for part in range(3)] == [6, 6, 6]
 
 
 def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning.pytorch.datamodules")
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')
-    store = open_token_store(request([path]))
+    store = request([path]).open()
     assert len(store.hashes(TRAIN)) == 1
     (said,) = caplog.messages
     assert said.startswith("Tokenised 1 documents, 3 tokens, in ")
@@ -129,16 +128,16 @@ def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
 
 def test_no_text_at_all_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"1 documents, all without a text \(.*a.txt:1\)"):
-        open_token_store(request([text_file(tmp_path / "a.txt", "\n")]))
+        request([text_file(tmp_path / "a.txt", "\n")]).open()
     with pytest.raises(ValueError, match=r"the files hold 0 documents, .*; give them at least one"):
-        open_token_store(request([text_file(tmp_path / "a.jsonl", "")]))
+        request([text_file(tmp_path / "a.jsonl", "")]).open()
     assert not list((cache_root() / "tokens").iterdir())
 
 
 def test_half_a_character_and_foreign_tokens_are_named(tmp_path):
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "ab\\ud83d"}\n')
     with pytest.raises(ValueError, match=r'a.jsonl:2: "\\ud83d" is half of a surrogate pair'):
-        open_token_store(request([path]))
+        request([path]).open()
 
 
 @pytest.mark.parametrize("text", ["one\ntwo\nthree\nfour", "one\nthree", "one\ntwo\nthreE"])
@@ -153,15 +152,15 @@ def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr("datamodules.text.store.make_tokenizer", changed)
         with pytest.raises(RuntimeError, match="while it was read; start again"):
-            open_token_store(asked)
+            asked.open()
     path.write_text("one\ntwo\nthree")
-    assert len(open_token_store(asked).hashes(TRAIN)) == 3
+    assert len(asked.open().hashes(TRAIN)) == 3
 
 
 def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypatch):
     path = text_file(tmp_path / "a.txt", "Some text.\n\nAnd more.")
     base = request([path])
-    store = open_token_store(base)
+    store = base.open()
     others = [
         request([path], TextSplit(0.1)),
         request([path], options=TokenizerOptions(kind="characters")),
@@ -173,7 +172,7 @@ def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypat
     moved.mkdir()
     assert request([text_file(moved / "b.txt", path.read_text())]).folder() == base.folder()
     monkeypatch.setattr("datamodules.text.store.make_tokenizer", None)  # making it would now fail
-    assert open_token_store(request([path])).fingerprint == store.fingerprint
+    assert request([path]).open().fingerprint == store.fingerprint
     text_file(path, "Other text")
     assert base.folder() != store.folder
 
@@ -187,7 +186,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
         path = text_file(tmp_path / f"{num}.jsonl", line * num)
         request([path]).folder()  # reads the file in large steps for its digest
         tracemalloc.start()
-        open_token_store(request([path]))
+        request([path]).open()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 0.3 * path.stat().st_size  # a few numbers for each document
@@ -197,14 +196,14 @@ def test_two_processes_at_once_make_one_store(tmp_path):
     rows = [json.dumps({"text": f"row {i} " + "word " * 20}) + "\n" for i in range(200)]
     path = text_file(tmp_path / "a.jsonl", "".join(rows))
     code = (
-        "from pathlib import Path; from datamodules.text.store import open_token_store; "
-        f"from tests.text_corpora import request; open_token_store(request([Path({str(path)!r})]))"
+        "from pathlib import Path; "
+        f"from tests.text_corpora import request; request([Path({str(path)!r})]).open()"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
     folder = request([path]).folder()
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
-    assert len(open_token_store(request([path])).hashes(TRAIN)) == 200
+    assert len(request([path]).open().hashes(TRAIN)) == 200
 
 
 def parts_of(hashes, split):
@@ -322,10 +321,10 @@ def test_a_document_has_the_same_tokens_however_it_is_read(kind, tmp_path, monke
     tokenizer = marked(kind)
     whole = tokenizer.encode(text).tolist()
     monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", 7)
-    store = open_token_store(request([path], given=tokenizer))
+    store = request([path], given=tokenizer).open()
     assert store.stream(TRAIN).tokens.tolist() == [*whole, END_ID]
     cut = TextSplit(0.4, by="tail")  # behind the second line
-    store = open_token_store(request([path], cut, given=tokenizer))
+    store = request([path], cut, given=tokenizer).open()
     parts = [store.stream(part).tokens.tolist() for part in (TRAIN, VALIDATION)]
     assert parts[0] + parts[1] == [*whole, END_ID]
     assert parts[1][0] == LETTER
