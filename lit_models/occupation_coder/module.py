@@ -129,6 +129,9 @@ class LitOccupationCoder(ExactModule):
         self._take_learnt(data.recipe)
         return {**data.recipe}
 
+    def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        return {name: recipe[name] for name in ("code_book", "languages")}
+
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         book, languages = CodeBook.from_dict(recipe["code_book"]), recipe["languages"]
         trie = CodeTrie.from_code_book(book)

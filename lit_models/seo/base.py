@@ -153,6 +153,9 @@ class EncodedTextModule(ExactModule):
         """Return tokenizer, lengths and more, by which the data were read."""
         return {**data.recipe}
 
+    def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        return {"tokenizer": recipe["tokenizer"]}
+
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         encoder = self._new_encoder(data) if "encoder" not in recipe else self._trained_encoder()
         recipe["kind"] = self.kind

@@ -51,6 +51,10 @@ class LitTextScorer(EncodedTextModule):
         self.head_options, self.task_weights = heads or {}, task_weights
         self.pooling, self.chunk_pooling = pooling, chunk_pooling
 
+    def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        heads = {n: [facts["kind"], facts["classes"]] for n, facts in recipe["heads"].items()}
+        return {**super().meanings(recipe), "heads": heads}
+
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         declared = self.recipe["heads"]
         if unknown := [name for name in self.head_options if name not in declared]:

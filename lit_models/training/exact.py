@@ -177,9 +177,13 @@ class ExactModule(LightningModule):
                 "uphill. 1.0 is usual; 0 or null clips nothing."
             )
 
-        if self.recipe is None and self.trainer.datamodule is not None:
+        if self.trainer.datamodule is None:
+            return
+        if self.recipe is None:
             self.recipe = self.recipe_of(self.trainer.datamodule, self._trained_recipe)
             self._hand_over()
+        elif stage == "fit" and hasattr(self.trainer.datamodule, "recipe"):
+            self.check_meanings(self.trainer.datamodule.recipe)
 
     def model_facts(self) -> ModelFacts:
         """Return what the data need to know of the module; the one thing that they are told."""
@@ -197,6 +201,25 @@ class ExactModule(LightningModule):
             trained: recipe of the checkpoint that is to be loaded, if the trainer knows of one.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement recipe_of.")
+
+    def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        """Return the parts of a recipe that give the numbers of a batch their meaning, such as a
+        code book; nothing by default."""
+        return {}
+
+    def check_meanings(self, recipe: dict[str, Any]) -> None:
+        """Refuse a training on the numbers of another recipe than the module's.
+
+        Raises:
+            ValueError: the two recipes differ in their `meanings`.
+        """
+        own, other = self.meanings(self.recipe), self.meanings(recipe)
+        if changed := [n for n in own if digest_of(own[n]) != digest_of(other.get(n))]:
+            raise ValueError(
+                f"this {type(self).__name__} was made for another {' and '.join(changed)} than the "
+                "data has, whose numbers mean something else to it: train a new one (init_from "
+                "takes weights), or give it data of its own."
+            )
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         """Make the network, and the metrics that need to know it; nothing by default, where the
@@ -250,7 +273,7 @@ class ExactModule(LightningModule):
         if self._trainer is not None and not self._names_checkpoint:
             self.trainer.ckpt_path = None  # an argument of this call is not that of the next
 
-    def _check_restored(self) -> None:
+    def on_train_start(self) -> None:
         """Refuse a trainer's `ckpt_path` of an earlier call that failed."""
         if self._awaited is not None:
             raise RuntimeError(
@@ -258,14 +281,11 @@ class ExactModule(LightningModule):
                 "loads no checkpoint: set trainer.ckpt_path = None before it."
             )
 
-    def on_train_start(self) -> None:
-        self._check_restored()
-
     on_validation_start = on_train_start
 
     def on_predict_start(self) -> None:
         """Refuse weights whose every answer would be nan, on all ranks alike."""
-        self._check_restored()
+        ExactModule.on_train_start(self)
         wrong = ""
         for name, parameter in self.named_parameters():
             values = getattr(parameter, "to_local", lambda here=parameter: here)().detach()
@@ -396,8 +416,10 @@ class ExactModule(LightningModule):
         """Take what a checkpoint's recipe has learnt into that of a network that is built.
 
         Raises:
-            ValueError: an evaluation's data were read by another recipe.
+            ValueError: the data were read by another recipe.
         """
+        if self.is_training_run:
+            self.check_meanings(trained)
         fixed = [name for name in self.recipe if name not in self.learnt_facts]
         other = [n for n in fixed if digest_of(self.recipe[n]) != digest_of(trained.get(n))]
         if other and not self.is_training_run:

@@ -94,6 +94,25 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
         assert 0 < coded.set_confidence <= 1
 
 
+def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, tmp_path):
+    coder, path = small_coder(), tmp_path / "coder.ckpt"
+    trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
+    trainer = trainer_of(tmp_path, epochs=1)
+    trainer.fit(coder, data_of(table))  # the same data, read anew
+    trainer.save_checkpoint(path)
+    loaded = LitOccupationCoder.load_from_checkpoint(path)
+    trainer_of(tmp_path, epochs=1).fit(loaded, data_of(table))
+    for old, new, named in (("95410", "95420", "code_book"), (",en,", ",sv,", "languages")):
+        other = tmp_path / f"{named}.csv"
+        other.write_text(table.read_text("utf-8").replace(old, new), "utf-8")
+        for module in (coder, LitOccupationCoder.load_from_checkpoint(path)):
+            with pytest.raises(ValueError, match=f"made for another {named} than the data has"):
+                trainer_of(tmp_path, epochs=1).fit(module, data_of(other))
+        trainer = trainer_of(tmp_path, epochs=2)
+        with pytest.raises(ValueError, match=f"made for another {named} than the data has"):
+            trainer.fit(small_coder(), data_of(other), ckpt_path=path, weights_only=True)
+
+
 def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
     coder, trainer = small_coder(temperature={"flat": 2.5}), trainer_of(tmp_path, epochs=1)
     trainer.limit_val_batches = 0
