@@ -62,7 +62,7 @@ def export_checkpoint(
     adapter: bool = False,
     trust_checkpoint: bool = False,
 ) -> "Export":
-    """Write a checkpoint as a plain folder that `load_exported` reads; arguments as of `export`.
+    """Write a checkpoint as a plain folder that `from_exported` reads; arguments as of `export`.
 
     Raises:
         FileNotFoundError: no such checkpoint.

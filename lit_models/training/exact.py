@@ -9,11 +9,11 @@ import atexit
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.cli import instantiate_module
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -27,9 +27,9 @@ from lit_models.training.checkpoints import (
     read_checkpoint,
     take_averaged,
 )
-from lit_models.training.export import Layout, load_exported
+from lit_models.training.export import Layout, class_of, read_exported
 from lit_models.training.faults import FailureReport, NonFinite
-from lit_models.training.hyperparameters import UNTRUSTED, plain_hyperparameters
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses, plain_hyperparameters
 from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
@@ -47,8 +47,7 @@ class ExactModule(LightningModule):
 
     A family calls `save_hyperparameters()` in its constructor, says in `recipe_of` which plain
     values its network follows from, makes it in `build`, and returns the sums of its loss from
-    `training_terms`. The recipe is what a checkpoint keeps besides weights and hyperparameters, so
-    that the network can be built without the data.
+    `training_terms`. A checkpoint keeps the recipe: its network is built without the data.
 
     Attributes:
         recipe_key: key of a checkpoint that holds the recipe; empty where a network needs none.
@@ -91,30 +90,20 @@ class ExactModule(LightningModule):
         self._awaited: Any = None  # a checkpoint that this network was built for
         self._early_weights: dict[str, Any] | None = None
 
-    def save_hyperparameters(
-        self,
-        *args: Any,
-        ignore: Any = None,
-        frame: FrameType | None = None,
-        logger: bool = True,
-    ) -> None:
+    def save_hyperparameters(self, *args: Any, **options: Any) -> None:
         """Keep the constructor's arguments as plain JSON, so that checkpoints load safely."""
-        current = inspect.currentframe()
-        frame = frame or (current.f_back if current else None)
-        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
-        plain = plain_hyperparameters(dict(self.hparams))
-        super().save_hyperparameters(plain, frame=frame, logger=logger)
+        options.setdefault("frame", inspect.currentframe().f_back)
+        super().save_hyperparameters(*args, **options)
+        options.pop("ignore", None)
+        super().save_hyperparameters(plain_hyperparameters(dict(self.hparams)), **options)
 
     def blocks(self) -> list[nn.Module]:
-        """Return the network's repeated layers, which `fsdp` shards one by one.
-
-        A block that is called by other methods than `forward` names them in `forward_methods`.
-        """
+        """Return the network's repeated layers, which `fsdp` shards one by one; a block that is
+        called by other methods than `forward` names them in `forward_methods`."""
         return []
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
-        """Return which layers a tensor group may share, by patterns of their names: those that
-        `network` lists, if it does."""
+        """Return the layers that a tensor group may share, by patterns of their names."""
         network = getattr(self, "network", None)
         plan = network.tensor_plan() if hasattr(network, "tensor_plan") else {}
         return {f"network.{name}": split for name, split in plan.items()}
@@ -155,14 +144,13 @@ class ExactModule(LightningModule):
         `ddp_spawn` sends the module through shared memory. Lightning copies parameters and
         buffers afterwards but no metric states: in-place updates of two ranks would add up.
         """
-        if self._trainer is not None:
-            AtomicCheckpointIO.install(self.trainer)
-            atexit.register(leave_group)  # for strategies that are Lightning's own, too
         for module in self.modules():
             if isinstance(module, Metric):
                 module.reset()
         if self._trainer is None:
             return
+        AtomicCheckpointIO.install(self.trainer)
+        atexit.register(leave_group)  # for strategies that are Lightning's own, too
         accumulation, clip = self.trainer.accumulate_grad_batches, self.trainer.gradient_clip_val
         if stage == "fit" and accumulation > 1 and not self.may_accumulate:
             raise ValueError(
@@ -176,7 +164,6 @@ class ExactModule(LightningModule):
                 f"trainer.gradient_clip_val must be 0 or more, got {clip}: every step would go "
                 "uphill. 1.0 is usual; 0 or null clips nothing."
             )
-
         if self.trainer.datamodule is None:
             return
         if self.recipe is None:
@@ -186,7 +173,7 @@ class ExactModule(LightningModule):
             self.check_meanings(self.trainer.datamodule.recipe)
 
     def model_facts(self) -> ModelFacts:
-        """Return what the data need to know of the module; the one thing that they are told."""
+        """Return all that the data are told of the module."""
         return ModelFacts(self._trained_recipe if self.recipe is None else self.recipe)
 
     def _hand_over(self) -> None:
@@ -198,7 +185,7 @@ class ExactModule(LightningModule):
 
         Args:
             data: the datamodule after its `setup`.
-            trained: recipe of the checkpoint that is to be loaded, if the trainer knows of one.
+            trained: recipe of the trainer's checkpoint; `None` without one.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement recipe_of.")
 
@@ -222,13 +209,11 @@ class ExactModule(LightningModule):
             )
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
-        """Make the network, and the metrics that need to know it; nothing by default, where the
-        constructor makes it.
+        """Make the network, and the metrics that need to know it; nothing by default.
 
         Args:
             recipe: of the network; what is found out while building is added to it.
-            data: the datamodule, from which a new network may take its beginning; `None` where all
-                weights will come from a checkpoint.
+            data: the datamodule of a new network; `None` where a checkpoint has all weights.
         """
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -243,9 +228,8 @@ class ExactModule(LightningModule):
         """Build the network once its recipe is known; a family overrides `build` instead.
 
         Lightning calls it in the context of a GPU under one device and ddp, of the host under fsdp,
-        and in the precision of the run: one seed would start from other weights in each. What is
-        built is converted to that precision before weights are loaded into it, and moved by the
-        strategy.
+        and in the precision of the run: one seed would start from other weights in each. It is
+        built in float32 on the host, converted, and moved by the strategy.
         """
         if self.recipe is None:
             return
@@ -306,18 +290,15 @@ class ExactModule(LightningModule):
     on_test_start = on_predict_start
 
     def training_terms(self, batch: Any) -> dict[str, LossSum]:
-        """Return each term of the training loss as total and count over the weight-1 samples of a
-        batch; a family implements it, and `unisono replay` calls it for samples by themselves."""
+        """Return each term of the training loss as total and count over the weight-1 samples."""
         raise NotImplementedError(f"{type(self).__name__} must implement training_terms(batch).")
 
     def term_weights(self) -> dict[str, float]:
-        """Return the factor of each term in the loss, 0 where a term is only reported; 1 where it
-        is not named."""
+        """Return the factor of each term in the loss, else 1; 0 only reports a term."""
         return {}
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
-        """Return what the model said of one sample, name -> text, from the numbers of its
-        `SampleResult.answers`; a family whose numbers mean something else overrides it."""
+        """Return the texts of one sample's `SampleResult.answers`, by name."""
         return {name: " ".join(f"{v:g}" for v in values) for name, values in answers.items()}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -372,11 +353,8 @@ class ExactModule(LightningModule):
         super().lr_scheduler_step(scheduler, metric)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the network where the checkpoint alone knows its recipe, and take what it learnt.
-
-        A training goes on: Lightning's progress is rewritten, which counts micro-batches, whose
-        number may now differ. Else the averaged weights are taken, if there are any.
-        """
+        """Build the network where the checkpoint alone knows its recipe, and take what it learnt;
+        a training takes its progress, an evaluation the averaged weights if there are any."""
         trained = self.stored_recipe(checkpoint)
         self._awaited = None
         if self.is_training_run:
@@ -400,11 +378,7 @@ class ExactModule(LightningModule):
 
     @classmethod
     def stored_recipe(cls, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return the recipe that a checkpoint keeps.
-
-        Raises:
-            ValueError: it keeps none.
-        """
+        """Return the recipe of a checkpoint; ValueError where it is of another family."""
         if cls.recipe_key and cls.recipe_key not in checkpoint:
             raise ValueError(
                 f"the checkpoint is of another family: it holds no {cls.recipe_key}; give one of "
@@ -431,7 +405,8 @@ class ExactModule(LightningModule):
         self.recipe |= {name: trained[name] for name in self.learnt_facts if name in trained}
 
     def settle_progress(self, checkpoint: dict[str, Any]) -> None:
-        """Make a checkpoint's progress that of today's accumulation; twice is the same as once."""
+        """Rewrite Lightning's progress, which counts micro-batches, to today's accumulation; twice
+        is the same as once."""
         # Lightning restores the datamodule after the model: its state is read where it lies.
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)
@@ -448,11 +423,8 @@ class ExactModule(LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights; where the network is not built yet, keep them until it is.
-
-        `ddp_spawn` builds the network in its children alone, and hands the weights to a parent
-        that has none.
-        """
+        """Load weights, or keep them until the network is built: `ddp_spawn` hands those of its
+        children to a parent that has none."""
         if state_dict and next(self.parameters(), None) is None:
             self._early_weights = dict(state_dict)
             return super().load_state_dict({}, strict=False)
@@ -495,7 +467,8 @@ class ExactModule(LightningModule):
 
     @classmethod
     def from_exported(cls, folder: str | Path, trust_checkpoint: bool = False) -> Self:
-        """Return the module of a folder that `unisono export` wrote, on the CPU, in eval mode.
+        """Return the module of a folder that `unisono export` wrote, on the CPU, in eval mode; its
+        outputs are those of `load_from_checkpoint`'s, bit by bit.
 
         Args:
             folder: with its config and weights.
@@ -506,26 +479,41 @@ class ExactModule(LightningModule):
             ValueError: it is damaged, names a class that is not allowed, or holds a module of
                 another class.
         """
-        module = load_exported(folder, trust_checkpoint)
-        if not isinstance(module, cls):
+        classes = StoredClasses(trust_checkpoint)
+        content = read_exported(folder, classes)
+        values = dict(content["hyper_parameters"])
+        kind = class_of(values.pop("_class_path"), folder, classes)
+        if not issubclass(kind, cls):
             raise ValueError(
-                f"{folder} holds a {type(module).__name__}, not a {cls.__name__}; call "
-                f"{type(module).__name__}.from_exported, or name another folder."
+                f"{folder} holds a {kind.__name__}, not a {cls.__name__}; call "
+                f"{kind.__name__}.from_exported, or name another folder."
             )
-        return module
+        values.pop("_instantiator")
+        classes.check(folder, kind, values)
+        module = instantiate_module(kind, values)
+        module.configure_model()
+        module.on_load_checkpoint(content)
+        try:
+            module.load_state_dict(content["state_dict"])
+        except RuntimeError as error:  # torch lists every name
+            wrong = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+            raise ValueError(
+                f"the weights of {folder} do not fit {kind.__name__}: {wrong[:400]}. Use the "
+                "version of the code that exported it (config.json names it)."
+            ) from error
+        return module.eval()
 
     @classmethod
     def exported_layout(
         cls, content: dict[str, Any], weights: dict[str, Tensor], adapter: bool
     ) -> Layout | None:
-        """Return another program's files for `unisono export`; none has its own two written.
-
-        A family that overrides it implements `restored_weights`, too.
+        """Return another program's files for `unisono export`, of which `restored_weights` makes
+        the weights again; `None` has its own two written.
 
         Args:
             content: of a checkpoint.
             weights: those that are exported, under the names of the module.
-            adapter: the adapter alone is asked for.
+            adapter: whether the adapter alone is asked for.
 
         Raises:
             ValueError: there is no adapter, or that program cannot express the module.
@@ -548,8 +536,7 @@ class ExactModule(LightningModule):
         raise NotImplementedError(f"{cls.__name__} must implement restored_weights.")
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that `init_from` takes; a family whose shapes follow the data
-        overrides it."""
+        """Return the weights that `init_from` takes."""
         return checkpoint["state_dict"]
 
 
@@ -570,13 +557,9 @@ def share_of_step(
 
 
 def follows_plan(module: LightningModule, data: Any) -> bool:
-    """Return whether a module's steps are those of a plan, which a ledger can keep.
-
-    Raises:
-        ValueError: it needs a plan, and the data has none.
-    """
-    is_exact, is_planned = isinstance(module, ExactModule), isinstance(data, PlannedDataModule)
-    if is_exact and not is_planned:
+    """Return whether a module is an `ExactModule`; ValueError where its data has no plan."""
+    is_exact = isinstance(module, ExactModule)
+    if is_exact and not isinstance(data, PlannedDataModule):
         raise ValueError(
             f"{type(module).__name__} trains on planned batches and {type(data).__name__} deals "
             "none: give it a PlannedDataModule (lit_models/README.md), or train a plain "
@@ -609,12 +592,11 @@ def rescale_progress(
 
 
 def settle_epoch(loop: dict[str, Any], is_whole: bool) -> None:
-    """Say of the epoch under way what its samples say: that it is over, or that it is not.
+    """Say of the epoch under way whether its samples are over.
 
     Lightning counts an epoch as processed before it calls the hooks of its end, where checkpoints
-    are written, and also where `max_steps` ends a run in the middle of one. Resumed, a run with
-    `max_steps` then entered a whole epoch again, found no batch left and counted it twice, or took
-    a part of one for the whole.
+    are written, and where `max_steps` ends a run in the middle of one: resumed, such an epoch was
+    counted twice, or a part of it taken for the whole.
 
     Args:
         loop: `state_dict` of Lightning's fit loop, changed in place.

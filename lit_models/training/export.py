@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import instantiate_module
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -80,7 +79,7 @@ def write_checkpoint(
     overwrite: bool = False,
     adapter: bool = False,
 ) -> Export:
-    """Write a checkpoint's content as a folder that `load_exported` reads, in its family's layout.
+    """Write a checkpoint's content as a folder that `from_exported` reads, in its family's layout.
 
     Args:
         content: of a checkpoint.
@@ -408,39 +407,6 @@ def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
         return load_file(path, device="cpu")
     except SafetensorError as error:
         raise ValueError(f"{path} cannot be read ({error}); export it again.") from error
-
-
-def load_exported(folder: str | Path, trust_checkpoint: bool = False) -> Any:
-    """Return the module of an exported folder, on the CPU, in eval mode.
-
-    Its outputs are those of the module that `load_from_checkpoint` gives, bit by bit.
-
-    Args:
-        folder: as `unisono export` wrote it.
-        trust_checkpoint: take any class that it names.
-
-    Raises:
-        FileNotFoundError: it is no exported folder.
-        ValueError: it is damaged, its class is not there, or a name is not allowed.
-    """
-    classes = StoredClasses(trust_checkpoint)
-    content = read_exported(folder, classes)
-    values = dict(content["hyper_parameters"])
-    module_class = class_of(values.pop("_class_path"), folder, classes)
-    values.pop("_instantiator")
-    classes.check(folder, module_class, values)
-    module = instantiate_module(module_class, values)
-    module.configure_model()
-    module.on_load_checkpoint(content)
-    try:
-        module.load_state_dict(content["state_dict"])
-    except RuntimeError as error:  # torch lists every name
-        wrong = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
-        raise ValueError(
-            f"the weights of {folder} do not fit {module_class.__name__}: {wrong[:400]}. Use the "
-            "version of the code that exported it (config.json names it)."
-        ) from error
-    return module.eval()
 
 
 def class_of(class_path: str, source: str | Path, classes: StoredClasses) -> Any:

@@ -17,7 +17,6 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network, network_from_config, own_recipe
 from lit_models.commands.export import export_checkpoint
 from lit_models.training.exact import ExactModule
-from lit_models.training.export import load_exported
 from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference, written
 from tests.causal_lm.test_lora import trained
 from tests.toy import LitToy, ToyData, toy_trainer
@@ -164,7 +163,7 @@ def test_an_adapter_alone_is_what_its_base_lacks(kind, tmp_path):
     ids = torch.arange(12)[None]
     torch.testing.assert_close(logits(base.eval(), ids), logits(network, ids))
     with pytest.raises(ValueError, match="holds an adapter alone, without the weights of its base"):
-        load_exported(tmp_path / "lora")
+        ExactModule.from_exported(tmp_path / "lora")
 
 
 def test_queries_keys_and_values_of_an_own_gpt2_are_no_layers_of_peft(tmp_path):
@@ -226,7 +225,7 @@ def test_a_damaged_folder_is_named(tmp_path):
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"of another export than its unisono.json: their check"):
-        load_exported(tmp_path / "model")
+        ExactModule.from_exported(tmp_path / "model")
 
 
 def test_an_adapter_that_is_not_there_is_refused(tmp_path):

@@ -16,7 +16,6 @@ from lit_models.commands.export import export_checkpoint
 from lit_models.training.checkpoints import load_part, read_checkpoint
 from lit_models.training.export import (
     AVERAGED,
-    load_exported,
     paths_in,
     plain_names,
     read_exported,
@@ -210,7 +209,7 @@ def test_a_failure_keeps_the_export_that_was_there(
     monkeypatch.setattr("lit_models.training.export.save_file", full)
     with pytest.raises(OSError, match="could not be written: .*No space left.*--to"):
         export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
-    assert load_exported(target)
+    assert LitToy.from_exported(target)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
 
 
@@ -242,7 +241,7 @@ def test_a_damaged_folder_is_named(
     else:
         file.write_bytes(harm(file.read_bytes()))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_exported(tmp_path / "toy")
+        LitToy.from_exported(tmp_path / "toy")
 
 
 def test_weights_of_another_network_are_refused(toy_checkpoint: Path, tmp_path: Path) -> None:
@@ -250,7 +249,7 @@ def test_weights_of_another_network_are_refused(toy_checkpoint: Path, tmp_path: 
     config = {"class_path": TOY, "init_args": {}, "source": {}, "extra": {}}
     write_exported(tmp_path / "x", config, weights)
     with pytest.raises(ValueError, match=r"do not fit LitToy: Missing key"):
-        load_exported(tmp_path / "x")
+        LitToy.from_exported(tmp_path / "x")
     module = LitToy()
     module.configure_model()
     with pytest.raises(ValueError, match=r"\(of tests.toy.LitToy\) do not fit LitToy"):
