@@ -326,7 +326,7 @@ def follow_one_device(
     request = plan_of(run)["request"]
     accumulation = trainer_values.get("accumulate_grad_batches") or 1
     # The devices of a tensor group share a micro-batch; ledgers without the number know no groups.
-    slots = found.start.get("num_replicas", found.start["world_size"]) * accumulation
+    slots = (found.start.get("num_replicas") or found.start["world_size"]) * accumulation
     micro = data.batch_size or data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:

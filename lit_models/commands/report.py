@@ -134,10 +134,10 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         raise UsageError(f"{folder} is no run folder; name one, such as runs/demo.")
     path = folder / "ledger.jsonl"
     try:
-        ledger, is_torn = read_ledger(path)
+        ledger, is_torn = read_ledger(folder)
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
-    run = RunRecord(folder, ledger, surviving(ledger)[0], now_s - path.stat().st_mtime)
+    run = RunRecord(folder, ledger, surviving(ledger).steps, now_s - path.stat().st_mtime)
     notes = run.notes
     if is_torn:
         notes.append("The ledger's last line is torn, as a kill leaves it; it is not counted.")

@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
-from lit_models.training.lineage import chained, json_lines, plan_hash
+from lit_models.training.lineage import FILE_NAME, chained, json_lines, plan_hash
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
 
-FILE_NAME = "ledger.jsonl"
 DEFAULT_LOG_INTERVAL = 50  # Lightning's
 _NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
@@ -31,8 +30,7 @@ _LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
 class StepRecord:
     """Sums, counts and sample ids of one rank's optimizer step, kept where they are computed.
 
-    No GPU is waited for. The vector that `vector` returns is summed over ranks; `read_vector` turns
-    the sum into values.
+    No GPU is waited for. `vector` is summed over ranks; `read_vector` turns the sum into values.
 
     Attributes:
         term_names: of the loss.
@@ -62,25 +60,21 @@ class StepRecord:
         self._sums = sums if self._sums is None else self._sums + sums
 
     def gradient_norm(self, optimizer: Optimizer) -> Tensor | None:
-        """Return the norm [] of the whole gradient as it was when first asked for in this step,
-        which is before it is clipped; `None` where no parameter has a gradient. The first call is
-        a collective where parameters are sharded."""
+        """Return the norm [] of the whole gradient before it is clipped, `None` without gradients;
+        a step's first call is a collective where parameters are sharded."""
         if self.grad_norm is None and (grads := gradients(optimizer)):
             self.grad_norm = total_norm(grads)
         return self.grad_norm
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
-        """Return this rank's samples in micro-batches whose loss is not finite, and all of them.
-
-        Args:
-            step: one of the last two that ended.
-        """
-        parts = [
-            (ids[used].tolist(), bool(torch.isfinite(loss)))
-            for ids, used, loss in self._recent.get(step, [])
-        ]
-        wrong = [i for ids, is_finite in parts for i in ids if not is_finite]
-        return wrong, [i for ids, _ in parts for i in ids]
+        """Return this rank's samples in micro-batches whose loss is not finite, and all of them,
+        of one of the last two steps."""
+        wrong: list[int] = []
+        all_ids: list[int] = []
+        for ids, used, loss in self._recent.get(step, []):
+            all_ids += ids[used].tolist()
+            wrong += [] if torch.isfinite(loss) else ids[used].tolist()
+        return wrong, all_ids
 
     def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
         """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step: whether
@@ -105,11 +99,11 @@ class StepRecord:
 
 
 def read_vector(values: list[float], term_names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what the numbers of a vector say that was summed over ranks: `is_finite`, `stop` and
-    `save`, `digest`, `samples`, `loss`, and `terms` as name -> total and count."""
+    """Return the values in the sum of all ranks' vectors: `is_finite`, `stop`, `save`, `digest`,
+    `samples`, `loss`, and `terms` as name -> total and count."""
     flags, limbs = values[:_NUM_FLAGS], values[_NUM_FLAGS : _NUM_FLAGS + _NUM_LIMBS]
     samples, loss, *pairs = values[_NUM_FLAGS + _NUM_LIMBS :]
-    # Each rank added several micro-batches: limbs have carried, and are put together with carry.
+    # Limbs are sums over micro-batches: they are put together with carry.
     digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
     return {
         "is_finite": flags[0] == 0,
@@ -123,14 +117,12 @@ def read_vector(values: list[float], term_names: tuple[str, ...]) -> dict[str, A
 
 
 class HostCopy:
-    """Numbers that are read later: a GPU is not waited for, but where they are asked for too soon.
-
-    `.tolist()` would wait until the GPU has done all that was queued, the step under way too.
+    """Numbers that are read later: `.tolist()` would wait for all that a GPU has queued.
 
     Args:
         vector: [n] float64, which a collective may still be summing.
-        work: that collective; `None` where there is none.
-        last: [] one more number, such as the gradient's norm; `None` leaves it out.
+        work: that collective, if any.
+        last: [] one more number, if any, such as the gradient's norm.
     """
 
     def __init__(self, vector: Tensor, work: dist.Work | None, last: Tensor | None) -> None:
@@ -157,8 +149,8 @@ class HostCopy:
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one a line, and cut off a last line that a kill tore; none
-    where there is no file. Raises ValueError for a whole line that is no JSON."""
+    """Return the JSON objects of a file's lines, if it exists, and cut off a last line that a kill
+    tore. Raises ValueError for a whole line that is no JSON."""
     if not path.exists():
         return []
     rows, size = json_lines(path)
@@ -189,20 +181,32 @@ class Ledger(Callback):
         self._hash = ""  # of the newest line; known on rank 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the ledger; a resumed run adds a line that says from which step it goes on."""
+        """Open the ledger with a line for the attempt, and keep what the plan is made from beside
+        it: `unisono verify` makes it anew."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         lines = self._open(trainer)
         self.attempt = 1 + max((line["attempt"] for line in lines), default=0)
+        data, folder = trainer.datamodule, Path(trainer.default_root_dir)
+        request, repeats = data.request("train"), trainer.overfit_batches > 0
+        lengths = np.asarray(data.datasets["train"].lengths)
+        content = {
+            "request": vars(request),
+            "digest": request.digest(),
+            "steps_per_epoch": data.steps_per_epoch,
+            "repeats_first_epoch": repeats,
+        }
+        (folder / "plan.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        np.save(folder / "plan_lengths.npy", lengths)
         self._append(
             {
                 "attempt": self.attempt,
                 "resumed_from_step": trainer.global_step,
-                "plan_digest": trainer.datamodule.request("train").digest(),
-                "plan_hash": _write_plan(Path(trainer.default_root_dir), trainer),
+                "plan_digest": request.digest(),
+                "plan_hash": plan_hash(vars(request), repeats, lengths),
                 "world_size": trainer.world_size,
-                "num_replicas": trainer.datamodule.num_replicas,
+                "num_replicas": data.num_replicas,
                 "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
@@ -219,7 +223,7 @@ class Ledger(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """At the end of an optimizer step: send its vector, read the one before."""
+        """Send the vector of an optimizer step that ended, read the one before."""
         record = record_of(pl_module)
         if trainer.global_step == self.steps_done or record is None:
             return
@@ -258,7 +262,7 @@ class Ledger(Callback):
         self._finish(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that ends by itself says so; one that was told to stop has a line that says why."""
+        """Note that the run ended by itself; one that was told to stop has its line."""
         if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if self._file is None:  # nothing was left to train, as after a kill at the very end
@@ -318,16 +322,22 @@ class Ledger(Callback):
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
         if self._file is not None:
-            self._append(self.latest | _denied(trainer, self.latest))
+            data = trainer.datamodule
+            epoch = 0 if trainer.overfit_batches > 0 else facts["epoch"]
+            ids = data.plan("train", epoch).step_ids(facts["step_in_epoch"])
+            planned = count_targets(ids, data.datasets["train"].target_counts)
+            counted = self.latest["targets"]
+            agree = all(
+                math.isclose(counted[name], count, rel_tol=1e-6)
+                for name, count in planned.items()
+                if name in counted
+            )
+            self._append(self.latest | ({} if agree else {"planned_targets": planned}))
         if trainer.is_global_zero and facts["step"] % log_interval(trainer) == 0:
             _log(trainer, self.latest)
 
     def note(self, event: dict[str, Any]) -> None:
-        """Append what happened beside the steps.
-
-        Args:
-            event: plain values, with the name of what happened as `event`.
-        """
+        """Append an event beside the steps: plain values, its name as `event`."""
         self._append({**event, "attempt": self.attempt})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -353,13 +363,13 @@ def is_distributed() -> bool:
 
 
 def tells_samples(trainer: Trainer) -> bool:
-    """Return whether this rank's samples count: of a tensor group, one rank tells of them."""
+    """Return whether this rank's samples count: those of one rank of a tensor group do."""
     return not getattr(trainer.strategy, "repeats_samples", False)
 
 
 def log_interval(trainer: Trainer) -> int:
-    """Return steps between two points of the loggers: at least 50 points a run, however short,
-    where `trainer.log_every_n_steps` is left at Lightning's 50."""
+    """Return steps between two points of the loggers: `trainer.log_every_n_steps`, or where that
+    is Lightning's 50, fewer for 50 points of a short run."""
     interval = trainer.log_every_n_steps
     if interval != DEFAULT_LOG_INTERVAL:
         return interval
@@ -377,34 +387,3 @@ def _log(trainer: Trainer, line: dict[str, Any]) -> None:
     }
     for logger in trainer.loggers:
         logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
-
-
-def _denied(trainer: Trainer, line: dict[str, Any]) -> dict[str, Any]:
-    """Return the targets that the plan gives a step, where its loss counted others."""
-    data = trainer.datamodule
-    epoch = 0 if trainer.overfit_batches > 0 else line["epoch"]
-    ids = data.plan("train", epoch).step_ids(line["step_in_epoch"])
-    planned = count_targets(ids, data.datasets["train"].target_counts)
-    agree = all(
-        math.isclose(line["targets"][name], count, rel_tol=1e-6)
-        for name, count in planned.items()
-        if name in line["targets"]
-    )
-    return {} if agree else {"planned_targets": planned}
-
-
-def _write_plan(folder: Path, trainer: Trainer) -> str:
-    """Keep what the plan is made from beside the ledger, and return its hash: `unisono verify`
-    makes it anew."""
-    data = trainer.datamodule
-    request = data.request("train")
-    content = {
-        "request": vars(request),
-        "digest": request.digest(),
-        "steps_per_epoch": data.steps_per_epoch,
-        "repeats_first_epoch": trainer.overfit_batches > 0,
-    }
-    (folder / "plan.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    lengths = np.asarray(data.datasets["train"].lengths)
-    np.save(folder / "plan_lengths.npy", lengths)
-    return plan_hash(vars(request), trainer.overfit_batches > 0, lengths)

@@ -18,6 +18,9 @@ from datamodules.core.plan import PlanRequest, digest_ids, make_plan
 if TYPE_CHECKING:
     from datamodules.core.planned import PlannedDataModule
 
+FILE_NAME = "ledger.jsonl"
+Row = dict[str, Any]
+
 
 class Status(IntEnum):
     """Exit status of `unisono verify`, by what it found; the gravest of several."""
@@ -56,8 +59,6 @@ class Proof:
 
     Attributes:
         epochs: of the surviving lineage.
-        num_steps: steps that are in the weights.
-        num_samples: samples that they used.
         discarded: steps that a kill made a later attempt repeat, as attempt and step range.
         attempts: the world size of each attempt.
         checkpoints: name and step of each that is of this ledger.
@@ -65,8 +66,6 @@ class Proof:
     """
 
     epochs: list[EpochUse] = field(default_factory=list)
-    num_steps: int = 0
-    num_samples: int = 0
     discarded: list[str] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)
@@ -77,13 +76,23 @@ class Proof:
         self.findings.append(Finding(status, text))
 
     @property
+    def num_steps(self) -> int:
+        """Steps that are in the weights."""
+        return sum(use.num_steps for use in self.epochs)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that these steps used."""
+        return sum(use.num_samples for use in self.epochs)
+
+    @property
     def status(self) -> Status:
-        """Return the gravest status."""
+        """The gravest status."""
         return max((finding.status for finding in self.findings), default=Status.PROVEN)
 
     @property
     def faults(self) -> list[str]:
-        """Return all findings but those that an epoch is not whole yet."""
+        """All findings but those that an epoch is not whole yet."""
         return [finding.text for finding in self.findings if finding.status != Status.CUT]
 
     def epoch_lines(self) -> list[tuple[str, str]]:
@@ -100,14 +109,14 @@ class Proof:
         return lines
 
 
-def chained(line: dict[str, Any], before: str) -> str:
+def chained(line: Row, before: str) -> str:
     """Return the hash of a line of the ledger without its own `hash`, 16 hex digits, chained to
     that of the line before; "" for the first one."""
     text = json.dumps({name: value for name, value in line.items() if name != "hash"})
     return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
 
 
-def plan_hash(request: dict[str, Any], repeats_first_epoch: bool, lengths: np.ndarray) -> str:
+def plan_hash(request: Row, repeats_first_epoch: bool, lengths: np.ndarray) -> str:
     """Return the hash of all that a plan is made of, 16 hex digits: the values of a `PlanRequest`,
     whether every epoch has the steps of the first one, positions of each sample [N]."""
     digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
@@ -115,7 +124,7 @@ def plan_hash(request: dict[str, Any], repeats_first_epoch: bool, lengths: np.nd
     return digest.hexdigest()[:16]
 
 
-def json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+def json_lines(path: Path) -> tuple[list[Row], int]:
     """Return the JSON objects of the whole lines of a file, and their bytes; a kill tears the last.
 
     Raises:
@@ -128,32 +137,16 @@ def json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
         try:
             rows.append({**json.loads(line)})
         except (ValueError, TypeError, RecursionError) as error:
-            raise damaged(path, number, error) from error
+            raise _damaged(path, error, number) from error
     return rows, len(whole)
 
 
-def damaged(path: Path, line: int, reason: object) -> ValueError:
-    """Return the error for a line that the run cannot have written so."""
+def _damaged(path: Path, reason: object, line: int | None = None) -> ValueError:
+    place = path if line is None else f"{path}, line {line}"
     return ValueError(
-        f"{path}, line {line} is damaged ({str(reason)[:60]}); only the run writes it: copy it "
-        "again from where it was whole, or choose another run folder."
+        f"{place} is damaged ({str(reason)[:60]}); only the run writes it: copy it again from "
+        "where it was whole, or choose another run folder."
     )
-
-
-def read_ledger(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the whole lines of a ledger, and whether a torn last line was passed over; raise
-    FileNotFoundError where there is none, ValueError for a line that is damaged but not the last.
-    """
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path.parent} holds no {path.name}; name a run folder, such as runs/demo."
-        )
-    rows, size = json_lines(path)
-    for number, row in enumerate(rows, 1):
-        for name, kind in _TYPES[_kind(row)].items():
-            if type(row.get(name)) is not kind:
-                raise damaged(path, number, f"no {kind.__name__} {name}")
-    return rows, size < path.stat().st_size
 
 
 _TYPES: dict[str, dict[str, type]] = {  # what a line of each kind must have
@@ -166,13 +159,33 @@ _TYPES: dict[str, dict[str, type]] = {  # what a line of each kind must have
 }
 
 
-def _kind(row: dict[str, Any]) -> str:
+def _kind(row: Row) -> str:
     if "event" in row:
         return "event"
     return "start" if "resumed_from_step" in row else "step"
 
 
-def plan_of(run: Path) -> dict[str, Any]:
+def read_ledger(run: Path) -> tuple[list[Row], bool]:
+    """Return the whole lines of a run's ledger, and whether a torn last line was passed over.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: a line is damaged, and not the last.
+    """
+    path = run / FILE_NAME
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{run} holds no {FILE_NAME}; name a run folder, such as runs/demo."
+        )
+    rows, size = json_lines(path)
+    for number, row in enumerate(rows, 1):
+        for name, kind in _TYPES[_kind(row)].items():
+            if type(row.get(name)) is not kind:
+                raise _damaged(path, f"no {kind.__name__} {name}", number)
+    return rows, size < path.stat().st_size
+
+
+def plan_of(run: Path) -> Row:
     """Return what the plan of a run was made from: `request`, `digest`, `repeats_first_epoch`.
 
     Raises:
@@ -190,46 +203,43 @@ def plan_of(run: Path) -> dict[str, Any]:
         PlanRequest(**plan["request"])
         plan["digest"], plan["repeats_first_epoch"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); only the run writes it: copy it again from where it "
-            "was whole."
-        ) from error
+        raise _damaged(path, error) from error
     return plan
 
 
-def surviving(rows: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """Return step -> line of the lineage that led to the final weights, and what was discarded."""
-    lineage: dict[int, dict[str, Any]] = {}
-    discarded = []
+class Lineage(NamedTuple):
+    """The steps that led to the final weights: step -> its line, those that a kill discarded, and
+    step -> why it is not in the weights though it was not repeated."""
+
+    steps: dict[int, Row]
+    discarded: list[str]
+    left_out: dict[int, str]
+
+
+def surviving(rows: list[Row]) -> Lineage:
+    """Return the lineage of a ledger's lines."""
+    steps: dict[int, Row] = {}
+    discarded: list[str] = []
+    left_out: dict[int, str] = {}
     for row in rows:
-        if "resumed_from_step" in row:
-            lost = [step for step in lineage if step > row["resumed_from_step"]]
-            if lost:
-                attempt = lineage[lost[0]]["attempt"]
+        if (begin := row.get("resumed_from_step")) is not None:
+            if lost := [step for step in steps if step > begin]:
+                attempt = steps[lost[0]]["attempt"]
                 discarded.append(f"attempt {attempt}, steps {min(lost)} to {max(lost)}")
-            lineage = {s: line for s, line in lineage.items() if s <= row["resumed_from_step"]}
-        elif "event" not in row:
-            lineage[row["step"]] = row
-    return lineage, discarded
-
-
-def left_out(rows: list[dict[str, Any]]) -> dict[int, str]:
-    """Return step -> why a step of the surviving lineage is not in the weights."""
-    steps: dict[int, str] = {}
-    for row in rows:
-        if "resumed_from_step" in row:
-            steps = {s: why for s, why in steps.items() if s <= row["resumed_from_step"]}
+            steps = {step: line for step, line in steps.items() if step <= begin}
+            left_out = {step: why for step, why in left_out.items() if step <= begin}
         elif row.get("event") == "not_applied":
-            steps[row["step"]] = "its update was not applied"
-        elif row.get("is_finite") is False:  # which a scaler of float16 leaves out by itself
-            steps[row["step"]] = "its loss or gradient is not finite"
-    return steps
+            left_out[row["step"]] = "its update was not applied"
+        elif "event" not in row:
+            steps[row["step"]] = row
+            if row.get("is_finite") is False:  # which a scaler of float16 leaves out by itself
+                left_out[row["step"]] = "its loss or gradient is not finite"
+    return Lineage(steps, discarded, left_out)
 
 
 def stop_reason(run: Path) -> str | None:
     """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
-    path = run / "ledger.jsonl"
-    rows = read_ledger(path)[0] if path.exists() else []
+    rows = read_ledger(run)[0] if (run / FILE_NAME).exists() else []
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
@@ -248,7 +258,7 @@ def verify_run(run: Path) -> Proof:
         FileNotFoundError: it holds no ledger or no plan.
         ValueError: a damaged ledger or plan.
     """
-    rows, _ = read_ledger(run / "ledger.jsonl")
+    rows, _ = read_ledger(run)
     plan, path = plan_of(run), run / "plan_lengths.npy"
     try:
         lengths = np.load(path, mmap_mode="r")
@@ -256,12 +266,21 @@ def verify_run(run: Path) -> Proof:
         raise ValueError(
             f"{path} cannot be read ({error}); copy the whole run folder again."
         ) from error
-    lineage, discarded = surviving(rows)
-    starts = [row for row in rows if "resumed_from_step" in row]
-    proof = Proof(discarded=discarded, attempts=[row["world_size"] for row in starts])
+    lineage = surviving(rows)
+    starts = [row for row in rows if _kind(row) == "start"]
+    proof = Proof(discarded=lineage.discarded, attempts=[row["world_size"] for row in starts])
     _check_chain_and_order(proof, rows)
-    _check_plan(proof, plan, lengths, lineage, starts)
-    _check_epochs(proof, lineage, left_out(rows), plan, lengths)
+    if PlanRequest(**plan["request"]).digest() != plan["digest"]:
+        proof.add(Status.DENIED, "plan.json does not match its own digest")
+    own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
+    counted = {line["attempt"] for line in lineage.steps.values()}
+    for row in starts:
+        is_own = row["plan_digest"] == plan["digest"] and row.get("plan_hash", own) == own
+        if not is_own and (row["attempt"] in counted or (not counted and row is starts[-1])):
+            text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
+            proof.add(Status.DENIED, text)
+    if len(lengths) == plan["request"]["num_samples"]:  # else another plan, as was found
+        _check_epochs(proof, lineage, plan, lengths)
     _check_checkpoints(proof, run, rows)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
         proof.add(
@@ -272,7 +291,7 @@ def verify_run(run: Path) -> Proof:
     return proof
 
 
-def _check_chain_and_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
+def _check_chain_and_order(proof: Proof, rows: list[Row]) -> None:
     """Each line is chained to the one before; each attempt goes on from a step that is there, and
     takes one step after the other."""
     before, last, attempt = "", 0, 0
@@ -284,8 +303,7 @@ def _check_chain_and_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
                 "before; it was edited, or lines before it were taken out",
             )
         before = str(row.get("hash"))
-        if "resumed_from_step" in row:
-            begin = row["resumed_from_step"]
+        if (begin := row.get("resumed_from_step")) is not None:
             if begin > last:
                 text = f"steps are missing: attempt {row['attempt']} went on from step {begin}"
                 proof.add(Status.MISSING, f"{text}, the last is {last}")
@@ -302,54 +320,30 @@ def _check_chain_and_order(proof: Proof, rows: list[dict[str, Any]]) -> None:
             last = step
 
 
-def _check_plan(
-    proof: Proof,
-    plan: dict[str, Any],
-    lengths: np.ndarray,
-    lineage: dict[int, dict[str, Any]],
-    starts: list[dict[str, Any]],
-) -> None:
-    if PlanRequest(**plan["request"]).digest() != plan["digest"]:
-        proof.add(Status.DENIED, "plan.json does not match its own digest")
-    own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
-    counted = {line["attempt"] for line in lineage.values()} or {
-        row["attempt"] for row in starts[-1:]
-    }
-    for row in starts:
-        is_own = row["plan_digest"] == plan["digest"] and row.get("plan_hash", own) == own
-        if row["attempt"] in counted and not is_own:
-            text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
-            proof.add(Status.DENIED, text)
-
-
-def _check_epochs(
-    proof: Proof,
-    lineage: dict[int, dict[str, Any]],
-    unapplied: dict[int, str],
-    plan: dict[str, Any],
-    lengths: np.ndarray,
-) -> None:
+def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray) -> None:
+    """Each step used the samples and targets that the plan gives it, and was applied."""
     request = PlanRequest(**plan["request"])
-    if len(lengths) != request.num_samples:
-        return  # told as another plan
-    for epoch, group in groupby(sorted(lineage), lambda step: lineage[step]["epoch"]):
+    lines = lineage.steps
+    for epoch, group in groupby(sorted(lines), lambda step: lines[step]["epoch"]):
         made = make_plan(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
         steps = samples = 0
         seen: set[int] = set()
         for number in group:
-            line = lineage[number]
+            line = lines[number]
             step = line["step_in_epoch"]
+            where = f"epoch {epoch}, step {step}"
             if step in seen:
-                proof.add(Status.DOUBLED, f"epoch {epoch}, step {step}: twice")
+                proof.add(Status.DOUBLED, f"{where}: twice")
                 continue
             seen.add(step)
-            if number in unapplied:
-                text = f"step {number}: {unapplied[number]}; {line['samples']} samples are not in"
-                proof.add(Status.NOT_APPLIED, f"{text} the weights")
+            if number in lineage.left_out:
+                why = lineage.left_out[number]
+                text = f"step {number}: {why}; {line['samples']} samples are not in the weights"
+                proof.add(Status.NOT_APPLIED, text)
             else:
                 steps, samples = steps + 1, samples + line["samples"]
             ids = made.step_ids(step) if step < made.num_steps else np.empty(0, np.int64)
-            digest, where = f"{digest_ids(ids):016x}", f"epoch {epoch}, step {step}"
+            digest = f"{digest_ids(ids):016x}"
             if line["digest"] != digest or line["samples"] != len(ids):
                 used = f"used {line['samples']} samples with digest {line['digest']}"
                 proof.add(Status.DENIED, f"{where}: {used}, planned {len(ids)} with {digest}")
@@ -361,15 +355,15 @@ def _check_epochs(
             text = f"epoch {epoch}: steps are missing, the first of {len(gaps)} is {min(gaps)}"
             proof.add(Status.MISSING, text)
         proof.epochs.append(EpochUse(epoch, steps, made.num_steps, samples, request.num_samples))
-        proof.num_steps, proof.num_samples = proof.num_steps + steps, proof.num_samples + samples
     if any(use.num_steps < use.planned_steps for use in proof.epochs):
         text = "not every epoch is whole: the counts above are all that was used"
         proof.add(Status.CUT, text)
-    if not lineage:
+    if not lines:
         proof.add(Status.CUT, "the ledger holds no step")
 
 
-def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> None:
+def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
+    """Each checkpoint is sound, and says what the lines say that were there when it was saved."""
     from lit_models.training.checkpoints import damage, read_checkpoint  # torch: few need it
 
     places = {str(row.get("hash")): place for place, row in enumerate(rows)}
@@ -396,8 +390,7 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[dict[str, Any]]) -> N
             proof.checkpoints.append(name)
 
 
-def _differences(content: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
-    """Return how a checkpoint differs from the lines that were there when it was saved."""
+def _differences(content: Row, rows: list[Row]) -> list[str]:
     start = next((row for row in reversed(rows) if _kind(row) == "start"), None)
     line = next((row for row in reversed(rows) if _kind(row) != "event"), None)
     if start is None or line is None:
@@ -417,7 +410,7 @@ def _differences(content: dict[str, Any], rows: list[dict[str, Any]]) -> list[st
 
 @dataclass(frozen=True)
 class LedgerStep:
-    """A step of the lineage that led to the final weights.
+    """A step of the surviving lineage.
 
     Attributes:
         line: its own.
@@ -426,9 +419,9 @@ class LedgerStep:
         left_out: why it is not in the final weights, or "".
     """
 
-    line: dict[str, Any]
-    start: dict[str, Any]
-    before: list[dict[str, Any]] = field(default_factory=list)
+    line: Row
+    start: Row
+    before: list[Row] = field(default_factory=list)
     left_out: str = ""
 
 
@@ -454,23 +447,23 @@ def find_step(run: Path, step: int) -> LedgerStep:
 
     Raises:
         FileNotFoundError: no such run, or it has no ledger.
-        ValueError: the ledger has no such step.
+        ValueError: the lineage has no such step.
     """
     if not run.is_dir():
         raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
-    rows, _ = read_ledger(run / "ledger.jsonl")
-    lineage, _ = surviving(rows)
-    if step not in lineage:
-        steps = f"it has steps {min(lineage)} to {max(lineage)}" if lineage else "it has no step"
-        raise ValueError(f"{run} has no step {step}: {steps}.")
-    line = lineage[step]
-    starts = {row["attempt"]: row for row in rows if "resumed_from_step" in row}
-    before: list[dict[str, Any]] = []
-    for row in rows[: next(place for place, row in enumerate(rows) if row is line)]:
+    rows, _ = read_ledger(run)
+    lines, _, left_out = surviving(rows)
+    if step not in lines:
+        there = f"it has steps {min(lines)} to {max(lines)}" if lines else "it has no step at all"
+        raise ValueError(f"{run} has no step {step}: {there}.")
+    before: list[Row] = []
+    start: Row = {}
+    for row in rows[: next(place for place, row in enumerate(rows) if row is lines[step])]:
         if "resumed_from_step" in row:
+            start = row
             before = [line for line in before if line.get("step", 0) <= row["resumed_from_step"]]
         before.append(row)
-    return LedgerStep(line, starts[line["attempt"]], before, left_out(rows).get(step, ""))
+    return LedgerStep(lines[step], start, before, left_out.get(step, ""))
 
 
 def find_start(run: Path, found: LedgerStep) -> Start:
@@ -483,18 +476,18 @@ def find_start(run: Path, found: LedgerStep) -> Start:
 
     last = found.line["step"] - 1
     hashes = {row.get("hash") for row in found.before}
-    damaged_ones: list[str] = []
-    starts = [Start(None, 0, damaged_ones, last)]
+    damaged: list[str] = []
+    starts = [Start(None, 0, damaged, last)]
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt"), reverse=True):
         try:
             content = read_checkpoint(path, mmap=True)
         except (ValueError, FileNotFoundError):
-            damaged_ones.insert(0, path.name)
+            damaged.insert(0, path.name)
             continue
         step = int(content.get("global_step", 0))
         is_of_lineage = "ledger" not in content or content["ledger"].get("hash") in hashes
         if "loops" in content and step <= last and is_of_lineage:
-            starts.append(Start(path, step, damaged_ones, last - step))
+            starts.append(Start(path, step, damaged, last - step))
     return min(reversed(starts), key=lambda start: start.num_older)
 
 
@@ -507,14 +500,12 @@ def check_data(data: "PlannedDataModule", found: LedgerStep, run: Path, epoch: i
     line, request = found.line, data.request("train")
     if request.digest() != found.start["plan_digest"]:
         then, now = plan_of(run)["request"], vars(request)
-        changes = "; ".join(
-            f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)
-        )
+        changes = [f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)]
         raise ValueError(
             f"the data are not those of {run}: its plan cannot be made again "
-            f"({changes or 'another attempt followed this one'}). Restore the files and options of "
-            "the run's config.yaml, and start the command in the folder that the run was started "
-            "in."
+            f"({'; '.join(changes) or 'another attempt followed this one'}). Restore the files and "
+            "options of the run's config.yaml, and start the command in the folder that the run "
+            "was started in."
         )
     ids = data.plan("train", epoch).step_ids(line["step_in_epoch"])
     digest = f"{digest_ids(ids):016x}"
