@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import pyarrow as pa
 
@@ -127,6 +127,7 @@ def check_page(content: bytes, name: str, keywords: Sequence[str] = ()) -> PageR
         "headings": [text for _, text in facts["headings"]],
         "first_words": [" ".join(report.words[:FIRST_WORDS])],
         "text": lines,
+        "address": [re.sub("[_-]", " ", unquote(urlsplit(facts["canonical"] or "").path))],
     }
     facts["keywords"] = {word: keyword_counts(word, places) for word in keywords}
     return report

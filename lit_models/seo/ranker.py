@@ -66,20 +66,18 @@ class LitRanker(EncodedTextModule):
         self.target = "teacher" if loss.reads_teacher else "relevance"
 
     def setup(self, stage: str) -> None:
-        """Check that the data gives what is learnt from."""
         super().setup(stage)
         data = self.trainer.datamodule
         if self.adds_prior and not data.scores_first:
             raise ValueError(
                 "model.prior needs a first stage's score of every candidate; leave "
-                "data.candidates.bm25 as it is, or set model.prior "
-                "to false."
+                "data.candidates.bm25 as it is, or set model.prior to false."
             )
         if stage != "predict" and self.loss.reads_teacher != (data.teacher is not None):
             raise ValueError(
                 f'model.loss.kind is "{self.loss.kind}" and data.teacher {data.teacher!r}: '
-                "margin_mse imitates a teacher, and no other loss does. Name a run of the "
-                "teacher's scores with data.teacher, or choose another loss."
+                "margin_mse imitates a teacher, and no other loss does. Name a run of its scores "
+                "with data.teacher, or choose another loss."
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:

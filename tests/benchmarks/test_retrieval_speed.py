@@ -15,7 +15,7 @@ import pytest
 
 from tests.benchmarks.figures import Aim, Figures
 from tests.distributed.launch import run
-from tests.seo.test_pretrained_retriever import bert_folder
+from tests.seo.small_collection import bert_folder
 
 MOST = int(os.environ.get("RETRIEVAL_DOCUMENTS", "100000"))
 QUERIES, ROUNDS = 1000, 3

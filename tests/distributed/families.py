@@ -31,7 +31,7 @@ from tests.distributed.lens_family import LENS_LOSSES, consistency_lens
 from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
 from tests.distributed.text_gradient import write_documents
-from tests.seo.test_pretrained_ranker import bert_folder
+from tests.seo.small_collection import bert_folder
 from tests.text_corpora import saved_tokenizer
 from tests.toy import LitToy, ToyData
 

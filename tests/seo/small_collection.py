@@ -1,6 +1,7 @@
-"""A collection so small that a run on it takes a second, and a trainer and a ranker for it."""
+"""A collection so small that a run on it takes a second; a ranker and a small BERT for it."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lit_models import LitRanker
 from lit_models.seo.encoders import TransformerEncoder
 
 WORDS = ["salt", "bread", "wool", "iron", "ship", "hay", "ale", "clay"]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "title", *WORDS]
 PARTS = {"train": 30, "validation": 9, "test": 11}
 NUM_DOCUMENTS = 40
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -60,3 +62,29 @@ def ranking_data(folder: Path, **options: Any) -> RankingDataModule:
 def ranker(**options: Any) -> LitRanker:
     """Return a ranker of two narrow layers."""
     return LitRanker(**{"optimizer": adamw, "encoder": small_encoder, **options})
+
+
+def bert_folder(folder: Path, pieces: Sequence[str] = VOCABULARY, **sizes: int) -> Path:
+    """Write a small BERT with random weights, and its WordPiece tokenizer of whole words."""
+    import tokenizers
+    import transformers
+
+    torch.manual_seed(0)
+    options = {
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        **sizes,
+    }
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    config = transformers.BertConfig(vocab_size=len(pieces), **options, **rates)
+    transformers.BertModel(config).save_pretrained(folder)
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(numbers, unk_token="[UNK]"))
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    marks = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    transformers.BertTokenizerFast(tokenizer_object=backend, **marks).save_pretrained(folder)
+    return folder

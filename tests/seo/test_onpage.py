@@ -299,10 +299,12 @@ def test_keywords_are_counted_where_they_stand():
         + "x " * 100
         + "apple pie"
     )
-    done = report(f"<title>Apple pie, apple pie</title>{text}", keywords=["apple pie"])
+    link = "<link rel=canonical href=https://a-pie.org/Apple_pie/apple%20pie?q=apple+pie>"
+    head = f"<title>Apple pie, apple pie</title>{link}"
+    done = report(head + text, keywords=["apple pie"])
     # The end of one line and the beginning of the next are no phrase; the first words are a run.
     assert done.facts["keywords"]["apple pie"] == {
-        "title": 2, "headings": 1, "first_words": 3, "text": 3,
+        "title": 2, "headings": 1, "first_words": 3, "text": 3, "address": 2,
     }  # fmt: skip
 
 

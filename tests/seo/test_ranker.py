@@ -1,4 +1,4 @@
-"""A ranker from its first step to its run file: what may change no result, what it writes."""
+"""A ranker: what may change no result, what it learns and writes, and which input it refuses."""
 
 import csv
 import json
@@ -8,17 +8,23 @@ import pytest
 import torch
 
 from datamodules.search.candidates import CandidateOptions, GroupOptions
-from datamodules.search.queries import Ranking, read_run, write_run
+from datamodules.search.collection import CollectionRequest, QuerySplit
+from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.networks import RankingLoss
+from lit_models.seo.networks import RankingLoss, even_parts
+from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
-from tests.toy import toy_trainer
+from tests.toy import ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 BM25 = CandidateOptions("bm25", top=10)
-GROUPS = GroupOptions(size=6, mined=3, unjudged_as_negative=True)
-OPTIONS = {"candidates": BM25, "groups": GROUPS}
+MINED = {"mined": 3, "unjudged_as_negative": True}
+OPTIONS = {"candidates": BM25, "groups": GroupOptions(size=6, **MINED)}
+WIDE = {
+    "candidates": CandidateOptions("bm25", top=20),
+    "groups": GroupOptions(size=16, mined=10, unjudged_as_negative=True),
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +59,9 @@ def built(folder, **options):
     return module.double().eval(), data
 
 
-def batch_of(data, stage, ids):
+def batch_of(data, stage, ids, epoch=0):
     dataset = data.datasets[stage]
-    batch = dataset.collate([dataset.example(i, 0) for i in ids])
+    batch = dataset.collate(dataset.examples(np.array(ids), epoch))
     return {**batch, "weight": torch.ones(len(ids)), "sample_id": torch.tensor(ids)}
 
 
@@ -77,6 +83,71 @@ def test_any_number_of_pairs_at_once_gives_the_same_scores(folder):
     for number in (1, 4, 1000):
         torch.testing.assert_close(module(batch, number), expected)
     assert max(sizes[:-1]) == 4
+
+
+def test_rows_stand_by_their_lengths_and_candidates_find_theirs(folder):
+    _, data = built(folder, **WIDE)
+    batch, dataset = batch_of(data, "train", [4, 0, 9], 3), data.datasets["train"]
+    lengths = batch["pair_lengths"]
+    assert lengths.tolist() == sorted(batch["attention_mask"].sum(1).tolist(), reverse=True)
+    assert lengths[0] > lengths[-1]
+    found = 0
+    for row, sample_id in enumerate((4, 0, 9)):
+        example = dataset.example(sample_id, 3)
+        for place, pair in enumerate(example.pairs):
+            index = int(batch["pair_index"][row, place])
+            ids = batch["input_ids"][index, : lengths[index]]
+            assert ids.tolist() == pair.ids.tolist()
+            found += 1
+    assert found == len(lengths)
+
+
+def test_parts_change_no_score_and_no_gradient(folder):
+    module, data = built(folder, **WIDE)
+    batch = batch_of(data, "train", list(range(12)), 3)
+    assert batch["num_parts"] == 12 * 16 // 64 == 3
+    results = []
+    for number in (1, 3, 5):
+        module.zero_grad()
+        (term,) = module.training_terms({**batch, "num_parts": number}).values()
+        term.total.backward()
+        gradients = [p.grad.clone() for p in module.network.parameters() if p.grad is not None]
+        results.append([term.total.detach(), *gradients])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-9, atol=1e-11)
+    scores = [module(batch, size).detach() for size in (None, 7, 1000)]
+    torch.testing.assert_close(scores[1:], scores[:1] * 2, rtol=1e-9, atol=1e-11)
+
+
+def test_a_part_is_as_wide_as_its_longest_row():
+    lengths = np.array([9, 7, 4, 4, 2])
+    assert even_parts(lengths, 2) == [(0, 2, 9), (2, 5, 4)]
+    assert even_parts(lengths, 1) == [(0, 5, 9)]
+    assert even_parts(lengths, 5) == [(n, n + 1, length) for n, length in enumerate(lengths)]
+
+
+def test_the_parts_of_a_step_depend_on_sizes_that_all_replicas_share(folder):
+    _, data = built(folder, **WIDE)
+    dataset = data.datasets["train"]
+    assert [dataset.num_parts(n) for n in (1, 7, 8, 16, 40)] == [1, 1, 2, 4, 10]
+
+
+def test_keyed_dropout_computes_all_rows_in_one_call(folder, monkeypatch):
+    module, data = built(folder, **WIDE)
+    module.train()
+    calls = []
+    forward = type(module.network.encoder).forward
+    spy = lambda self, *rows: calls.append(len(rows[0])) or forward(self, *rows)  # noqa: E731
+    monkeypatch.setattr(type(module.network.encoder), "forward", spy)
+    batch = batch_of(data, "train", list(range(12)), 3)
+    module(batch)
+    keys = SampleKeys()
+    dropouts = key_dropout(module.network, keys)
+    keys.begin(7, batch["sample_id"])
+    module(batch)
+    assert len(calls) == 3 + (len(dropouts) > 0)
+    assert len(dropouts) > 0
+    assert calls[-1] == len(batch["pair_lengths"]) == sum(calls[:3])
 
 
 def test_a_ranker_begins_with_the_order_of_its_first_stage(folder, tmp_path):
@@ -161,3 +232,196 @@ def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):
     expected = loaded.rank("salt hay", texts, prior)
     assert torch.equal(exported.rank("salt hay", texts, prior), expected)
     assert expected.shape == (3,)
+
+
+@pytest.mark.parametrize("kind", ["listnet", "bce", "lambda"])
+def test_accumulation_gives_the_gradient_of_the_one_batch(folder, tmp_path, kind):
+    lines = []
+    for micro in (8, 2):
+        torch.manual_seed(1)
+        data = ranking_data(folder, micro_batch_size=micro, **OPTIONS)
+        root = tmp_path / str(micro)
+        options = {"max_steps": 3, "max_epochs": 1, "limit_val_batches": 0}
+        toy_trainer(root, **options).fit(ranker(loss=RankingLoss(kind)), data)
+        lines.append(ledger_lines(root))
+    for one, other in zip(*lines, strict=True):
+        assert one["digest"] == other["digest"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-10)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-9)
+
+
+def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
+    data = ranking_data(folder, global_batch_size=30)
+    module = ranker()
+    torch.manual_seed(1)
+    options = {"max_steps": 15, "max_epochs": 15, "limit_val_batches": 0, "callbacks": []}
+    toy_trainer(tmp_path, **options).fit(module, data)
+    losses = [line["loss"] for line in ledger_lines(tmp_path)]
+    dataset = data.datasets["train"]
+    batch = dataset.collate([dataset.example(i, 0) for i in range(30)])
+    grades = batch["relevance"].double()
+    target = grades.nan_to_num() / grades.nansum(1, keepdim=True).clamp(min=1)
+    least = -(target.clamp(min=1e-300).log() * target).sum(1).mean()
+    assert losses[-1] - least < 0.8 * (losses[0] - least)
+
+
+def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(folder, tmp_path):
+    weights = []
+    for name, stops in (("whole", [6]), ("cut", [2, 6])):
+        for max_steps in stops:
+            torch.manual_seed(1)
+            module, data = ranker(prior=True), ranking_data(folder, **OPTIONS)
+            options = {"max_steps": max_steps, "max_epochs": 2, "limit_val_batches": 0}
+            path = tmp_path / name / "checkpoints" / "last.ckpt"
+            resumed = str(path) if path.exists() else None
+            trainer = toy_trainer(tmp_path / name, **options)
+            trainer.fit(module, data, ckpt_path=resumed, weights_only=True)
+        weights.append(module.state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_a_teacher_is_imitated(folder, tmp_path):
+    teacher = [Ranking(f"q{i}", ["d1", "d2", "d3"], [4.0, 2.0, -1.0]) for i in range(30)]
+    write_run(tmp_path / "teacher.trec", teacher, "t")
+    known = [f"q{i}" for i in (*range(30), 30, 39)]  # some for each part
+    first = [Ranking(id, ["d4", "d1", "d2", "d3"], [4.0, 3.0, 2.0, 1.0]) for id in known]
+    write_run(tmp_path / "first.trec", first, "f")
+    options = {
+        "candidates": CandidateOptions("run", run=str(tmp_path / "first.trec")),
+        "groups": GroupOptions(size=6, mined=4),
+        "teacher": str(tmp_path / "teacher.trec"),
+    }
+    module, data = ranker(loss=RankingLoss("margin_mse")), ranking_data(folder, **options)
+    torch.manual_seed(1)
+    toy_trainer(tmp_path / "run", max_steps=20, max_epochs=20).fit(module, data)
+    losses = [line["loss"] for line in ledger_lines(tmp_path / "run")]
+    assert np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (CandidateOptions, {"top": 5}, r"top 5 has no effect on source judged.*choose source bm25"),
+        (CandidateOptions, {"source": "bm25", "top": 0}, r"top must be at least 1, got 0"),
+        (CandidateOptions, {"source": "run"}, r"candidates.run None; a run goes with source run"),
+        (CandidateOptions, {"run": "a.trec"}, r'"judged" and candidates.run .a.trec.; a run goes'),
+        (CandidateOptions, {"source": "bm25", "bm25": None}, r"source bm25 needs candidates.bm25"),
+        (GroupOptions, {"size": 1}, r"size must be at least 2, .* got 1, 0 and 0"),
+        (GroupOptions, {"mined": 8}, r"groups.mined 0 to one less .*got 8, 8 and 0"),
+        (GroupOptions, {"after_rank": 2}, r"concern mined documents, and groups.mined is 0; raise"),
+        (GroupOptions, {"unjudged_as_negative": True}, r"unjudged_as_negative concern mined"),
+        (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank 0 or more, got 8, 3 and -1"),
+        (ranker, {"pairs_per_forward": 0}, r"pairs_per_forward must be at least 1, got 0"),
+    ],
+)
+def test_options_in_conflict_are_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": GroupOptions(**MINED)}, r"mined is 3, but candidates.source judged has noth"),
+        (
+            {"groups": GroupOptions(mined=3), "candidates": CandidateOptions("bm25")},
+            r"mined documents are unjudged and count in no loss; set groups.unjudged_as_negative",
+        ),
+        ({"predict_queries": "q.tsv"}, r"nothing is judged for data.predict_queries q.tsv; set"),
+    ],
+)
+def test_data_in_conflict_is_refused(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ranking_data(folder, **options)
+
+
+def fitted(folder, tmp_path, model, **options):
+    toy_trainer(tmp_path, max_steps=1).fit(ranker(**model), ranking_data(folder, **options))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (
+            {"prior": True},
+            {"candidates": CandidateOptions(bm25=None)},
+            r"model.prior needs a first",
+        ),
+        ({"loss": RankingLoss("margin_mse")}, {}, r'"margin_mse" and data.teacher None: .*Name a'),
+        ({}, {"teacher": "teacher.trec"}, r'loss.kind is "listnet" and data.teacher .*other loss'),
+    ],
+)
+def test_a_model_and_data_that_do_not_go_together_are_refused(
+    folder, tmp_path, monkeypatch, model, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "teacher.trec", [Ranking("q0", ["d1"], [1.0])], "t")
+    with pytest.raises(ValueError, match=message):
+        fitted(folder, tmp_path, model, **options)
+
+
+@pytest.mark.parametrize(
+    ("rankings", "message"),
+    [
+        ([("other", "d1")], r"candidates.run .*ranks none of the 30 .*\"q0\"; name"),
+        ([("q0", "no")], r'document "no" of query "q0" is not in the collection'),
+        ([("q0", "d1"), ("q0", "d2")], r'1.trec: query "q0" is in another of the runs too'),
+    ],
+)
+def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankings, message):
+    paths = [tmp_path / f"{number}.trec" for number in range(len(rankings))]
+    for path, (query, document) in zip(paths, rankings, strict=True):
+        write_run(path, [Ranking(query, [document], [1.0])], "x")
+    options = CandidateOptions("run", run=[*map(str, paths)])
+    with pytest.raises(ValueError, match=message):
+        fitted(folder, tmp_path, {}, candidates=options)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("q.md", "salt\n", r"q.md"),
+        ("q.csv", "a,b\nsalt,1\n", r"q.csv:2: the row has no query or .*; it has a, b"),
+        ("q.tsv", "id\tquery\na\tsalt\na\thay\n", r'q.tsv:3: "a": this id stands at .*q.tsv:2 a'),
+        ("q.jsonl", '{"_id": "a"}\n', r"q.jsonl:1: the row has no query or .*; it has _id"),
+        ("q.txt", "\n", r"q.txt holds no query"),
+    ],
+)
+def test_a_file_of_queries_that_breaks_a_rule_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        file_queries(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"data.predict_queries: .*no.tsv does not exist"):
+        file_queries(tmp_path / "no.tsv")
+
+
+def test_queries_of_tables_and_lines_are_read(tmp_path):
+    (tmp_path / "q.txt").write_text("\ufeffsalt mill\n\n old boat \n", encoding="utf-8")
+    (tmp_path / "q.csv").write_text("question;page\nsalt mill;a\nsalt mill;b\nold boat;c\n")
+    (tmp_path / "r.csv").write_text("id,query\nx,salt mill\ny,old boat\n")
+    (tmp_path / "r.jsonl").write_text('{"_id": 7, "text": "salt mill"}\n{"query": "old boat"}\n')
+    for name, ids in (("q.txt", "13"), ("q.csv", "24"), ("r.csv", "xy"), ("r.jsonl", "72")):
+        queries = file_queries(tmp_path / name)
+        assert [queries.text(place) for place in range(2)] == ["salt mill", "old boat"]
+        assert "".join(queries.id(place) for place in range(len(queries))) == ids
+
+
+def test_rank_wants_a_prior_where_it_was_trained_with_one():
+    with pytest.raises(ValueError, match=r"2 documents and 0 prior scores; .*one score each"):
+        ranker(prior=True).rank("salt", ["a", "b"])
+    with pytest.raises(
+        ValueError, match=r"1 documents and 1 prior scores; .*no score, since .*prior=False"
+    ):
+        ranker().rank("salt", ["a"], prior=[1.0])
+    with pytest.raises(ValueError, match="given 0 documents"):
+        ranker().rank("salt", [])
+
+
+def test_a_part_without_judgements_is_named(tmp_path):
+    relevance_files(tmp_path)
+    (tmp_path / "qrels" / "validation.tsv").unlink()
+    split = QuerySplit(validation_share=0, test_share=0)
+    collection = CollectionRequest("beir", str(tmp_path), split=split)
+    with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgements"):
+        fitted(tmp_path, tmp_path, {}, collection=collection)

@@ -1,53 +1,37 @@
-"""A cross-encoder on a folder of transformers: as it comes, with adapters, frozen below."""
+"""Ranker and retriever on a folder of transformers: as it comes, with adapters, frozen below."""
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from lit_models import LitRanker
+from datamodules.text.encoding import TextEncoding
+from lit_models import LitRanker, LitRetriever
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.commands.export import export_checkpoint
 from lit_models.seo.encoders import PretrainedEncoder
 from lit_models.training.checkpoints import read_checkpoint
-from tests.seo.small_collection import WORDS, ranker, ranking_data, relevance_files
+from tests.distributed.seo_retriever import adamw, retriever
+from tests.seo.retrieval_collection import write_collection
+from tests.seo.small_collection import (
+    VOCABULARY,
+    bert_folder,
+    ranker,
+    ranking_data,
+    relevance_files,
+)
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "title", *WORDS]
-SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
 sgd = partial(torch.optim.SGD, lr=0.1)
 
 
-def bert_folder(folder):
-    """Write a small BERT with random weights, and its WordPiece tokenizer."""
-    import tokenizers
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=len(VOCABULARY), **SIZES)
-    transformers.BertModel(config).save_pretrained(folder)
-    pieces = {piece: number for number, piece in enumerate(VOCABULARY)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token="[UNK]"))
-    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    marks = {f"{name}_token": token for name, token in names.items()}
-    transformers.BertTokenizerFast(tokenizer_object=backend, **marks).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory) -> Path:
+    """Files of a ranker, and a folder `bert` beside them."""
     folder = relevance_files(tmp_path_factory.mktemp("relevance"))
     bert_folder(folder / "bert")
     return folder
@@ -66,32 +50,27 @@ def changes(folder, module):
     content = json.loads((folder / "bert" / "config.json").read_text())
     before = PretrainedEncoder.loaded(folder / "bert", content).state_dict()
     after = {n.removeprefix("network.encoder."): p for n, p in module.named_parameters()}
-    after = {n.replace(".base.", "."): p for n, p in after.items()}
-    return {n: float((after[n].detach() - p).abs().max()) for n, p in before.items() if n in after}
+    moved = {n: float((after[n].detach() - p).abs().max()) for n, p in before.items() if n in after}
+    return {name: change for name, change in moved.items() if "key.bias" not in name}
 
 
 def test_a_row_is_framed_and_scored_as_the_folder_says(folder, tmp_path):
     module = fitted(folder, tmp_path).eval()
-    data = ranking_data(folder)
     ids = [2, *(VOCABULARY.index(w) for w in ("salt", "wool")), 3, VOCABULARY.index("hay"), 3]
-    rows = torch.tensor([ids])
     model = module.network.encoder.model
     with torch.no_grad():
         types = torch.tensor([[0, 0, 0, 0, 1, 1]])
-        hidden = model(input_ids=rows, token_type_ids=types).last_hidden_state
-        expected = module.network.score(torch.tanh(module.network.dense(hidden.mean(1)))).squeeze(
-            -1
-        )
+        hidden = model(input_ids=torch.tensor([ids]), token_type_ids=types).last_hidden_state
+        vector = torch.tanh(module.network.dense(hidden.mean(1)))
+        expected = module.network.score(vector).squeeze(-1)
     torch.testing.assert_close(module.rank("Salt wool", ["HAY"]), expected)
-    assert data.recipe is None
-    moved = changes(folder, module)
-    assert all(change > 0 for name, change in moved.items() if "key.bias" not in name), moved
+    assert min(changes(folder, module).values()) > 0
 
 
 def test_frozen_layers_stand_still_and_lower_layers_learn_more_slowly(folder, tmp_path):
     frozen = ["encoder.model.embeddings.*"]
     module = fitted(folder, tmp_path, freeze=frozen, layer_decay=0.5)
-    moved = {n: c for n, c in changes(folder, module).items() if "key.bias" not in n}
+    moved = changes(folder, module)
     assert all((change == 0) == ("embeddings" in name) for name, change in moved.items()), moved
     factors = {group["lr_factor"] for group in module.trainer.optimizers[0].param_groups}
     assert factors == {1.0, 0.5, 0.25, 0.125}  # the head, and three layers from the top down
@@ -117,3 +96,31 @@ def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tm
         assert torch.equal(LitRanker.from_exported(tmp_path / "out").rank("salt", texts), expected)
     finally:
         (folder / "gone").rename(folder / "bert")
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(["query", "value"], rank=2)])
+def test_a_retrievers_vectors_are_those_of_transformers_pooled_over_tokens(folder, tmp_path, lora):
+    import transformers
+
+    write_collection(tmp_path / "collection")
+    _, data = retriever(tmp_path / "run", {})
+    data.tokenizer_options = None
+    options = {"encode_chunk": 4, "pretrained": str(folder / "bert"), "lora": lora}
+    module = LitRetriever(optimizer=adamw, **options)
+    toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(module, data)
+    if lora is not None:
+        learning = [name for name, p in module.named_parameters() if p.requires_grad]
+        assert {"lora" in n or "temperature" in n for n in learning} == {True}
+        assert any("lora" in name for name in learning)
+        return
+    fitted = LitRetriever.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt").eval()
+    texts = ["salt bread", "iron ship hay. cheap wool"]
+    model = transformers.AutoModel.from_config(fitted.network.encoder.model.config)
+    model.load_state_dict(fitted.network.encoder.model.state_dict(), strict=False)
+    encoding = TextEncoding(fitted.recipe)
+    for text, vector in zip(texts, fitted.encode(texts, is_query=True), strict=True):
+        ids = torch.from_numpy(encoding.framing.query(encoding.ids(text)).ids)[None]
+        assert [VOCABULARY[n] for n in ids[0, [0, -1]]] == ["[CLS]", "[SEP]"]
+        hidden = model.eval().to(vector.dtype)(input_ids=ids).last_hidden_state
+        expected = F.normalize(hidden.mean(1), dim=1)[0].detach()
+        torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
