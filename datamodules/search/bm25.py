@@ -17,7 +17,7 @@ import numpy as np
 
 from datamodules.core.store import cache_root, digest_of, made_once, mapped
 from datamodules.search.collection import Collection
-from datamodules.text.terms import check_languages, terms_by
+from datamodules.text.encoding import terms_by
 
 BM25_VERSION = 1
 QUERIES_PER_CHUNK = 256
@@ -45,7 +45,7 @@ class Bm25Options:
             raise ValueError(f"k1 must be 0 or more, got {self.k1}.")
         if not 0 <= self.b <= 1:
             raise ValueError(f"b must be 0 to 1, got {self.b}.")
-        check_languages(self.stemmer, self.stopwords)
+        terms_by(self.stemmer, self.stopwords)
 
     def words(self) -> Callable[[str], list[str]]:
         """Return what cuts a text into words."""

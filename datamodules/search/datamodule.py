@@ -15,8 +15,14 @@ from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import new_table
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, file_queries
-from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, TokenRows, kept_tokens
-from datamodules.text.terms import sentences_of, words_of
+from datamodules.text.encoding import (
+    EncodedTextDataModule,
+    TextEncoding,
+    TokenRows,
+    kept_tokens,
+    sentences_of,
+    words_of,
+)
 
 TERM = "queries"  # of the losses: a query is one target
 MOST_TOKENIZER_TEXTS = 200_000
@@ -54,7 +60,7 @@ def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
     sizes = collection.document_lengths
     probes = np.unique(np.linspace(0, len(sizes) - 1, LENGTH_PROBES).astype(np.int64))
     texts = (collection.document_text(int(number)) for number in probes)
-    tokens = sum(len(encoding.ids_once(text)) for text in texts)
+    tokens = sum(len(encoding.ids(text)) for text in texts)
     return tokens / max(1, int(sizes[probes].sum()))
 
 

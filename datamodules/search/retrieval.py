@@ -40,8 +40,7 @@ from datamodules.search.queries import (
     numbers_digest,
     rows_of,
 )
-from datamodules.text.encoding import Framing, TextEncoding
-from datamodules.text.terms import sentences_of
+from datamodules.text.encoding import Framing, TextEncoding, sentences_of
 
 KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query

@@ -1,10 +1,11 @@
-"""Texts as input of an encoder: token ids, frames around them, their cache and datamodule."""
+"""Texts as input of an encoder: words, terms, tokens between marks, and their datamodule."""
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ import torch
 from datamodules.core.planned import PlannedDataModule, Stage
 from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once, mapped_array
 from datamodules.text.store import token_dtype
-from datamodules.text.terms import check_languages, terms_by
 from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,
@@ -24,11 +24,109 @@ from datamodules.tokenizers.text import (
 )
 
 DOCUMENT = 1  # segment; that of a query or an only text is 0
-KEPT_BYTES = 128 << 20  # of the texts that a process remembers
 ROWS_VERSION = 2  # of how texts become rows of tokens
 TEXTS_AT_ONCE = 1024
 RECIPE_KEY = "text_encoder_recipe"
-MODULES = "LitTextScorer, LitRanker or LitRetriever"
+
+# Numbers such as 3.5 and 1,000 are one word.
+WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:['’\-][^\W_]+)*")
+# An end: marks, then closing quotes or brackets, then a space or the end of the line.
+END = re.compile(r"(?<![.!?…])([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
+LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
+FOLLOWS = re.compile(r"\s*[\"'“‘«(\[\s]*(.?)", re.DOTALL)
+LONGEST_ABBREVIATION = 12  # characters, with room to see that a word is longer
+ABBREVIATIONS = frozenset(
+    {
+        *("mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "rev", "hon", "gen", "col", "sgt"),
+        *("capt", "lt", "vs", "etc", "al", "cf", "ca", "approx", "no", "nos", "vol", "vols", "pp"),
+        *("p", "fig", "figs", "eq", "sec", "ch", "ed", "eds", "inc", "ltd", "co", "corp", "dept"),
+        *("est", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov"),
+        *("dec", "mon", "tue", "wed", "thu", "fri", "e.g", "i.e", "u.s", "u.k", "a.m", "p.m"),
+        *("ph.d", "b.a", "m.a", "d.c"),
+    }
+)
+# Some of them end sentences as often as not: they do where a capital follows.
+MAY_END = frozenset({"etc", "al", "inc", "ltd", "co", "corp", "u.s", "u.k", "a.m", "p.m", "no"})
+KEPT_STEMS = 1 << 17
+# Words that ask or connect, without which a query means the same.
+ENGLISH = """
+a an and are as at be but by for from had has have he her his i if in into is it its it no not of on
+or our she so such that the their then there these they this to was we were what when where which
+who will with you your
+"""
+STOPWORDS = {"english": frozenset(ENGLISH.split())}
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text; it's and well-known are one word each."""
+    return WORD.findall(text)
+
+
+def sentences_of(lines: Iterable[str]) -> list[str]:
+    """Return the sentences of lines; none goes over the end of a line, such as a heading's.
+
+    `?!` and `...` are one end, and what follows them in small letters goes on with the sentence;
+    not so behind a lone mark such as ` .`, nor in a line without capitals, where it says nothing.
+    """
+    found = []
+    for line in lines:
+        start, has_capitals = 0, line != line.lower()
+        for end in END.finditer(line):
+            if _is_end(line, start, end, has_capitals):
+                found.append(line[start : end.end()].strip())
+                start = end.end()
+        found.append(line[start:].strip())
+    return [sentence for sentence in found if WORD.search(sentence)]
+
+
+def _is_end(line: str, start: int, end: re.Match[str], has_capitals: bool) -> bool:
+    behind = FOLLOWS.match(line, end.end())
+    assert behind is not None  # it may be empty
+    follows = behind[1]
+    is_lone = len(end[1]) == 1 and line[end.start() - 1 : end.start()].isspace()
+    goes_on = follows.islower() and not is_lone and (has_capitals or len(end[1]) > 1)
+    if end[1] != ".":
+        return not goes_on
+    if not behind[0].strip():
+        return True
+    word = LAST_WORD.search(line, max(start, end.start() - LONGEST_ABBREVIATION), end.start())
+    last = word[0].lower() if word else ""
+    if len(last) == 1 and last.isalpha() and word is not None and word[0].isupper():
+        return last == "i" and not goes_on  # an initial: J. Smith; "than I." ends
+    if last in ABBREVIATIONS:
+        # "No. 5" and "fig. 2" go on; "etc. The" and "Inc. It" end.
+        return last in MAY_END and follows.isupper()
+    return not goes_on
+
+
+@lru_cache(maxsize=8)
+def terms_by(stemmer: str | None, stopwords: str | None) -> Callable[[str], list[str]]:
+    """Return what cuts a text into terms: letters and digits, in lower case.
+
+    Args:
+        stemmer: language of a Snowball stemmer, such as english; `None` compares whole words.
+        stopwords: language whose commonest words are passed over; `None` keeps all.
+
+    Raises:
+        ValueError: there is no list of such words, or no stemmer of the language.
+        ImportError: the stemmer is not installed.
+    """
+    if stopwords not in (None, *STOPWORDS):
+        raise ValueError(f'stopwords must be none or {" or ".join(STOPWORDS)}, got "{stopwords}".')
+    stem, stop = None, STOPWORDS[stopwords] if stopwords else frozenset()
+    if stemmer is not None:
+        import snowballstemmer  # which is needed for stems alone
+
+        if stemmer not in snowballstemmer.algorithms():
+            known = ", ".join(sorted(snowballstemmer.algorithms()))
+            raise ValueError(f'there is no stemmer of "{stemmer}"; there are: {known}.')
+        stem = lru_cache(KEPT_STEMS)(snowballstemmer.stemmer(stemmer).stemWord)
+
+    def terms(text: str) -> list[str]:
+        found = [word for word in re.findall(r"\w+", text.lower()) if word not in stop]
+        return [stem(word) for word in found] if stem else found
+
+    return terms
 
 
 @dataclass(frozen=True)
@@ -55,7 +153,7 @@ class TextLimits:
     stopwords: str | None = None
 
     def __post_init__(self) -> None:
-        check_languages(self.stemmer, self.stopwords)
+        terms_by(self.stemmer, self.stopwords)
         if self.max_length < 4:
             raise ValueError(f"text.max_length must be at least 4, got {self.max_length}.")
         if not 1 <= self.max_query_length <= self.max_length - 3:
@@ -69,6 +167,13 @@ class TextLimits:
         if self.stemmer or self.stopwords:
             return " ".join(terms_by(self.stemmer, self.stopwords)(text))
         return text.lower() if self.lower_case else text
+
+
+class Framed(NamedTuple):
+    """One row: the token ids [T] int64 with their marks, and the positions of its first text."""
+
+    ids: np.ndarray
+    num_first: int
 
 
 @dataclass(frozen=True)
@@ -85,41 +190,26 @@ class Framing:
     separator_id: int
     limits: TextLimits
 
-    @classmethod
-    def of(cls, tokenizer: TextTokenizer, limits: TextLimits) -> "Framing":
-        """Return the framing of a tokenizer."""
-        named = dict(tokenizer.special_tokens)
-        ids = {name: tokenizer.backend.token_to_id(token) for name, token in named.items()}
-        begin, separator = ids.get("cls_token"), ids.get("sep_token")
-        if begin is None:
-            begin = tokenizer.begin_id
-        return cls(begin, tokenizer.end_id if separator is None else separator, limits)
-
     @property
     def num_marks(self) -> int:
         """Marks around a single text."""
         return 1 + (self.begin_id is not None)
 
-    def single(self, ids: np.ndarray) -> "Framed":
+    def single(self, ids: np.ndarray) -> Framed:
         """Return one text between its marks; its end is cut."""
         return self._row(ids[: self.limits.max_length - self.num_marks])
 
-    def query(self, ids: np.ndarray) -> "Framed":
+    def query(self, ids: np.ndarray) -> Framed:
         """Return a query between its marks."""
         return self._row(ids[: self.limits.max_query_length])
 
-    def pair(self, query: np.ndarray, document: np.ndarray) -> "Framed":
-        """Return a query and a document in one row; the document's end is cut."""
-        (row,) = self.pairs(query, [document])
-        return row
-
-    def pairs(self, query: np.ndarray, documents: Iterable[np.ndarray]) -> list["Framed"]:
-        """Return the rows of a query and each of several documents."""
+    def pairs(self, query: np.ndarray, documents: Iterable[np.ndarray]) -> list[Framed]:
+        """Return the rows of a query and each of several documents, whose ends are cut."""
         query = query[: self.limits.max_query_length]
         room = self.limits.max_length - self.num_marks - 1 - len(query)
         return [self._row(query, document[:room]) for document in documents]
 
-    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list["Framed"]:
+    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[Framed]:
         """Return a long text in overlapping rows; a short one is one row.
 
         Args:
@@ -129,23 +219,14 @@ class Framing:
             most: chunks that are kept; what follows is cut.
         """
         room = self.limits.max_length - self.num_marks
-        last = max(0, len(ids) - room)
-        starts = range(0, last + stride, stride)[:most]
+        starts = range(0, max(0, len(ids) - room) + stride, stride)[:most]
         return [self._row(ids[start : start + room]) for start in starts]
 
-    def _row(self, *texts: np.ndarray) -> "Framed":
+    def _row(self, *texts: np.ndarray) -> Framed:
         parts: list[Any] = [] if self.begin_id is None else [[self.begin_id]]
         for text in texts:
             parts += [text, [self.separator_id]]
-        size = len(texts[0]) + self.num_marks
-        return Framed(np.concatenate(parts).astype(np.int64), size)
-
-
-class Framed(NamedTuple):
-    """One row: the token ids [T] int64 with their marks, and the positions of its first text."""
-
-    ids: np.ndarray
-    num_first: int
+        return Framed(np.concatenate(parts).astype(np.int64), len(texts[0]) + self.num_marks)
 
 
 def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
@@ -165,35 +246,27 @@ def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
 
 
 class TextEncoding:
-    """Turns texts into token ids as a recipe says; each process remembers those it has seen.
+    """Turns texts into token ids and frames, as a recipe says.
 
     Args:
         recipe: `tokenizer` of `TextTokenizer.to_dict`, and `text`, fields of `TextLimits`.
     """
 
     def __init__(self, recipe: dict[str, Any]) -> None:
-        self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+        tokenizer = self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
         self.limits = TextLimits(**recipe["text"])
-        self.framing = Framing.of(self.tokenizer, self.limits)
-        self._known: dict[str, np.ndarray] = {}
-        self._num_bytes = 0
+        ids = {name: tokenizer.backend.token_to_id(t) for name, t in tokenizer.special_tokens}
+        begin, separator = ids.get("cls_token"), ids.get("sep_token")
+        begin = tokenizer.begin_id if begin is None else begin
+        separator = tokenizer.end_id if separator is None else separator
+        self.framing = Framing(begin, separator, self.limits)
 
     def ids(self, text: str) -> np.ndarray:
         """Return the token ids of a text, [n] int64, whole and without marks."""
-        ids = self._known.get(text)
-        if ids is None:
-            ids = self.ids_once(text)
-            self._num_bytes += len(text) + ids.nbytes
-            if self._num_bytes < KEPT_BYTES:
-                self._known[text] = ids
-        return ids
-
-    def ids_once(self, text: str) -> np.ndarray:
-        """Return the same as `ids`, of a text that does not come again: nothing is kept."""
         return self.tokenizer.encode(self.limits.normalised(text))
 
     def ids_of(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the same as `ids_once` of several texts."""
+        """Return the token ids of each text, as `ids`."""
         return self.tokenizer.encode_batch([self.limits.normalised(text) for text in texts])
 
     @cached_property
@@ -257,7 +330,7 @@ def kept_tokens(
 
 
 class EncodedTextDataModule(PlannedDataModule):
-    """Knows which tokenizer the texts are read with; a family says which texts, and its datasets.
+    """Texts read with the tokenizer of a recipe; a family adds its texts and datasets.
 
     After `setup`, `recipe` holds what a checkpoint must keep to read a text in the same way.
 
@@ -286,18 +359,6 @@ class EncodedTextDataModule(PlannedDataModule):
     def texts_digest(self) -> str:
         """Return the hex digest of those texts."""
 
-    def token_counts(self) -> tuple[torch.Tensor, int]:
-        """Return how many training texts hold each token [V] int64, special ones aside, and how
-        many texts there are."""
-        assert self.encoding is not None
-        tokenizer = self.encoding.tokenizer
-        counts, number = np.zeros(tokenizer.vocab_size, np.int64), 0
-        for text in self.training_texts():
-            number += 1
-            counts[np.unique(self.encoding.ids_once(text))] += 1
-        counts[tokenizer.special_ids] = 0
-        return torch.from_numpy(counts), number
-
     def check_stage(self, stage: Stage) -> None:
         """Raise what `build` would, where it needs no tokens: before hours of tokenising."""
 
@@ -309,6 +370,18 @@ class EncodedTextDataModule(PlannedDataModule):
     def recipe_facts(self) -> dict[str, Any]:
         """Return what else a checkpoint must keep, such as the names of classes; none here."""
         return {}
+
+    def token_counts(self) -> tuple[torch.Tensor, int]:
+        """Return how many training texts hold each token [V] int64, special ones aside, and how
+        many texts there are."""
+        assert self.encoding is not None
+        tokenizer = self.encoding.tokenizer
+        counts, number = np.zeros(tokenizer.vocab_size, np.int64), 0
+        for text in self.training_texts():
+            number += 1
+            counts[np.unique(self.encoding.ids(text))] += 1
+        counts[tokenizer.special_ids] = 0
+        return torch.from_numpy(counts), number
 
     def prepare_data(self) -> None:
         """Make the tokenizer, and the tokens of all texts, in the cache, once per machine."""
@@ -322,23 +395,14 @@ class EncodedTextDataModule(PlannedDataModule):
 
     def setup(self, stage: str) -> None:
         """Take the recipe and build the datasets of the stage."""
-        recipe = self._recipe(stage)
-        encoding = TextEncoding(recipe)
+        self.recipe = self._recipe(stage)
+        encoding = TextEncoding(self.recipe)
         if self.encoding is None or self.encoding.digest != encoding.digest:
             self.encoding = encoding
             self.datasets.clear()
-        self.recipe = recipe
         if stage == "predict":
             self.datasets.pop("predict", None)
         super().setup(stage)
-
-    def _recipe(self, stage: str) -> dict[str, Any]:
-        """Return the recipe of the model that is evaluated, or the one to train with."""
-        recipe = self._trained_recipe(stage)
-        if recipe is not None:
-            return recipe
-        limits = {"text": asdict(self.text)}
-        return {"tokenizer": self._new_tokenizer().to_dict(), **limits, **self.recipe_facts()}
 
     def _trained_recipe(self, stage: str) -> dict[str, Any] | None:
         """Return the recipe of the model that is evaluated; `None` in training.
@@ -357,17 +421,24 @@ class EncodedTextDataModule(PlannedDataModule):
             )
         return recipe
 
-    def _new_tokenizer(self) -> TextTokenizer:
+    def _recipe(self, stage: str) -> dict[str, Any]:
+        """Return the recipe of the model that is evaluated, or the one to train with."""
+        recipe = self._trained_recipe(stage)
+        if recipe is not None:
+            return recipe
+        text = asdict(self.text)
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         if options.kind in ("bytes", "folder"):  # made at once
-            return make_tokenizer(options, iter(()))
-        kept = {k: v for k, v in asdict(self.text).items() if not k.startswith("max_")}
-        facts = [options.facts(), self.texts_digest(), kept]
+            tokenizer = make_tokenizer(options, iter(())).to_dict()
+        else:
+            kept = {name: value for name, value in text.items() if not name.startswith("max_")}
 
-        def make(folder: Path) -> None:
-            texts = (self.text.normalised(text) for text in self.training_texts())
-            values = make_tokenizer(options, texts).to_dict()
-            (folder / "tokenizer.json").write_text(json.dumps(values), "utf-8")
+            def make(folder: Path) -> None:
+                texts = (self.text.normalised(text) for text in self.training_texts())
+                values = make_tokenizer(options, texts).to_dict()
+                (folder / "tokenizer.json").write_text(json.dumps(values), "utf-8")
 
-        folder = made_once(cache_root() / "tokenizers" / digest_of(facts), make)
-        return TextTokenizer.from_dict(json.loads((folder / "tokenizer.json").read_text("utf-8")))
+            key = digest_of([options.facts(), self.texts_digest(), kept])
+            folder = made_once(cache_root() / "tokenizers" / key, make)
+            tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        return {"tokenizer": tokenizer, "text": text, **self.recipe_facts()}

@@ -1,8 +1,13 @@
-"""Tokenizers of texts: bytes, words, trained on a run's texts, or a model's own."""
+"""Tokenizers of texts: bytes, words, trained on a run's texts, or a model's own.
+
+A pipeline of the tokenizers library is read as the JSON that its tokenizer.json holds. Chats are
+rendered by Jinja templates of the Hugging Face kind, as transformers does it.
+"""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +17,33 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from datamodules.core.store import cache_root, digest_of, file_digest
-from datamodules.tokenizers.pipelines import (
-    Message,
-    anchor,
-    byte_lengths,
-    may_drop,
-    named_template,
-    spells,
-    whole_words,
-    without_first_space,
-    words_of,
-)
 
 Kind = Literal["characters", "words", "bytes", "bpe", "folder"]
+Message = Mapping[str, Any]  # role and content, and what else a template reads
+TEXT_RECIPE_KEY = "text_recipe"
 DEFAULT_VOCAB_SIZE = 8000
+END_OF_TEXT = "<|endoftext|>"
+UNKNOWN_WORD = "<|unknown|>"
+PIPELINE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+SPECIAL_FILE = "special_tokens_map.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MODEL_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TEMPLATES = {
+    "plain": (
+        "{% for message in messages %}"
+        "{{ message.role + ':\\n' + message.content }}"
+        "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{{ '\\n\\n' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+    )
+}
+SPACE_MARK = "▁"  # of SentencePiece
+SEQUENCES = ("normalizers", "pretokenizers", "decoders")
+# Four characters are white space to Python, and not to `tokenizers`.
+WORD = re.compile(r"(?:\S|[\x1c-\x1f])+")
+BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +55,7 @@ class TextTokenizer:
     Args:
         backend: the pipeline; it adds no special token of its own.
         end_id: token that ends a document or an answer.
-        begin_id: token that begins a document; none where the vocabulary has none.
+        begin_id: token that begins a document; `None` where the vocabulary has none.
         chat_template: Jinja template that turns messages into text.
         special_tokens: name -> token of the Hugging Face layout, such as pad_token.
     """
@@ -91,14 +109,12 @@ class TextTokenizer:
     def decode_continuation(
         self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
     ) -> str:
-        """Return the text of token ids that follow others.
-
-        Some decoders take the space before the first word of a text away; here it stays.
-        """
-        anchor = self._anchor
-        if anchor is None:
+        """Return the text of token ids that follow others, with the space before its first word,
+        which some decoders take away."""
+        if self._anchor is None:
             return self.decode(ids, skip_special_tokens)
-        return self.decode([anchor, *ids], skip_special_tokens)[len(self.decode([anchor])) :]
+        text = self.decode([self._anchor, *ids], skip_special_tokens)
+        return text[len(self.decode([self._anchor])) :]
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the text of a chat, special tokens included.
@@ -133,10 +149,33 @@ class TextTokenizer:
         """Return how many UTF-8 bytes each token spells, [V] int64; special tokens spell none.
 
         Over the tokens of a text they add up to the bytes of the text as the tokenizer normalises
-        it, with the space that some put before its first word. None where tokens do not spell the
-        text, such as pieces that hold no spaces.
+        it, with the space that some put before its first word. `None` where tokens do not spell
+        the text, such as pieces that hold no spaces.
         """
-        return byte_lengths(self.backend)
+        pipeline = json.loads(self.backend.to_str())
+        model, steps = pipeline["model"], _steps(pipeline["decoder"])
+        kinds = {step["type"] for step in steps}
+        is_marked = "Metaspace" in kinds or any(
+            step["type"] == "Replace" and step["pattern"] == {"String": SPACE_MARK}
+            for step in steps
+        )
+        spells_itself = kinds == {"Fuse"} and pipeline["pre_tokenizer"] is None
+        if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
+            return None
+        if not ("ByteLevel" in kinds or is_marked or spells_itself):
+            return None
+        alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+            if "ByteLevel" in kinds and alphabet.issuperset(token):  # another piece spells itself
+                lengths[i] = len(token)
+            elif is_marked and BYTE_PIECE.fullmatch(token):
+                lengths[i] = 1
+            else:
+                lengths[i] = len((token.replace(SPACE_MARK, " ") if is_marked else token).encode())
+        for i, added in self.backend.get_added_tokens_decoder().items():
+            lengths[i] = 0 if added.special else len(added.content.encode())
+        return lengths
 
     def hugging_face_files(self) -> dict[str, str]:
         """Return file name -> content of a folder that transformers' AutoTokenizer reads."""
@@ -165,13 +204,9 @@ class TextTokenizer:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TextTokenizer":
         """Return the tokenizer that `to_dict` described."""
-        return cls(
-            Tokenizer.from_str(values["backend"]),
-            values["end_id"],
-            values["begin_id"],
-            values["chat_template"],
-            tuple(values["special_tokens"].items()),
-        )
+        special_tokens = tuple(values["special_tokens"].items())
+        backend = Tokenizer.from_str(values["backend"])
+        return cls(**{**values, "backend": backend, "special_tokens": special_tokens})
 
     @cached_property
     def digest(self) -> str:
@@ -180,7 +215,16 @@ class TextTokenizer:
 
     @cached_property
     def _anchor(self) -> int | None:
-        return anchor(self.backend)
+        """A token whose text stays as it is, whatever is decoded behind it, if there is one."""
+        special = self.backend.get_added_tokens_decoder()
+        for token, i in sorted(self.backend.get_vocab().items(), key=lambda pair: pair[1]):
+            if i in special or BYTE_PIECE.fullmatch(token):  # bytes join with those behind them
+                continue
+            text = self.backend.decode([i])
+            is_word = text.isprintable() and text.strip() == text and "\ufffd" not in text
+            if text and is_word and self.backend.decode([i, i]).startswith(text):
+                return i
+        return None
 
     @cached_property
     def _renderer(self) -> Any:
@@ -207,22 +251,43 @@ class TextTokenizer:
 
     @cached_property
     def _known_words(self) -> frozenset[str] | None:
-        """All words of a pipeline that has no token for others; `None` of another kind."""
-        return whole_words(self.backend)
+        """All words of a pipeline of whole words that has no token for others, else `None`."""
+        pipeline = json.loads(self.backend.to_str())
+        model, splits = pipeline["model"], pipeline["pre_tokenizer"]
+        if model["type"] != "WordLevel" or model["unk_token"] in model["vocab"]:
+            return None
+        is_plain = pipeline["normalizer"] is None and splits == {"type": "WhitespaceSplit"}
+        return frozenset(model["vocab"]) if is_plain else None
 
     @cached_property
     def _known_characters(self) -> set[str] | None:
-        """Those that are spelled, as far as they were asked for; `None` where every one is."""
-        return set() if may_drop(self.backend) else None
+        """Those that are spelled, as far as they were asked for; `None` where none is dropped.
+
+        Byte pairs drop an unknown character without a word where no token stands for the unknown
+        and the bytes are not all there.
+        """
+        pipeline = json.loads(self.backend.to_str())
+        model = pipeline["model"]
+        if model["type"] != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
+            return None
+        is_of_bytes = "ByteLevel" in {step["type"] for step in _steps(pipeline["decoder"])}
+        has_all = set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
+        return None if pipeline["normalizer"] or (is_of_bytes and has_all) else set()
 
     def _unknown(self, text: str) -> str | None:
         """Return the first word or character of a text that the vocabulary cannot spell."""
         if self._known_words is not None:
-            return next((word for word in words_of(text) if word not in self._known_words), None)
+            words = WORD.findall(text)
+            return next((word for word in words if word not in self._known_words), None)
         known = self._known_characters
         if known is None or known.issuperset(text):
             return None
-        known.update(c for c in set(text) - known if spells(self.backend, c))
+        for character in set(text) - known:
+            # Some pipelines cut at white space and hold none.
+            is_cut = character.isspace() and self.backend.pre_tokenizer is not None
+            ids = self.backend.encode(character, add_special_tokens=False).ids
+            if is_cut or character in self.backend.decode(ids):
+                known.add(character)
         return next((character for character in text if character not in known), None)
 
     def _check_spelling(self, texts: Sequence[str]) -> None:
@@ -243,6 +308,34 @@ class TextTokenizer:
                 )
 
 
+def without_first_space(backend: Tokenizer) -> Tokenizer:
+    """Return a copy that puts no space before a text's first word; itself where it puts none."""
+    pipeline = json.loads(backend.to_str())
+    normalizer = pipeline["normalizer"]
+    prefixing = [step for step in _steps(normalizer) if step["type"] == "Prepend"]
+    if prefixing:
+        kept = [step for step in _steps(normalizer) if step not in prefixing]
+        pipeline["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    for step in _steps(pipeline["pre_tokenizer"]):
+        if step["type"] == "Metaspace" and step["prepend_scheme"] != "never":
+            step["prepend_scheme"] = "never"
+        elif step.get("add_prefix_space"):  # of ByteLevel
+            step["add_prefix_space"] = False
+        else:
+            continue
+        prefixing.append(step)
+    return Tokenizer.from_str(json.dumps(pipeline)) if prefixing else backend
+
+
+def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    inner = next(step[name] for name in SEQUENCES if name in step)
+    return [part for each in inner for part in _steps(each)]
+
+
 @dataclass(frozen=True)
 class TokenizerOptions:
     """Which tokenizer turns text into tokens.
@@ -252,11 +345,11 @@ class TokenizerOptions:
             pairs trained on the training text (`bpe`), or that of a Hugging Face folder
             (`folder`).
         vocab_size: the most tokens of `bpe` (at least 257) or `words` (all of which must have
-            room), end-of-text included; a short text gives fewer. None is 8000.
+            room), end-of-text included; a short text gives fewer. `None` is 8000.
         min_count: of `words`: those of fewer texts, and those that are unknown, become one token;
-            none keeps all words and refuses unknown ones.
+            `None` keeps all words and refuses unknown ones.
         path: of `folder`.
-        chat_template: a Jinja file that turns messages into text, or the built-in `plain`; none
+        chat_template: a Jinja file that turns messages into text, or the built-in `plain`; `None`
             keeps that of the folder.
     """
 
@@ -295,265 +388,20 @@ class TokenizerOptions:
             facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
         if self.path is not None:
             root = cache_root()
-            facts["path"] = [[f.name, file_digest(f, root)] for f in tokenizer_files(self.path)]
+            facts["path"] = [[f.name, file_digest(f, root)] for f in _folder_files(self.path)]
         if self.chat_template is not None:
-            facts["chat_template"] = named_template(self.chat_template)
+            facts["chat_template"] = _named_template(self.chat_template)
         return facts
 
 
-def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextTokenizer:
-    """Return the tokenizer that the options describe.
-
-    Args:
-        options: which one.
-        texts: of training; read where the vocabulary comes from them (characters, words, bpe).
-
-    Raises:
-        FileNotFoundError: the folder or the template does not exist.
-        ValueError: there is no text to take the vocabulary from, or the folder is incomplete.
-    """
-    template = None if options.chat_template is None else named_template(options.chat_template)
-    if options.path is not None:
-        return folder_tokenizer(Path(options.path).expanduser(), template)
-    if options.kind == "characters":
-        return character_tokenizer(texts, template)
-    vocab_size = options.vocab_size or DEFAULT_VOCAB_SIZE
-    if options.kind == "words":
-        return word_tokenizer(texts, vocab_size, template, options.min_count)
-    if options.kind == "bpe":
-        return bpe_tokenizer(texts, vocab_size, template)
-    return byte_tokenizer(template)
-
-
-PIPELINE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-SPECIAL_FILE = "special_tokens_map.json"
-TEMPLATE_FILE = "chat_template.jinja"
-MODEL_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
-NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def folder_tokenizer(folder: Path, chat_template: str | None = None) -> TextTokenizer:
-    """Return the tokenizer of a folder.
-
-    Args:
-        folder: with tokenizer.json, or files from which transformers builds it.
-        chat_template: wins over that of the folder.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no tokenizer in it.
-        ValueError: its files are damaged, or name no end-of-text token.
-    """
-    tokenizer_files(str(folder))
-    config = {**_json(folder / SPECIAL_FILE), **_json(folder / CONFIG_FILE)}
-    backend = _backend(folder)
-    backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
-    backend.no_padding()
-    special = {name: config[name] for name in NAMES if config.get(name)}
-    special = {n: t["content"] if isinstance(t, dict) else t for n, t in special.items()}
-    end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has the latter alone
-    ids = {name: backend.token_to_id(token) for name, token in special.items()}
-    end_id = ids.get(end)
-    if end_id is None:
-        raise ValueError(
-            f"{folder} names no end-of-text token of its vocabulary, which ends documents and "
-            f'answers; it names {special.get(end)}. Set "eos_token" in its {CONFIG_FILE}.'
-        )
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    # A template writes them into the text, where they must be found.
-    backend.add_special_tokens(
-        [t for n, t in special.items() if ids[n] is not None and t not in known]
-    )
-    return TextTokenizer(
-        backend,
-        end_id,
-        ids.get("bos_token"),
-        chat_template or _template(folder, config),
-        tuple((name, token) for name, token in special.items() if ids[name] is not None),
-    )
-
-
-def tokenizer_files(path: str) -> list[Path]:
-    """Return the files of a folder on which its tokenizer depends.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no tokenizer in it.
-    """
-    folder = Path(path).expanduser()
-    if not any((folder / name).is_file() for name in (PIPELINE_FILE, *MODEL_FILES)):
-        lack = "holds no tokenizer" if folder.is_dir() else "is no folder"
+def _named_template(name: str) -> str:
+    path = Path(name).expanduser()
+    if name not in TEMPLATES and not path.is_file():
         raise FileNotFoundError(
-            f"tokenizer.path: {folder} {lack} "
-            f"({PIPELINE_FILE}, {', '.join(MODEL_FILES)}); name the local folder of a Hugging Face "
-            "tokenizer. Nothing is downloaded."
+            f'tokenizer.chat_template: "{name}" is no file and none of the built-in templates '
+            f"({', '.join(TEMPLATES)}); name a Jinja file."
         )
-    names = (PIPELINE_FILE, *MODEL_FILES, CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)
-    return [folder / name for name in names if (folder / name).is_file()]
-
-
-def _backend(folder: Path) -> Tokenizer:
-    path = folder / PIPELINE_FILE
-    if path.is_file():
-        try:
-            return Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(
-                f"{path} cannot be read by the tokenizers library ({error}); copy it again."
-            ) from error
-    from transformers import AutoTokenizer
-
-    made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if not hasattr(made, "backend_tokenizer"):
-        raise ValueError(
-            f"{folder}: transformers reads it as a {type(made).__name__} without a fast pipeline; "
-            f"save one with a {PIPELINE_FILE}."
-        )
-    return made.backend_tokenizer
-
-
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    path = folder / TEMPLATE_FILE
-    if path.is_file():
-        return path.read_text("utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no JSON in UTF-8 ({error}); copy it again.") from error
-
-
-END_OF_TEXT = "<|endoftext|>"
-UNKNOWN_WORD = "<|unknown|>"
-
-
-def byte_tokenizer(chat_template: str | None = None) -> TextTokenizer:
-    """Return the tokenizer whose tokens are the 256 bytes of UTF-8, and end-of-text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return _with_end(backend, chat_template)
-
-
-def character_tokenizer(texts: Iterable[str], chat_template: str | None = None) -> TextTokenizer:
-    """Return the tokenizer whose tokens are the characters of these texts, and end-of-text.
-
-    Raises:
-        ValueError: there is no text.
-    """
-    alphabet: set[str] = set()
-    for text in texts:
-        alphabet.update(text)
-    if not alphabet:
-        raise ValueError(_no_text("characters"))
-    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(sorted(alphabet))}, []))
-    backend.decoder = decoders.Fuse()
-    return _with_end(backend, chat_template)
-
-
-def word_tokenizer(
-    texts: Iterable[str],
-    vocab_size: int,
-    chat_template: str | None = None,
-    min_count: int | None = None,
-) -> TextTokenizer:
-    """Return the tokenizer whose tokens are the words of these texts, and end-of-text.
-
-    A word is what stands between white space; a decoded text has one space between two words.
-
-    Args:
-        texts: any number, read once.
-        vocab_size: the most tokens, end-of-text included.
-        chat_template: see `TextTokenizer`.
-        min_count: words of fewer texts, and unknown ones, become one token of their own; none
-            keeps all words and refuses unknown ones.
-
-    Raises:
-        ValueError: there is no word, or there are more than vocab_size.
-    """
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(set(words_of(text.replace(END_OF_TEXT, " "))))
-    words = sorted(word for word, count in counts.items() if count >= (min_count or 1))
-    if not words:
-        raise ValueError(_no_text("words"))
-    # No word is empty: without a token for the unknown, such a word is refused.
-    unknown = "" if min_count is None else UNKNOWN_WORD
-    vocabulary = {word: i for i, word in enumerate([*words, *([unknown] if unknown else [])])}
-    if len(vocabulary) >= vocab_size:
-        raise ValueError(
-            "the training text has more different words than there is room for beside the special "
-            f"tokens in tokenizer.vocab_size {vocab_size}; raise it, or data.tokenizer.min_count, "
-            "which makes rare words unknown, or use data.tokenizer.kind bpe, which spells them."
-        )
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return _with_end(backend, chat_template, unknown)
-
-
-def bpe_tokenizer(
-    texts: Iterable[str], vocab_size: int, chat_template: str | None = None
-) -> TextTokenizer:
-    """Return the tokenizer of the most frequent byte pairs of these texts, and end-of-text.
-
-    Texts are cut into words as GPT-2 does it; the same texts in any order give the same tokens.
-
-    Args:
-        texts: any number, read once.
-        vocab_size: end-of-text included; fewer tokens where the texts have no more pairs.
-        chat_template: see `TextTokenizer`.
-
-    Raises:
-        ValueError: there is no text.
-
-    Source: Sennrich, Haddow, Birch 2016; bytes as in Radford et al. 2019, section 2.2.
-    """
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    num_characters = 0
-
-    def counted() -> Iterable[str]:
-        nonlocal num_characters
-        for text in texts:
-            num_characters += len(text)
-            yield text
-
-    backend.train_from_iterator(counted(), trainer)
-    if not num_characters:
-        raise ValueError(_no_text("bpe"))
-    return _with_end(backend, chat_template)
-
-
-def _with_end(backend: Tokenizer, chat_template: str | None, unknown: str = "") -> TextTokenizer:
-    backend.add_special_tokens([END_OF_TEXT, *([unknown] if unknown else [])])
-    end_id = backend.token_to_id(END_OF_TEXT)
-    assert end_id is not None
-    special = [(name, END_OF_TEXT) for name in ("bos_token", "eos_token", "pad_token")]
-    special += [("unk_token", unknown)] if unknown else []
-    return TextTokenizer(backend, end_id, end_id, chat_template, tuple(special))
-
-
-def _no_text(kind: str) -> str:
-    return (
-        f"tokenizer.kind {kind} takes its vocabulary from the training text, and there is none; "
-        "name files with data.train_files, or use tokenizer.kind bytes."
-    )
-
-
-TEXT_RECIPE_KEY = "text_recipe"
+    return TEMPLATES.get(name) or path.read_text("utf-8")
 
 
 def options_of_model(folder: str | None, given: TokenizerOptions | None) -> TokenizerOptions:
@@ -580,3 +428,192 @@ def options_of_model(folder: str | None, given: TokenizerOptions | None) -> Toke
             "its own; leave data.tokenizer out (null), but for its chat_template."
         )
     return given
+
+
+def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextTokenizer:
+    """Return the tokenizer that the options describe.
+
+    Args:
+        options: which one.
+        texts: of training; read where the vocabulary comes from them (characters, words, bpe).
+
+    Raises:
+        FileNotFoundError: the folder or the template does not exist.
+        ValueError: there is no text to take the vocabulary from, or the folder is incomplete.
+    """
+    template = options.chat_template and _named_template(options.chat_template)
+    vocab_size = options.vocab_size or DEFAULT_VOCAB_SIZE
+    if options.path is not None:
+        made = _folder_tokenizer(Path(options.path).expanduser())
+    elif options.kind == "characters":
+        made = character_tokenizer(texts)
+    elif options.kind == "words":
+        made = word_tokenizer(texts, vocab_size, options.min_count)
+    elif options.kind == "bpe":
+        made = bpe_tokenizer(texts, vocab_size)
+    else:
+        made = byte_tokenizer()
+    return replace(made, chat_template=template or made.chat_template)
+
+
+def _folder_files(path: str) -> list[Path]:
+    """Return the files of a folder on which its tokenizer depends."""
+    folder = Path(path).expanduser()
+    if not any((folder / name).is_file() for name in (PIPELINE_FILE, *MODEL_FILES)):
+        lack = "holds no tokenizer" if folder.is_dir() else "is no folder"
+        raise FileNotFoundError(
+            f"tokenizer.path: {folder} {lack} "
+            f"({PIPELINE_FILE}, {', '.join(MODEL_FILES)}); name the local folder of a Hugging Face "
+            "tokenizer. Nothing is downloaded."
+        )
+    names = (PIPELINE_FILE, *MODEL_FILES, CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _folder_tokenizer(folder: Path) -> TextTokenizer:
+    """Return the tokenizer of a folder with tokenizer.json, or files from which transformers
+    builds it."""
+    config: dict[str, Any] = {}
+    for path in _folder_files(str(folder))[::-1]:  # the files of special tokens and of all options
+        if path.name in (SPECIAL_FILE, CONFIG_FILE):
+            try:
+                config |= json.loads(path.read_text("utf-8"))
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise ValueError(f"{path} is no JSON in UTF-8 ({error}); copy it again.") from error
+    if (folder / PIPELINE_FILE).is_file():
+        try:
+            backend = Tokenizer.from_file(str(folder / PIPELINE_FILE))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(
+                f"{folder / PIPELINE_FILE} cannot be read by the tokenizers library ({error}); "
+                "copy it again."
+            ) from error
+    else:
+        from transformers import AutoTokenizer
+
+        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not hasattr(made, "backend_tokenizer"):
+            raise ValueError(
+                f"{folder}: transformers reads it as a {type(made).__name__} without a fast "
+                f"pipeline; save one with a {PIPELINE_FILE}."
+            )
+        backend = made.backend_tokenizer
+    backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
+    backend.no_padding()
+    special = {name: config[name] for name in NAMES if config.get(name)}
+    special = {n: t["content"] if isinstance(t, dict) else t for n, t in special.items()}
+    end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has the latter alone
+    ids = {name: backend.token_to_id(token) for name, token in special.items()}
+    end_id = ids.get(end)
+    if end_id is None:
+        raise ValueError(
+            f"{folder} names no end-of-text token of its vocabulary, which ends documents and "
+            f'answers; it names {special.get(end)}. Set "eos_token" in its {CONFIG_FILE}.'
+        )
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # A template writes them into the text, where they must be found.
+    backend.add_special_tokens(
+        [t for n, t in special.items() if ids[n] is not None and t not in known]
+    )
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if (folder / TEMPLATE_FILE).is_file():
+        template = (folder / TEMPLATE_FILE).read_text("utf-8")
+    tokens = tuple((name, token) for name, token in special.items() if ids[name] is not None)
+    return TextTokenizer(backend, end_id, ids.get("bos_token"), template, tokens)
+
+
+def byte_tokenizer() -> TextTokenizer:
+    """Return the tokenizer whose tokens are the 256 bytes of UTF-8, and end-of-text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return _with_end(backend)
+
+
+def character_tokenizer(texts: Iterable[str]) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the characters of these texts, and end-of-text."""
+    alphabet: set[str] = set()
+    for text in texts:
+        alphabet.update(text)
+    _check_vocabulary("characters", alphabet)
+    backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(sorted(alphabet))}, []))
+    backend.decoder = decoders.Fuse()
+    return _with_end(backend)
+
+
+def word_tokenizer(
+    texts: Iterable[str], vocab_size: int, min_count: int | None = None
+) -> TextTokenizer:
+    """Return the tokenizer whose tokens are the words of these texts, and end-of-text.
+
+    A word is what stands between white space; a decoded text has one space between two words.
+    See `TokenizerOptions`.
+
+    Raises:
+        ValueError: there is no word, or there are more than vocab_size.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(set(WORD.findall(text.replace(END_OF_TEXT, " "))))
+    words = sorted(word for word, count in counts.items() if count >= (min_count or 1))
+    _check_vocabulary("words", words)
+    # No word is empty: without a token for the unknown, such a word is refused.
+    unknown = "" if min_count is None else UNKNOWN_WORD
+    vocabulary = {word: i for i, word in enumerate([*words, *([unknown] if unknown else [])])}
+    if len(vocabulary) >= vocab_size:
+        raise ValueError(
+            "the training text has more different words than there is room for beside the special "
+            f"tokens in tokenizer.vocab_size {vocab_size}; raise it, or data.tokenizer.min_count, "
+            "which makes rare words unknown, or use data.tokenizer.kind bpe, which spells them."
+        )
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _with_end(backend, unknown)
+
+
+def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
+    """Return the tokenizer of the most frequent byte pairs of these texts, and end-of-text.
+
+    Texts are cut into words as GPT-2 does it; the same texts in any order give the same tokens.
+
+    Source: Sennrich, Haddow, Birch 2016; bytes as in Radford et al. 2019, section 2.2.
+    """
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    num_characters = 0
+
+    def counted() -> Iterable[str]:
+        nonlocal num_characters
+        for text in texts:
+            num_characters += len(text)
+            yield text
+
+    backend.train_from_iterator(counted(), trainer)
+    _check_vocabulary("bpe", num_characters)
+    return _with_end(backend)
+
+
+def _with_end(backend: Tokenizer, unknown: str = "") -> TextTokenizer:
+    backend.add_special_tokens([END_OF_TEXT, *([unknown] if unknown else [])])
+    end_id = backend.token_to_id(END_OF_TEXT)
+    assert end_id is not None
+    special = [(name, END_OF_TEXT) for name in ("bos_token", "eos_token", "pad_token")]
+    special += [("unk_token", unknown)] if unknown else []
+    return TextTokenizer(backend, end_id, end_id, None, tuple(special))
+
+
+def _check_vocabulary(kind: str, found: Any) -> None:
+    if not found:
+        raise ValueError(
+            f"tokenizer.kind {kind} takes its vocabulary from the training text, and there is "
+            "none; name files with data.train_files, or use tokenizer.kind bytes."
+        )

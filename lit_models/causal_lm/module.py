@@ -15,8 +15,7 @@ from datamodules.core.batches import TERM, TextBatch
 from datamodules.core.planned import ModelFacts
 from datamodules.core.store import digest_of
 from datamodules.text.prompts import PromptDataset, completion_text, read_prompts, rows_in_memory
-from datamodules.tokenizers.pipelines import Message
-from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
+from datamodules.tokenizers.text import TEXT_RECIPE_KEY, Message, TextTokenizer
 from lit_models.causal_lm.adapters import (
     LoraOptions,
     add_lora,

@@ -109,7 +109,7 @@ class BiEncoder(nn.Module):
         order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
         for start in range(0, len(order), TEXTS_AT_ONCE):
             chosen = order[start : start + TEXTS_AT_ONCE]
-            rows = padded([frame(encoding.ids_once(texts[n])) for n in chosen])
+            rows = padded([frame(encoding.ids(texts[n])) for n in chosen])
             ids, mask = (rows[k].to(device) for k in ("input_ids", "attention_mask"))
             parts.append(self.encode(ids, mask))
         if not parts:

@@ -26,7 +26,7 @@ from datamodules.files.html import (
     visible_lines,
 )
 from datamodules.files.tables import new_table
-from datamodules.text.terms import words_of
+from datamodules.text.encoding import words_of
 from lit_models.errors import run_guarded
 
 if TYPE_CHECKING:

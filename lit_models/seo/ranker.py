@@ -156,8 +156,8 @@ class LitRanker(EncodedTextModule):
                 f"since the ranker was trained with prior={self.adds_prior}."
             )
         encoding, device = self._encoding, self.device
-        pairs = [encoding.framing.pair(encoding.ids(query), encoding.ids(d)) for d in documents]
-        rows = padded(pairs)
+        texts = encoding.ids_of(documents)
+        rows = padded(encoding.framing.pairs(encoding.ids(query), texts))
         lengths = rows["attention_mask"].sum(1).numpy()
         rows = {name: row.to(device) for name, row in rows.items()}
         first = torch.tensor([0.0] * len(documents) if prior is None else [*prior], device=device)[

@@ -16,9 +16,9 @@ from torchmetrics.functional.text.rouge import rouge_score
 from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import SnippetBatch
+from datamodules.text.encoding import sentences_of
 from datamodules.text.pages import Target, page_prompts
 from datamodules.text.prompts import PromptDataset, completion_text, rows_in_memory
-from datamodules.text.terms import sentences_of
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM

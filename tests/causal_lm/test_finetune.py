@@ -1,6 +1,7 @@
 """Fine-tuning in a run: adapters and frozen parameters, saved, resumed, exported."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from lightning.pytorch import seed_everything
 
 from datamodules.files.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.pipelines import TEMPLATES
-from datamodules.tokenizers.text import byte_tokenizer
+from datamodules.tokenizers.text import TEMPLATES, byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
@@ -104,7 +104,7 @@ def test_an_export_is_a_base_without_adapters(base, tmp_path):
 def test_chats_of_share_gpt_are_learnt_with_adapters_in_one_command(tmp_path, unisono, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "base", "Llama", vocab_size=257)
-    saved_tokenizer(byte_tokenizer(TEMPLATES["plain"]), tmp_path / "base")
+    saved_tokenizer(replace(byte_tokenizer(), chat_template=TEMPLATES["plain"]), tmp_path / "base")
     turns = [{"from": "human", "value": "Legs of {}?"}, {"from": "gpt", "value": "It has {}."}]
     rows = [
         {"conversations": [{**t, "value": t["value"].format(i)} for t in turns]} for i in range(200)

@@ -17,9 +17,9 @@ from tests.consistency_lens.cases import data_of, module_of, trainer_of
 
 TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
 TOKENIZERS = {
-    "bytes": byte_tokenizer(None),
-    "bpe": bpe_tokenizer(iter([TEXT * 3]), 300, None),
-    "words": word_tokenizer(iter(["the owl saw the cat"]), 50, None),
+    "bytes": byte_tokenizer(),
+    "bpe": bpe_tokenizer(iter([TEXT * 3]), 300),
+    "words": word_tokenizer(iter(["the owl saw the cat"]), 50),
 }
 
 

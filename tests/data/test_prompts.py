@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_what_a_tokenizer_refuses_is_named_with_its_place(tmp_path):
     for row, mode in (({"prompt": "abX"}, "generate"), ({"prompt": "", "choices": ["X"]}, "score")):
         with pytest.raises(ValueError, match="mine.jsonl:2: .* does not know the character .X."):
             dataset(tmp_path, [{"prompt": "a", "choices": ["b"]}, row], letters, mode=mode)
-    picky = byte_tokenizer("{{ raise_exception('no system please') }}")
+    picky = replace(TOKENIZER, chat_template="{{ raise_exception('no system please') }}")
     with pytest.raises(ValueError, match="mine.jsonl:1: the chat template refuses .*no system pl"):
         dataset(tmp_path, [{"messages": TALK}], picky)
 

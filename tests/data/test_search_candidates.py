@@ -140,12 +140,13 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
 def test_the_rows_of_a_group_are_those_of_its_texts(folder):
     data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
     data = pickle.loads(pickle.dumps(data))  # what a worker gets that is no fork
-    encode, framing = data.encoding.ids_once, data.encoding.framing
+    encode, framing = data.encoding.ids, data.encoding.framing
     for place in range(len(data.lengths)):
         example = data.example(place, 2)
         query = encode(data.queries.text(place))
         for document, row in zip(example.document.tolist(), example.pairs, strict=True):
-            expected = framing.pair(query, encode(data.collection.document_text(document)))
+            text = encode(data.collection.document_text(document))
+            (expected,) = framing.pairs(query, [text])
             assert row.ids.tolist() == expected.ids.tolist()
 
 

@@ -214,7 +214,7 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
     collection: Collection,
 ) -> None:
     dataset, epoch, ways = pairs(collection, DRAWS, HardNegatives(2)), 4, Counter()
-    encode, framing = dataset.encoding.ids_once, dataset.encoding.framing
+    encode, framing = dataset.encoding.ids, dataset.encoding.framing
     for sample_id in range(len(dataset.lengths)):
         rng, number = rng_for(5, epoch, sample_id), (sample_id - SIZES["train"]) % 40
         others: list[int] = []

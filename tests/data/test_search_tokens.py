@@ -53,10 +53,10 @@ def check(collection: Collection, encoding: TextEncoding, is_whole: bool = False
     limits = encoding.limits
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
     for number in range(collection.num_documents):
-        ids = encoding.ids_once(collection.document_text(number))[: most[0]]
+        ids = encoding.ids(collection.document_text(number))[: most[0]]
         assert documents[number].tolist() == ids.tolist()
     for number in range(collection.num_queries):
-        ids = encoding.ids_once(collection.query(number))[: most[1]]
+        ids = encoding.ids(collection.query(number))[: most[1]]
         assert queries[number].tolist() == ids.tolist()
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.encoding import Framing, TextLimits, padded
-from datamodules.text.terms import terms_by
+from datamodules.text.encoding import Framing, TextLimits, padded, terms_by
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 
 
@@ -14,7 +13,7 @@ def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
     framing = Framing(begin_id, 8, TextLimits(max_length=7, max_query_length=2))
     begin = [] if begin_id is None else [begin_id]
     query, text, nothing = np.array([1, 2, 3]), np.array([4, 5, 6], np.uint16), np.zeros(0, int)
-    rows = [framing.pair(query, text), framing.single(text), framing.query(nothing)]
+    rows = [*framing.pairs(query, [text]), framing.single(text), framing.query(nothing)]
     room = 7 - len(begin) - 4
     whole = [[*begin, 1, 2, 8, *[4, 5, 6][:room], 8], [*begin, 4, 5, 6, 8], [*begin, 8]]
     width = max(map(len, whole))

@@ -16,13 +16,13 @@ from datamodules.core.store import cache_root
 from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.prompts import completion_text
-from datamodules.tokenizers.pipelines import without_first_space
 from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,
     byte_tokenizer,
     character_tokenizer,
     make_tokenizer,
+    without_first_space,
 )
 from lit_models.causal_lm.generation import Stops
 from tests.text_corpora import request, same, text_file, texts_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datamodules.text.terms import sentences_of, words_of
+from datamodules.text.encoding import sentences_of, words_of
 from lit_models.seo.onpage import check_page, check_site, main
 
 SOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pies</title>

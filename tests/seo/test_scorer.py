@@ -46,7 +46,7 @@ def test_padding_and_the_other_texts_of_a_batch_change_nothing(scorer) -> None:
 def test_chunks_are_those_of_the_whole_text(scorer) -> None:
     _, dataset = scorer
     for i in range(len(dataset.lengths)):
-        ids = dataset.encoding.ids_once(dataset.store.text(int(dataset.texts[i])))
+        ids = dataset.encoding.ids(dataset.store.text(int(dataset.texts[i])))
         expected = dataset.encoding.framing.chunks(ids, dataset.stride, dataset.chunks.most)
         found = dataset.example(i, 0)
         assert [c.ids.tolist() for c in found.chunks] == [c.ids.tolist() for c in expected]
