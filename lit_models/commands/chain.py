@@ -63,7 +63,7 @@ def chain(
     stages: dict | None = None,
     to: str = "runs/chain-{seed}",
     seed: int = 1,
-    only: str | list[str] | None = None,
+    only: list[str] | None = None,
     change: dict | None = None,
     launcher: str = "",
 ) -> int:
@@ -78,7 +78,7 @@ def chain(
             options, "{NAME}" is the folder of a stage, "{seed}" the seed.
         to: folder of the chain, with one in it for each stage.
         seed: of every stage that trains or evaluates.
-        only: one stage or several; those that they take must be complete, and stay as they are.
+        only: a stage; repeatable. What these take must be complete, and stays as it is.
         change: values that win over those of stages: --change.NAME.devices=2,
             --change.NAME.options.data.micro_batch_size=4.
         launcher: words before the command of each stage, such as srun in a SLURM job.
@@ -89,12 +89,11 @@ def chain(
     Raises:
         UsageError: stages or options name something that there is not.
     """
-    names = [only] if isinstance(only, str) else only
     folder = Path(to.replace("{seed}", str(seed))).expanduser()
     prefix = (*shlex.split(launcher), *PREFIX)
     try:
         read = read_stages(stages or {}, change)
-        chosen = chosen_stages(read, names)
+        chosen = chosen_stages(read, only)
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     return run_stages(read, chosen, folder, seed, prefix)

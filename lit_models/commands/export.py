@@ -25,7 +25,7 @@ def export(
     Args:
         ckpt: a checkpoint, such as runs/demo/checkpoints/best.ckpt.
         to: the folder to write; new or empty.
-        weights: which weights; null takes the averaged ones where the run averaged.
+        weights: by default the averaged ones where the run averaged.
         class_path: the module's class, where a script wrote the checkpoint.
         overwrite: replace an export that the folder holds.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.

@@ -99,7 +99,7 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
     Args:
         run: a run folder, such as runs/demo.
         other: a second run folder: the page says what differs, then shows both.
-        to: the file; null takes RUN/report.html, or compare-RUN-OTHER.html in the working folder.
+        to: the file; by default RUN/report.html, or compare-RUN-OTHER.html in the working folder.
             An earlier report is replaced, never another file.
 
     Raises:

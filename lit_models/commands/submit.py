@@ -379,8 +379,7 @@ def chain_scripts(
             added[stage.name] = [f"--change.{stage.name}.devices={job.tasks_per_node}"]
             added[stage.name] += [f"--change.{stage.name}.options.{k}={v}" for k, v in own.items()]
         stages = chain.read_stages(given["stages"] or {}, changes)
-        only = [given["only"]] if isinstance(given["only"], str) else given["only"]
-        chosen = chain.chosen_stages(stages, only)
+        chosen = chain.chosen_stages(stages, given["only"])
     except (ValueError, FileNotFoundError) as error:
         raise UsageError(str(error)) from error
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()

@@ -161,7 +161,6 @@ def test_the_environment_is_left_as_it_was(tmp_path):
         ("--devices=0", "--devices must be at least 1, got 0"),
         ("--num_nodes=0", "--num_nodes must be at least 1, got 0"),
         ("--timeout_s=0", "--timeout_s must be seconds above 0, such as 60, got 0"),
-        ("--timeout_s=.nan", "--timeout-s must be a number, got .nan"),
         ("--devices=5000", "--devices=5000 --collectives would start 5000 processes"),
     ],
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lit_models.commands import arguments_of
 from lit_models.commands.report import (
     MOST_STRETCHES,
     chart,
@@ -339,8 +338,8 @@ def test_two_folders_on_the_command_line(
     assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
     for words, message in (
         (["runs/a", "runs/b"], "is no report of this command"),
-        (["runs/a", "runs/b", "runs/c"], "report takes 1 or 2 of these, got 3 (runs/a runs/b"),
-        ([], "report lacks run. Write: unisono report RUN [OTHER]\n  RUN: a run folder, "),
+        (["runs/a", "runs/b", "runs/c"], "`runs/c` is no option"),
+        ([], "the following arguments are required: run"),
         (["nowhere"], "is no run folder"),
         (["runs/a", "nowhere"], "is no run folder"),
         (["runs/a", "--to=compare-a-b.html"], "is no report of this command"),
@@ -350,20 +349,6 @@ def test_two_folders_on_the_command_line(
         assert message in output
     (tmp_path / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
     assert unisono("report", "runs/a")[0] == 1
-
-
-def test_only_words_after_the_required_ones_get_a_name() -> None:
-    def function(run: Path, other: Path | None = None, *, to: Path | None = None) -> None: ...
-
-    both = {"run": Path("a"), "other": Path("b")}
-    assert arguments_of(["a", "b"], function) == both
-    assert arguments_of(["--to", "x", "a", "b"], function) == {**both, "to": Path("x")}
-    assert arguments_of(["--run=a", "b"], function) == both
-
-    def without(devices: int = 1) -> None: ...
-
-    with pytest.raises(ValueError, match="`b` is no option"):
-        arguments_of(["b"], without)
 
 
 def test_a_real_run_shows_its_command_and_code(toy_config: Path, unisono: Unisono) -> None:
