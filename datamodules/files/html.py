@@ -2,7 +2,6 @@
 
 import codecs
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,67 +31,13 @@ BOMS = (
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
 DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
-# A parser takes time that grows with the square of what is nested or repeated in these ways.
-TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)([^<>]*)>")
-ENDS_BY_ITSELF = frozenset(
-    {
-        *("p", "li", "dt", "dd", "tr", "td", "th", "tbody", "thead", "tfoot", "a", "colgroup"),
-        *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
-        *("track", "wbr", "rt", "rp", "caption", "head", "param"),
-    }
-)
-FORMATTING = frozenset(
-    {"b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u"}
-)
-QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
-MOST_NESTED, MOST_FORMATTING, MOST_ATTRIBUTES = 2000, 8, 1000  # browsers nest 512 at most
-MOST_IN_ALL = {"option": 1000, "optgroup": 1000, "body": 100, "html": 100}
 
 
 def parsed(html: str) -> "LexborHTMLParser":
-    """Return the tree that a browser would make of a page; nothing is refused, see `flattened`."""
+    """Return the tree that a browser would make of a page; nothing is refused."""
     from selectolax.lexbor import LexborHTMLParser
 
-    return LexborHTMLParser(flattened(html)[0])
-
-
-def flattened(html: str) -> tuple[str, int]:
-    """Return a page that can be parsed in linear time, and how many tags were changed for that.
-
-    What the tags hold stays. They are left out where 2,000 elements are open already, 8 of a kind
-    that only changes letters, or after 1,000 options; more than 1,000 attributes are left out, too.
-    """
-    opened: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    depth = num_changed = 0
-
-    def kept(match: re.Match[str]) -> str:
-        nonlocal depth, num_changed
-        is_end, tag, rest = bool(match[1]), match[2].lower(), match[3]
-        is_counted = tag not in ENDS_BY_ITSELF and not (rest.endswith("/") and opened["svg"])
-        nests = tag not in MOST_IN_ALL
-        if is_counted and is_end and skipped[tag]:
-            skipped[tag] -= 1
-            return ""
-        if is_counted and is_end and nests and opened[tag]:
-            opened[tag] -= 1
-            depth -= 1
-        if is_counted and not is_end:
-            most = MOST_IN_ALL.get(tag, MOST_FORMATTING if tag in FORMATTING else MOST_NESTED)
-            is_too_deep = nests and depth >= MOST_NESTED and tag not in UNSEEN
-            if opened[tag] >= most or is_too_deep:
-                skipped[tag] += 1
-                num_changed += 1
-                return ""
-            opened[tag] += 1
-            depth += nests
-        if len(rest) > MOST_ATTRIBUTES and len(QUOTED.sub("", rest).split()) > MOST_ATTRIBUTES:
-            num_changed += 1
-            return f"<{match[1]}{tag}>"
-        return match[0]
-
-    changed = TAG.sub(kept, html)
-    return (changed, num_changed) if num_changed else (html, 0)
+    return LexborHTMLParser(html)
 
 
 class HtmlEncoding(NamedTuple):

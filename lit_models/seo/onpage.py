@@ -21,8 +21,8 @@ from datamodules.files.documents import files_in
 from datamodules.files.html import (
     decoded_html,
     first_bad_byte,
-    flattened,
     html_encoding,
+    parsed,
     visible_lines,
 )
 from datamodules.files.tables import new_table
@@ -105,17 +105,11 @@ def check_page(content: bytes, name: str, keywords: Sequence[str] = ()) -> PageR
     Raises:
         ValueError: a keyword has no word.
     """
-    from selectolax.lexbor import LexborHTMLParser
-
     report = PageReport(name)
     if not content.strip():
         report.add("page", "the file is empty")
     _check_encoding(report, content)
-    html, num_changed = flattened(decoded_html(content))
-    tree = LexborHTMLParser(html)
-    if num_changed:
-        rule = "elements nest too deep, or have too many attributes, to be read as they stand"
-        report.add("page", rule, evidence=f"{num_changed:,} tags")
+    tree = parsed(decoded_html(content))
     for check in (_check_texts, _check_head, _check_headings, _check_images, _check_links):
         check(report, tree)
     _check_structured_data(report, tree)
