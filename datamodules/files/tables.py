@@ -1,7 +1,7 @@
 """Tables in and out: csv, tsv, parquet and Excel, as record batches of text with line numbers.
 
-pyarrow takes the blocks of delimited text that hold one plain row in each line; Python's csv takes
-the others line by line, so that every fault has its line.
+pyarrow takes the blocks of delimited text that hold one row in each line; Python's csv takes the
+others line by line, so that every fault has its line.
 """
 
 import codecs
@@ -17,7 +17,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -44,16 +44,16 @@ MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
 ROWS_PER_BATCH = 65_536
 GZIP = b"\x1f\x8b"
-SIGNATURES = {
-    b"PAR1": "a parquet file: rename it to .parquet",
-    b"PK\x03\x04": "a zip or Excel file: rename an Excel file to .xlsx",
-}
 OnBadRow = Callable[[BadRow], None]
+OnBadLine = Callable[[int, str, str], None]  # line, value, rule
+Rows = Iterator[tuple[pa.RecordBatch, np.ndarray]]  # text columns, and the line of each row
 
 OPEN_QUOTE = (
     "a quote opens a value and is not closed, which glues rows together; close it, or double a "
     "quote that belongs to the text."
 )
+LONE_RETURN = "a carriage return stands inside the line; replace it by a blank."
+NAME_ENCODING = "or name its encoding (occupation tables: --data.table.encoding=windows-1252)."
 
 log = logging.getLogger(__name__)
 csv.field_size_limit(MAX_LINE_BYTES)  # else 128 KiB, and a value may be a whole document
@@ -61,7 +61,7 @@ csv.field_size_limit(MAX_LINE_BYTES)  # else 128 KiB, and a value may be a whole
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How csv, tsv and Excel files are written, where it is not to be found from their bytes.
+    """How csv, tsv and Excel files are written.
 
     Args:
         separator: one character between values; None finds `,`, `;`, tab or `|`.
@@ -80,14 +80,13 @@ class TableOptions:
                 f"table.separator must be one ASCII character and no quote, got {mark!r}; a tab is "
                 r"$'\t' in a shell."
             )
-        if self.encoding is not None:
-            try:
-                "".encode(self.encoding)
-            except LookupError as error:
-                raise ValueError(
-                    f'table.encoding "{self.encoding}" is none that Python knows; write utf-8, '
-                    "windows-1252, iso-8859-15, utf-16 or the like."
-                ) from error
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError as error:
+            raise ValueError(
+                f'table.encoding "{self.encoding}" is none that Python knows; write utf-8, '
+                "windows-1252, iso-8859-15, utf-16 or the like."
+            ) from error
 
 
 class Dialect(NamedTuple):
@@ -120,7 +119,7 @@ class RowBatch:
 
 
 def raise_bad_row(bad: BadRow) -> None:
-    """Raises the ValueError that names this row: the default of every reader."""
+    """Raises the ValueError that names this row."""
     raise ValueError(str(bad))
 
 
@@ -133,11 +132,11 @@ def suffix_of(path: Path) -> str:
 def own_files_hint(
     command: str, files: Mapping[int, Sequence[Path]], key: str = "data.predict_files"
 ) -> str:
-    """Return a command of `unisono predict` for a file of this run: of the last part that has one.
+    """Return a command of `unisono predict` with a file of the run, of the last part that has one.
 
     Args:
         command: without its file.
-        files: part -> files; train, validation and test from 0.
+        files: part -> files.
         key: option that takes the file.
     """
     path = next(paths[0] for _, paths in sorted(files.items(), reverse=True) if paths)
@@ -180,12 +179,10 @@ def expand_files(
 
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
+    if path.is_dir():
+        raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")
     if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{option}: {path} is a folder; name its files, such as {path}/*.csv."
-            if path.is_dir()
-            else f"{option}: {path} is a pipe or a device; save it as a file."
-        )
+        raise ValueError(f"{option}: {path} is a pipe or a device; save it as a file.")
     if not path.exists():
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
@@ -199,7 +196,7 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
 
 
 class Table:
-    """One file: `names` of its columns and, of delimited text, its `dialect`, known once opened.
+    """One file: `names` of its columns and, of delimited text, its `dialect`.
 
     Args:
         path: csv, tsv (packed by gzip, too), parquet or xlsx.
@@ -253,11 +250,11 @@ class Table:
             on_bad_row(BadRow(str(self.path), line, value, rule))
 
         if suffix_of(self.path) in PARQUET_SUFFIXES:
-            batches = _parquet_batches(self.path, wanted)
+            batches = _parquet_rows(self.path, wanted)
         elif suffix_of(self.path) == EXCEL_SUFFIX:
-            batches = _excel_batches(self.path, self.options.sheet, self.names, on_bad)
+            batches = _excel_rows(self.path, self.options.sheet, self.names, on_bad)
         else:
-            batches = _delimited_batches(self.path, self.dialect, self.names, on_bad)
+            batches = _delimited_rows(self.path, self.dialect, self.names, on_bad)
         for rows, line in batches:
             num_rows += len(line)
             if len(line):
@@ -285,11 +282,12 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         with open_parquet(path) as file:
             names = file.schema_arrow.names
     elif suffix == EXCEL_SUFFIX:
-        names = list(map(_cell_text, next(_excel_rows(path, options.sheet, is_first=True), [])))
+        names = list(map(_cell_text, next(_sheet(path, options.sheet, is_first=True), [])))
     else:
         encoding = options.encoding or _encoding_of(path)
-        start = b"".join(islice(_utf8_chunks(path, encoding), 1 + SNIFFED_BYTES // BLOCK_BYTES))
-        start = start[:SNIFFED_BYTES]
+        blocks = islice(_utf8_blocks(path, encoding), 1 + SNIFFED_BYTES // BLOCK_BYTES)
+        start = b"".join(blocks)[:SNIFFED_BYTES]
+        _refuse_binary(path, 1, start)
         sample = _decode(path, 1, start.rpartition(b"\n")[0] or start)
         lines = list(io.StringIO(sample, newline="\n"))
         plain = SEPARATORS[suffix.removesuffix(".gz")]
@@ -329,20 +327,22 @@ def _say(path: Path, found: str) -> None:
 
 def _encoding_of(path: Path) -> str:
     """The encoding that the bytes of the whole file speak for, as Python names it."""
-    first = next(_chunks(path), b"")
+    first = next(_blocks(path), b"")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    decoder, is_utf8 = codecs.getincrementaldecoder("utf-8")("replace"), True
-    for chunk in chain(_chunks(path), [b""]):
-        is_utf8 = is_utf8 and "\ufffd" not in decoder.decode(chunk, not chunk)
-    num_characters, num_others = 0, 0
-    for chunk in () if is_utf8 else _chunks(path):
-        found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", chunk)
-        num_characters += len(found)
-        high = len(chunk) - len(chunk.translate(None, bytes(range(128, 256))))
-        num_others += high - sum(map(len, found))
-    if not is_utf8 and num_others >= num_characters:  # else it is UTF-8 with a broken place
-        return "windows-1252"
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for block in chain(_blocks(path), [b""]):
+            decoder.decode(block, not block)
+    except UnicodeDecodeError:  # some other encoding, or UTF-8 with a broken place
+        num_characters = num_others = 0
+        for block in _blocks(path):
+            found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", block)
+            num_characters += len(found)
+            high = len(block) - len(block.translate(None, bytes(range(128, 256))))
+            num_others += high - sum(map(len, found))
+        if num_others >= num_characters:
+            return "windows-1252"
     return "utf-8-sig" if first.startswith(codecs.BOM_UTF8) else "utf-8"
 
 
@@ -359,55 +359,52 @@ def _separator_of(sample: str, plain: str) -> str:
     return found
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _blocks(path: Path) -> Iterator[bytes]:
     """Yields the bytes of a file, unpacked where gzip packed them."""
     with path.open("rb") as file:
         is_packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
         source = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
-            while chunk := source.read(BLOCK_BYTES):
-                yield chunk
+            while block := source.read(BLOCK_BYTES):
+                yield block
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged ({error}); write or copy it again.") from error
 
 
-def _utf8_chunks(path: Path, encoding: str) -> Iterator[bytes]:
-    """Yields a text file in UTF-8 (which is not looked at where it is in UTF-8), without a mark."""
-    is_utf8 = codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+def _utf8_blocks(path: Path, encoding: str) -> Iterator[bytes]:
+    """Yields a text file in UTF-8, without a mark; one in UTF-8 as it is, unchecked."""
+    if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
+        blocks = _blocks(path)
+        yield next(blocks, b"").removeprefix(codecs.BOM_UTF8)
+        yield from blocks
+        return
     decoder = codecs.getincrementaldecoder(encoding)()
-    for number, chunk in enumerate(chain(_chunks(path), [b""])):
-        if number == 0:
-            for signature, meaning in SIGNATURES.items():
-                if chunk.startswith(signature):
-                    raise ValueError(f"{path} is a binary file, no text: it looks like {meaning}.")
-        if is_utf8:
-            chunk = chunk.removeprefix(codecs.BOM_UTF8) if number == 0 else chunk
-        else:
-            try:
-                chunk = decoder.decode(chunk, not chunk).encode("utf-8", "surrogatepass")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} is not in the encoding {encoding} (byte 0x"
-                    f"{error.object[error.start]:02X}); save it in UTF-8, or "
-                    "name its encoding (occupation tables: --data.table.encoding)."
-                ) from error
-        if chunk:
-            yield chunk
-
-
-def _delimited_batches(
-    path: Path, dialect: Dialect, names: list[str], on_bad_line: Callable[[int, str, str], None]
-) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """Yields all columns as text with the 1-based line of each row, [rows] int64."""
-    line, rest, header = 1, b"", dialect.num_header_lines
-    for chunk in chain(_utf8_chunks(path, dialect.encoding), [b""]):
-        if b"\0" in chunk:
-            at = line + (rest + chunk).split(b"\0", 1)[0].count(b"\n")
+    for block in chain(_blocks(path), [b""]):
+        try:
+            text = decoder.decode(block, not block)
+        except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path}:{at}: a NUL byte: this is a binary file, or UTF-16 without its mark, and "
-                "no table in text; save it as csv (UTF-8)."
-            )
+                f"{path} is not in the encoding {encoding} (byte 0x"
+                f"{error.object[error.start]:02X}); save it in UTF-8, {NAME_ENCODING}"
+            ) from error
+        if text:
+            yield text.encode("utf-8", "surrogatepass")
+
+
+def _refuse_binary(path: Path, line: int, block: bytes) -> None:
+    if b"\0" in block:
+        at = line + block.split(b"\0", 1)[0].count(b"\n")
+        raise ValueError(
+            f"{path}:{at}: a NUL byte: this is a binary file such as .parquet or .xlsx, or UTF-16 "
+            "without its mark, and no table in text; save it as csv (UTF-8)."
+        )
+
+
+def _delimited_rows(path: Path, dialect: Dialect, names: list[str], on_bad_line: OnBadLine) -> Rows:
+    line, rest, header = 1, b"", dialect.num_header_lines
+    for chunk in chain(_utf8_blocks(path, dialect.encoding), [b""]):
+        _refuse_binary(path, line, rest + chunk)
         block, newline, rest = (rest + chunk).rpartition(b"\n")
         block += newline
         if not chunk:
@@ -457,20 +454,17 @@ def _row(
     try:
         values = next(reader)
     except csv.Error as error:
-        if reader.line_num > 1 or "unexpected end of data" in str(error):
-            return [], 1, OPEN_QUOTE
-        if "new-line character" in str(error):
-            return [], 1, "a carriage return stands inside the line; replace it by a blank."
-        return (
-            [],
-            1,
-            (
-                f"text follows the closing quote of a value ({error}); double the quotes inside a "
-                'quoted value ("").'
-            ),
+        fault = (
+            f"text follows the closing quote of a value ({error}); double the quotes inside a "
+            'quoted value ("").'
         )
+        if reader.line_num > 1 or "unexpected end of data" in str(error):
+            fault = OPEN_QUOTE
+        elif "new-line character" in str(error):
+            fault = LONE_RETURN
+        return [], 1, fault
     if any("\r" in value.replace("\r\n", "") for value in values):  # csv would not quote it again
-        return [], 1, "a carriage return stands inside the line; replace it by a blank."
+        return [], 1, LONE_RETURN
     size = reader.line_num
     if size > 1 and names:
         ends = [len(lines[i].split(separator)) for i in (place, place + size - 1)]
@@ -481,7 +475,7 @@ def _row(
 
 
 def _fault_of(values: list[str], names: Sequence[str]) -> str:
-    """What is wrong with a row of so many values; nothing where each name has one."""
+    """What is wrong with a row of so many values; "" where each name has one."""
     if len(values) == len(names):
         return ""
     way_out = "fill the row up, or check the quotes before it"
@@ -498,26 +492,26 @@ def _decode(path: Path, first_line: int, block: bytes) -> str:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         before = block[: error.start]
-        line = first_line + before.count(b"\n")
-        place = error.start - before.rfind(b"\n")
+        line, place = first_line + before.count(b"\n"), error.start - before.rfind(b"\n")
         raise ValueError(
             f"{path}:{line}: byte 0x{block[error.start]:02X} at place {place} of the line is not "
-            "UTF-8, as most of the file is; correct it, save the file in UTF-8, "
-            "or name its encoding (occupation tables: --data.table.encoding=windows-1252)."
+            f"UTF-8, as most of the file is; correct it, save the file in UTF-8, {NAME_ENCODING}"
         ) from error
 
 
 def _parse_fast(block: bytes, names: list[str], separator: str) -> pa.RecordBatch | None:
-    """The rows of a block in which every line is one plain row; `None` sends it to Python's csv."""
+    """The rows of a block in which every line is one row; `None` sends it to Python's csv."""
     num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
     # pyarrow would drop a byte order mark, and here it belongs to a value
     if block.count(b"\r") != block.count(b"\r\n") or block.startswith(codecs.BOM_UTF8):
         return None
     octets = np.frombuffer(b"\n" + block + b"\n", np.uint8)
-    quotes, ends = np.flatnonzero(octets == ord('"')), [ord(separator), ord("\n"), ord("\r")]
+    quotes, before = np.flatnonzero(octets == ord('"')), [ord('"'), ord(separator), ord("\n")]
     opens, closes = octets[quotes[::2] - 1], octets[quotes[1::2] + 1]
-    if len(quotes) % 2 or not (np.isin(opens, ends[:2]).all() and np.isin(closes, ends).all()):
-        return None  # a quote stands inside a value, or is doubled
+    if len(quotes) % 2 or not (
+        np.isin(opens, before).all() and np.isin(closes, [*before, ord("\r")]).all()
+    ):
+        return None  # a quote stands inside a value and is not doubled
     options = (
         pacsv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
         pacsv.ParseOptions(delimiter=separator, newlines_in_values=True),
@@ -535,15 +529,11 @@ def _text_batch(rows: list[list[str]], names: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def _excel_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[list[Any]]:
+def _sheet(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[list[Any]]:
     """Yields the values of each row of a sheet, empty ones at its end left out."""
-    try:
-        import openpyxl
-    except ImportError as error:
-        raise ValueError(
-            f"{path} is an Excel file, which needs openpyxl: pip install 'unisono[excel]', or save "
-            "the sheet as csv."
-        ) from error
+    _check_excel(path)
+    import openpyxl
+
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except Exception as error:  # zip, XML and key errors alike
@@ -566,10 +556,8 @@ def _excel_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
         book.close()
 
 
-def _excel_batches(
-    path: Path, sheet: str | None, names: list[str], on_bad_line: Callable[[int, str, str], None]
-) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    cells = enumerate(_excel_rows(path, sheet), start=1)
+def _excel_rows(path: Path, sheet: str | None, names: list[str], on_bad_line: OnBadLine) -> Rows:
+    cells = enumerate(_sheet(path, sheet), start=1)
     next(cells)
     while some := list(islice(cells, ROWS_PER_BATCH)):
         rows: list[list[str]] = []
@@ -588,13 +576,13 @@ def _excel_batches(
 def _cell_text(value: Any) -> str:
     """The text of a cell: whole numbers have no ".0", a date at midnight has no time."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, float):
         return _number_text(value)
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _parquet_batches(path: Path, wanted: list[str]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+def _parquet_rows(path: Path, wanted: list[str]) -> Rows:
     position = 0
     with open_parquet(path) as table:
         for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
@@ -632,90 +620,28 @@ def _number_text(value: float | None) -> str:
     return str(int(value)) if abs(value) < 2**63 and value == int(value) else repr(value)
 
 
+Write = Callable[[pa.RecordBatch], Any]
+
+
 class TableWriter:
     """Takes record batches of equal columns for a file; made by `new_table`."""
 
-    def __init__(self, path: Path, file: BinaryIO, dialect: Dialect) -> None:
-        self.path, self.kind, self.dialect = path, suffix_of(path), dialect
+    def __init__(self, path: Path, begin: Callable[[pa.Schema], Write]) -> None:
+        self.path, self._begin = path, begin
         self.names: list[str] = []
-        self._file, self._num_rows = file, 0
-        self._sink: Any = None
+        self._write: Write | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends these rows; every batch has the columns of the first one."""
-        if self._sink is None:
-            self._begin(batch.schema)
-        if batch.schema.names != self.names:
-            raise ValueError(
-                f"{self.path}: the columns changed from {self.names} to {batch.schema.names}; "
-                "tables of one output need the same columns."
-            )
         with naming(self.path):
-            self._write(batch)
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        if self.kind in PARQUET_SUFFIXES:
-            self._sink.write_batch(batch)
-        elif self.kind == EXCEL_SUFFIX:
-            self._write_sheet(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-        else:
-            texts = [as_text(c, n) for c, n in zip(batch.columns, self.names, strict=True)]
-            self._sink.writerows(zip(*(text.to_pylist() for text in texts), strict=True))
-
-    def close(self) -> None:
-        """Ends the table; the file stays open."""
-        if self._sink is None:
-            raise ValueError(f"{self.path}: no rows were written; a table needs a header.")
-        if self.kind in PARQUET_SUFFIXES:
-            self._sink.close()
-        elif self.kind == EXCEL_SUFFIX:
-            self._sink.save(self._file)
-        else:
-            packed = self._text.detach()  # written out
-            if packed is not self._file:
-                packed.close()
-
-    def abandon(self) -> None:
-        """Ends what has begun after an error, which is the one that counts."""
-        if self.kind in PARQUET_SUFFIXES and self._sink is not None:
-            with suppress(OSError, ValueError):
-                self._sink.close()
-
-    def _begin(self, schema: pa.Schema) -> None:
-        self.names = schema.names
-        if self.kind in PARQUET_SUFFIXES:
-            self._sink = pq.ParquetWriter(self._file, schema)
-        elif self.kind == EXCEL_SUFFIX:
-            from openpyxl import Workbook
-
-            self._sink = Workbook(write_only=True)
-            self._write_sheet([schema.names])
-        else:
-            binary: Any = self._file
-            if self.kind.endswith(".gz"):
-                binary = gzip.GzipFile(fileobj=self._file, mode="wb", mtime=0)
-            separator, encoding, newline, _ = self.dialect
-            self._text = io.TextIOWrapper(binary, encoding=encoding, newline="")
-            self._sink = csv.writer(self._text, delimiter=separator, lineterminator=newline)
-            self._sink.writerow(schema.names)
-
-    def _write_sheet(self, rows: Iterable[Sequence[Any]]) -> None:
-        from openpyxl.cell import WriteOnlyCell
-        from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
-
-        sheet = self._sink.active if self._sink.worksheets else self._sink.create_sheet()
-        for row in rows:
-            self._num_rows += 1
-            if self._num_rows > MOST_EXCEL_ROWS:
+            if self._write is None:
+                self.names, self._write = batch.schema.names, self._begin(batch.schema)
+            if batch.schema.names != self.names:
                 raise ValueError(
-                    f"{self.path}: a sheet holds {MOST_EXCEL_ROWS:,} rows; name a csv file."
+                    f"{self.path}: the columns changed from {self.names} to {batch.schema.names}; "
+                    "tables of one output need the same columns."
                 )
-            cells = list(row)
-            for place, value in enumerate(cells):
-                if isinstance(value, str):  # a text, were it even a formula
-                    cells[place] = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value))
-                    cells[place].data_type = "s"
-            sheet.append(cells)
+            self._write(batch)
 
 
 @contextmanager
@@ -733,20 +659,71 @@ def new_table(
         ValueError: the suffix is unknown, or no rows were written.
     """
     check_suffix(path)
-    bare = suffix_of(path).removesuffix(".gz")
+    suffix = suffix_of(path)
+    bare = suffix.removesuffix(".gz")
     dialect = Dialect(SEPARATORS.get(bare, ","))
     if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
         dialect = like.dialect
     way_out = None if overwrite else "choose another name, or allow overwriting"
-    with _new_file(path, "wb", way_out) as file:
-        table = TableWriter(path, file, dialect)
-        try:
-            yield table
-        except BaseException:
-            table.abandon()
-            raise
-        with naming(path):
-            table.close()
+    with _new_file(path, "wb", way_out) as file, naming(path), ExitStack() as stack:
+
+        def begin(schema: pa.Schema) -> Write:
+            if suffix in PARQUET_SUFFIXES:
+                return stack.enter_context(pq.ParquetWriter(file, schema)).write_batch
+            if suffix == EXCEL_SUFFIX:
+                return stack.enter_context(_new_sheet(path, file, schema.names))
+            binary = file
+            if suffix.endswith(".gz"):  # without name and time: equal tables have equal bytes
+                binary = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+            return stack.enter_context(_new_text(binary, schema.names, dialect))
+
+        table = TableWriter(path, begin)
+        yield table
+        if not table.names:
+            raise ValueError(f"{path}: no rows were written; a table needs a header.")
+
+
+@contextmanager
+def _new_text(file: Any, names: list[str], dialect: Dialect) -> Iterator[Write]:
+    text = io.TextIOWrapper(file, encoding=dialect.encoding, newline="")
+    rows = csv.writer(text, delimiter=dialect.separator, lineterminator=dialect.newline)
+    rows.writerow(names)
+
+    def write(batch: pa.RecordBatch) -> None:
+        texts = [as_text(c, n) for c, n in zip(batch.columns, names, strict=True)]
+        rows.writerows(zip(*(column.to_pylist() for column in texts), strict=True))
+
+    yield write
+    text.detach()  # written out
+
+
+@contextmanager
+def _new_sheet(path: Path, file: BinaryIO, names: list[str]) -> Iterator[Write]:
+    from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+    book, num_rows = Workbook(write_only=True), 1
+    sheet = book.create_sheet()
+
+    def cell(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value))
+        text.data_type = "s"  # were it even a formula
+        return text
+
+    def write(batch: pa.RecordBatch) -> None:
+        nonlocal num_rows
+        num_rows += batch.num_rows
+        if num_rows > MOST_EXCEL_ROWS:
+            raise ValueError(f"{path}: a sheet holds {MOST_EXCEL_ROWS:,} rows; name a csv file.")
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            sheet.append(list(map(cell, row)))
+
+    sheet.append(list(map(cell, names)))
+    yield write
+    book.save(file)
 
 
 @contextmanager
@@ -769,8 +746,8 @@ def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
-            encoding = None if "b" in mode else "utf-8"
-            file = open(unfinished, mode, encoding=encoding)  # noqa: SIM115 - closed below
+            text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+            file = open(unfinished, mode, **text)  # noqa: SIM115 - closed below
         try:
             yield file
             with naming(path):
@@ -827,8 +804,13 @@ def check_suffix(path: Path) -> None:
     """Raises ValueError unless tables of this suffix can be written."""
     if suffix_of(path) not in SUFFIXES:
         raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
-    if suffix_of(path) == EXCEL_SUFFIX and importlib.util.find_spec("openpyxl") is None:
-        raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or write a csv.")
+    if suffix_of(path) == EXCEL_SUFFIX:
+        _check_excel(path)
+
+
+def _check_excel(path: Path) -> None:
+    if importlib.util.find_spec("openpyxl") is None:
+        raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or use a csv.")
 
 
 def output_like(files: Sequence[Path], mark: str, folder: Path) -> Path:
@@ -852,8 +834,5 @@ def free_names(names: list[str], taken: list[str]) -> list[str]:
 
 def write_table(path: Path, table: list[list[str]]) -> None:
     """Write a csv, replacing the file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    with _new_file(path, "w", None) as file:
         csv.writer(file).writerows(table)
-    os.replace(temporary, path)
