@@ -746,7 +746,7 @@ def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
-            text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+            text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
             file = open(unfinished, mode, **text)  # noqa: SIM115 - closed below
         try:
             yield file
