@@ -1,12 +1,12 @@
-"""Low-rank adapters, their files in PEFT's layout, and parameters that stand still.
+"""Low-rank adapters, their files in PEFT's layout, and freezing by name.
 
 Source: Hu et al. 2021, "LoRA", section 4.1.
 Shapes: D inputs of a layer, E outputs, r rank.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass
+from fnmatch import filter as fitting_names
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class LoraOptions:
         rank: r.
         alpha: the adapter's output is multiplied by alpha / rank.
         dropout: of the adapter's input.
-        base_dtype: of all that stands still; bfloat16 halves its memory.
+        base_dtype: of the frozen weights; bfloat16 halves their memory.
 
     Raises:
         ValueError: one of them is outside its range.
@@ -54,19 +54,15 @@ class LoraOptions:
 
 
 class LoraLinear(nn.Module):
-    """A linear layer that stands still, and a product of two small matrices beside it.
+    """A frozen linear layer, and a product of two small matrices beside it.
 
-    Args:
-        base: nn.Linear, or Conv1D of transformers, whose weight is [D, E]; its parameters are
-            taken over under their names.
-        rank: r.
-        alpha: numerator of the scale.
-        dropout: of the adapter's input.
+    `base` is nn.Linear, or Conv1D of transformers, whose weight is [D, E]; its parameters are taken
+    over under their names. The other arguments are those of `LoraOptions`.
     """
 
     def __init__(self, base: nn.Module, rank: int, alpha: float, dropout: float) -> None:
         super().__init__()
-        self.is_transposed = not isinstance(base, nn.Linear)
+        self.is_transposed = is_conv1d(base)
         rows, columns = base.weight.shape
         width, out = (rows, columns) if self.is_transposed else (columns, rows)
         self.scale = alpha / rank
@@ -95,34 +91,21 @@ def lora_recipe(
     """Return plain values from which `add_lora` makes the same layers without any file.
 
     Args:
-        network: before its layers are replaced; the weights do not matter.
+        network: before its layers are replaced; its weights do not matter.
         options: of the user.
-        base: name or folder of the model that is adapted, if it has one.
+        base: name or folder of the adapted model, if it has one.
 
     Raises:
         ValueError: a target fits no linear layer.
     """
-    return {
-        "targets": list(options.targets),
-        "rank": options.rank,
-        "alpha": options.alpha,
-        "dropout": options.dropout,
-        "base_dtype": options.base_dtype,
-        "base": base,
-        "layers": target_layers(network, options.targets),
-    }
+    return {**asdict(options), "base": base, "layers": target_layers(network, options.targets)}
 
 
 def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
-    """Give layers their adapters, in place, and freeze everything else.
+    """Give layers the adapters of a `lora_recipe`, in place, and freeze everything else.
 
-    Their values come of torch's global generator: A is random, B is zero, so that the network
-    computes what it computed before.
-
-    Args:
-        network: with its base weights, or with those of a checkpoint to come; names of the base's
-            parameters stay.
-        recipe: of `lora_recipe`.
+    The base's parameters keep their names. A is drawn from torch's global generator, B is zero: the
+    network computes what it computed before.
     """
     network.requires_grad_(False)
     if recipe["base_dtype"] != "float32":
@@ -136,8 +119,7 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
 
 
 def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
-    """Return the names of the linear layers that fit a target, in the network's order; the head is
-    none of them.
+    """Return the names of the linear layers but the head that fit a target, in the network's order.
 
     Raises:
         ValueError: a target fits none.
@@ -149,7 +131,7 @@ def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
     names = [
         name
         for name, module in network.named_modules()
-        if module is not head and (isinstance(module, nn.Linear) or _is_conv1d(module))
+        if module is not head and (isinstance(module, nn.Linear) or is_conv1d(module))
     ]
     chosen = set()
     for target in targets:
@@ -164,10 +146,9 @@ def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
     return [name for name in names if name in chosen]
 
 
-def _is_conv1d(module: nn.Module) -> bool:
+def is_conv1d(module: nn.Module) -> bool:
     """Return whether a module is the transposed linear layer of transformers' GPT-2."""
-    kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
 
 def is_of_adapter(name: str) -> bool:
@@ -176,12 +157,7 @@ def is_of_adapter(name: str) -> bool:
 
 
 def with_adapters(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of another run as a module takes them: its new adapters where they have none.
-
-    Args:
-        module: with adapters or without.
-        weights: of a network of the same function, with some of these adapters or none.
-    """
+    """Return weights of another run, with the module's new adapters where it had none."""
     adapters = {name: t for name, t in module.state_dict().items() if is_of_adapter(name)}
     return {**adapters, **weights}
 
@@ -192,7 +168,7 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     All are in the dtype of the adapters: bfloat16 could not hold the sums of a base in bfloat16.
 
     Args:
-        network: with its adapters; may be on the meta device, since only its layers are asked.
+        network: with its adapters; may be on the meta device.
         weights: its state_dict, or one of the same names.
     """
     plain = {name: t for name, t in weights.items() if not is_of_adapter(name)}
@@ -244,36 +220,22 @@ def adapter_files(
     return config, stored
 
 
-def freeze(network: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Stop the gradients of parameters whose name fits a pattern, and return their names.
+def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the parameters whose names fit patterns such as `layers.0.*`; `*` is any text.
 
     It must happen before the strategy wraps the network: DDP never synchronises a parameter that
     was frozen then, so nothing is unfrozen later.
 
-    Args:
-        network: changed in place.
-        patterns: of names as `layers.0.attention.q_proj.weight`; `*` stands for any text, dots
-            included, such as in `layers.0.*`.
-
     Raises:
-        ValueError: a pattern fits no name, or nothing is left to train.
+        ValueError: a pattern fits no name.
     """
     parameters = dict(network.named_parameters(remove_duplicate=False))  # tied ones by each name
-    frozen = []
     for pattern in patterns:
-        found = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not found:
-            near = get_close_matches(pattern, parameters, n=4, cutoff=0.0)
+        names = fitting_names(parameters, pattern)
+        if not names:
             raise ValueError(
-                f'freeze names "{pattern}", which fits no parameter; near it are '
-                f"{', '.join(near)}. `*` stands for any text, such as in layers.0.*."
+                f'freeze names "{pattern}", which fits no parameter; names are such as '
+                f"{', '.join(list(parameters)[:4])}, and `*` stands for any text."
             )
-        frozen += found
-    for name in frozen:
-        parameters[name].requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError(
-            f"freeze {list(patterns)} leaves nothing to train; name fewer parameters, or use "
-            "`unisono validate`."
-        )
-    return sorted(set(frozen))
+        for name in names:
+            parameters[name].requires_grad_(False)

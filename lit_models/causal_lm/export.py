@@ -60,7 +60,7 @@ def model_layout(
     Args:
         content: of a checkpoint of LitCausalLM.
         weights: of the module.
-        adapter: the adapter alone instead, as PEFT reads it.
+        adapter: write the adapter alone instead, as PEFT reads it.
 
     Raises:
         ValueError: transformers has no model of the own decoder's shape, or there is no adapter
@@ -82,7 +82,13 @@ def model_layout(
         config["architectures"] = [type(network.model).__name__]
         config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-    config |= _special_ids(config, tokenizer)
+    ends, padding = config.get("eos_token_id"), dict(tokenizer.special_tokens).get("pad_token")
+    is_one_of_several = isinstance(ends, list) and tokenizer.end_id in ends
+    config |= {
+        "eos_token_id": ends if is_one_of_several else tokenizer.end_id,
+        "bos_token_id": tokenizer.begin_id,
+        "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
+    }
     return Layout(
         stored,
         {CONFIG: _text(config), **tokenizer.hugging_face_files()},
@@ -93,15 +99,20 @@ def model_layout(
 
 
 def restored_weights(stored: Mapping[str, Tensor], recipe: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of LitCausalLM from a folder of `model_layout`.
-
-    Args:
-        stored: tensors of the folder.
-        recipe: of the folder.
-    """
+    """Return the weights of LitCausalLM from those of a folder of `model_layout` and its recipe."""
     network = described_network(recipe)
+    weights = {}
     if isinstance(network, Decoder):
-        weights = _own_weights(network, stored)
+        kind = layout_of(network.config)
+        for name in network.state_dict():
+            is_tied = network.config.tied and name == "head.weight"
+            tensor = stored[stored_name(kind, "embedding.weight" if is_tied else name)]
+            layer = name.split(".")[-2]
+            if kind == "gpt2" and layer in FUSED:
+                tensor = tensor.chunk(len(FUSED), dim=-1)[FUSED.index(layer)]
+            if kind == "gpt2" and name.endswith("_proj.weight"):
+                tensor = tensor.T
+            weights[name] = tensor.contiguous()
     else:
         weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
         weights |= {twin: weights[name] for twin, name in _twins(network).items()}
@@ -120,9 +131,8 @@ def described_network(recipe: Mapping[str, Any]) -> Network:
 def hugging_face_files(
     config: DecoderConfig, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what config.json and model.safetensors of a GPT-2 or Llama folder hold.
-
-    Biases that the layout has and the decoder has not are zeros.
+    """Return what config.json and model.safetensors of a GPT-2 or Llama folder hold; biases that
+    only the layout has are zeros.
 
     Args:
         config: of the decoder; its vocab_size is known.
@@ -134,22 +144,19 @@ def hugging_face_files(
     kind = layout_of(config)
     has_bias = config.bias or kind == "gpt2"
     with torch.device("meta"):
-        shapes = {
-            name: tensor.shape
-            for name, tensor in Decoder(replace(config, bias=has_bias)).state_dict().items()
-        }
+        template = Decoder(replace(config, bias=has_bias)).state_dict()  # of shapes
     like = weights["embedding.weight"]
     parts: dict[str, list[Tensor]] = defaultdict(list)  # of a stored tensor, in their order
-    for name, shape in shapes.items():
+    for name, like_stored in template.items():
+        shape = like_stored.shape
         if config.tied and name == "head.weight":
             continue
         if name.endswith("v_proj.bias"):  # after those of the keys, which the own decoder has not
             parts[stored_name(kind, name.replace("v_proj", "k_proj"))].append(like.new_zeros(shape))
         weight = weights[name] if name in weights else like.new_zeros(shape)
         is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D
-        parts[stored_name(kind, name)].append(
-            weight.detach().T if is_transposed else weight.detach()
-        )
+        whole = weight.detach().T if is_transposed else weight.detach()
+        parts[stored_name(kind, name)].append(whole)
     stored = {name: torch.cat(tensors, dim=-1) for name, tensors in parts.items()}
     return _content(config, kind, str(like.dtype).removeprefix("torch.")), stored
 
@@ -161,11 +168,7 @@ def stored_name(kind: str, name: str) -> str:
 
 
 def layout_of(config: DecoderConfig) -> str:
-    """Return the model type of transformers that can express a shape.
-
-    Raises:
-        ValueError: none can.
-    """
+    """Return the model type of transformers that can express a shape; a ValueError if none can."""
     options = (config.norm, config.positions, config.activation)
     if options == ("layer", "learned", "gelu") and config.kv_heads == config.num_heads:
         return "gpt2"
@@ -177,22 +180,6 @@ def layout_of(config: DecoderConfig) -> str:
         f"{config.num_heads}: GPT-2 is layer, learned, gelu and as many key heads, Llama rms, "
         "rotary, swiglu and any number; train one of these to export it."
     )
-
-
-def _own_weights(decoder: Decoder, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of an own decoder from those of `hugging_face_files`."""
-    kind = layout_of(decoder.config)
-    weights = {}
-    for name in decoder.state_dict():
-        is_tied = decoder.config.tied and name == "head.weight"
-        tensor = stored[stored_name(kind, "embedding.weight" if is_tied else name)]
-        layer = name.split(".")[-2]
-        if kind == "gpt2" and layer in FUSED:
-            tensor = tensor.chunk(len(FUSED), dim=-1)[FUSED.index(layer)]
-        if kind == "gpt2" and name.endswith("_proj.weight"):
-            tensor = tensor.T
-        weights[name] = tensor.contiguous()
-    return weights
 
 
 def _content(config: DecoderConfig, kind: str, dtype: str) -> dict[str, Any]:
@@ -241,18 +228,6 @@ def _twins(network: Network) -> dict[str, str]:
     names = network.named_parameters(remove_duplicate=False)
     pairs = ((name, first.setdefault(id(parameter), name)) for name, parameter in names)
     return {name: original for name, original in pairs if name != original}
-
-
-def _special_ids(config: Mapping[str, Any], tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return the ids with which texts of this tokenizer begin and end."""
-    ends = config.get("eos_token_id")
-    is_one_of_several = isinstance(ends, list) and tokenizer.end_id in ends
-    padding = dict(tokenizer.special_tokens).get("pad_token")
-    return {
-        "eos_token_id": ends if is_one_of_several else tokenizer.end_id,
-        "bos_token_id": tokenizer.begin_id,
-        "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
-    }
 
 
 def _adapter_layout(

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -28,7 +29,6 @@ from lit_models.causal_lm.generation import GenerationOptions, generate, score
 from lit_models.causal_lm.loss import TextMetrics, byte_table, language_model_loss, sample_nats
 from lit_models.causal_lm.network import DecoderConfig, check_isolation, named_network
 from lit_models.causal_lm.pretrained import (
-    Network,
     Recipe,
     check_recipe,
     load_network,
@@ -43,7 +43,7 @@ from lit_models.training.metrics import SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
 
 PROMPTS_AT_ONCE = 32
-# What a config.json tells beside the function.
+# Keys of a config.json that do not change the function.
 NO_FUNCTION = {
     *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"),
@@ -63,31 +63,16 @@ class ComputationOptions:
     activation_checkpointing: bool = False
 
 
-@dataclass(frozen=True)
-class NetworkRequest:
-    """The network that the user asks for.
-
-    Args:
-        config: of a network from scratch.
-        pretrained: folder of a model, instead of it.
-        lora: adapters on it.
-    """
-
-    config: DecoderConfig
-    pretrained: str | None = None
-    lora: LoraOptions | None = None
-
-
 class LitCausalLM(ExactModule):
     """Next-token prediction. Logs losses in nats per target token.
 
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
-        lr_scheduler: factory; none keeps the rate constant.
+        lr_scheduler: factory; `None` keeps the rate constant.
         network: name of a preset, or the shape of a decoder.
         pretrained: folder of a Hugging Face model to start from, instead of `network`.
         lora: adapters on named layers; everything else stands still.
-        freeze: parameters that stand still, by patterns of their names.
+        freeze: patterns of names of parameters that are frozen.
         generation: what prediction does with prompts.
         computation: compiling and recomputing blocks.
         lr_scaling: how the rate follows a global batch that grows with the devices.
@@ -116,8 +101,8 @@ class LitCausalLM(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.generation = generation or GenerationOptions()
-        config = named_network(network) if isinstance(network, str) else network
-        self.request = NetworkRequest(config, pretrained, lora)
+        self.config = named_network(network) if isinstance(network, str) else network
+        self.pretrained, self.lora = pretrained, lora
         self.computation = computation or ComputationOptions()
         self.init_from = init_from
         self.network: Any = None  # a Decoder or a PretrainedDecoder once the recipe is known
@@ -126,7 +111,7 @@ class LitCausalLM(ExactModule):
         return self.network.blocks()
 
     def model_facts(self) -> ModelFacts:
-        facts, pretrained = super().model_facts(), self.request.pretrained
+        facts, pretrained = super().model_facts(), self.pretrained
         options: dict[str, Any] = {"generation": self.generation}
         if self._trainer is not None and self.trainer.predicting and (facts.recipe or pretrained):
             options["max_positions"] = self.max_positions(facts.recipe)
@@ -138,24 +123,53 @@ class LitCausalLM(ExactModule):
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
-        """Return the checkpoint's recipe, or one for the data, by today's options."""
-        if trained is None:
-            return new_recipe(self.request, data.tokenizer, data.context_length)
-        if not self.is_training_run:
+        """Return the checkpoint's recipe, or in a training one for the data by today's options.
+
+        Raises:
+            FileNotFoundError: there is no folder of `pretrained`.
+            ValueError: data and network do not fit each other, a target of LoRA fits no layer, or
+                the weights of the checkpoint mean something else with today's options.
+        """
+        if trained is not None and not self.is_training_run:
             return trained
-        return continued_recipe(self.request, trained, data.tokenizer, data.context_length)
+        tokenizer, lora = data.tokenizer, None
+        if self.pretrained is None:
+            size = self.config.vocab_size or tokenizer.vocab_size
+            network = own_recipe(replace(self.config, vocab_size=size))
+        elif trained is not None and not Path(self.pretrained).expanduser().exists():
+            network = trained["network"]  # its folder has gone, and is not needed any more
+        else:
+            network = read_recipe(self.pretrained)
+        check_recipe(network, data.context_length, tokenizer.vocab_size)
+        if self.lora is not None:
+            with torch.device("meta"):
+                lora = lora_recipe(network_from_config(network), self.lora, self.pretrained)
+        recipe = {"tokenizer": tokenizer.to_dict(), "network": network, "lora": lora}
+        if trained is not None:
+            check_same(trained, recipe)
+        return recipe
 
     def build(self, recipe: Recipe, data: Any) -> None:
-        self.network = new_network(None if data is None else self.request, recipe)
-        table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
-        self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
+        lora = recipe["lora"]
+        if data is None or self.pretrained is None:
+            self.network = network_from_config(recipe["network"])
+        else:
+            # What stands still in fewer bits is read with those of its files: half the memory on
+            # the way for most folders, and the same values.
+            is_short = lora is not None and lora["base_dtype"] != "float32"
+            self.network = load_network(self.pretrained, None if is_short else torch.float32)
+        if lora:
+            add_lora(self.network, lora)
         if self.hparams.freeze:
             freeze(self.network, self.hparams.freeze)
+        table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
+        self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
 
     def prepare(self, data: Any, is_new: bool) -> None:
         """Check that the network can take the data; compile and recompute blocks as asked."""
         if not self.trainer.predicting:
-            check_data(self.recipe, data.tokenizer, data.context_length)
+            check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
+            check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
         if self.is_training_run:
             check_isolation(self.network)
             if self.computation.activation_checkpointing:
@@ -204,21 +218,35 @@ class LitCausalLM(ExactModule):
         """
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
-        limit = most_positions(self.recipe["network"], chosen.context)
-        size: dict[str, Any] = {"max_positions": limit, "max_new_tokens": chosen.max_new_tokens}
-        cuts = chosen.context == "recent"
-        asked = read_prompts(rows_in_memory(rows), self.tokenizer, **size, cuts=cuts)
+        asked = read_prompts(
+            rows_in_memory(rows),
+            self.tokenizer,
+            max_positions=most_positions(self.recipe["network"], chosen.context),
+            max_new_tokens=chosen.max_new_tokens,
+            cuts=chosen.context == "recent",
+        )
         return [
-            completion_text(self.tokenizer, ids, characters)
-            for done in self._answers(PromptDataset(asked), chosen)
-            for ids, characters in zip(
-                done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
-            )
+            completion_text(self.tokenizer, *completion)
+            for completion in self.completions(PromptDataset(asked), chosen)
         ]
+
+    def completions(
+        self, dataset: PromptDataset, options: GenerationOptions
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the token ids, -1 after the end, and the number of characters of the completion of
+        each prompt of rows in memory."""
+        with evaluating(self), torch.no_grad():
+            for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
+                examples = [dataset.example(int(i), 0) for i in ids]
+                batch: Any = {**dataset.collate(examples), "sample_id": ids}
+                batch = self.transfer_batch_to_device(batch, self.device, 0)
+                done = self.predict_step(batch, 0, options)
+                completion_ids, characters = done["completion_ids"], done["num_characters"]
+                yield from zip(completion_ids.cpu().numpy(), characters.tolist(), strict=True)
 
     def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
         """Return the most positions in prediction, or `None`; without a recipe of `pretrained`."""
-        network = recipe["network"] if recipe else read_recipe(str(self.request.pretrained))
+        network = recipe["network"] if recipe else read_recipe(str(self.pretrained))
         return most_positions(network, self.generation.context)
 
     def configure_optimizers(self) -> Any:
@@ -234,7 +262,15 @@ class LitCausalLM(ExactModule):
         Raises:
             ValueError: the checkpoint is of other tokens, or has adapters and this run none.
         """
-        check_start(str(self.init_from), checkpoint.get(TEXT_RECIPE_KEY), self.recipe)
+        trained = checkpoint.get(TEXT_RECIPE_KEY)  # `None` in a checkpoint of another family
+        source = f"model.init_from {self.init_from}"
+        if trained is not None:
+            if trained["lora"] and not self.recipe["lora"]:
+                raise ValueError(
+                    f"{source} was trained with LoRA, and this run has none; `unisono export` "
+                    "merges it: give that folder."
+                )
+            check_same(trained, self.recipe, source, is_start=True)
         return with_adapters(self, checkpoint["state_dict"])
 
     @classmethod
@@ -249,18 +285,6 @@ class LitCausalLM(ExactModule):
     ) -> dict[str, Tensor]:
         return restored_weights(stored, extra[TEXT_RECIPE_KEY])
 
-    def _answers(
-        self, dataset: PromptDataset, options: GenerationOptions
-    ) -> Iterator[dict[str, Tensor]]:
-        """Yield what the model makes of rows in memory, some at a time, on the CPU."""
-        with evaluating(self), torch.no_grad():
-            for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
-                examples = [dataset.example(int(i), 0) for i in ids]
-                batch: Any = {**dataset.collate(examples), "sample_id": ids}
-                batch = self.transfer_batch_to_device(batch, self.device, 0)
-                done = self.predict_step(batch, 0, options)
-                yield {name: values.cpu() for name, values in done.items()}
-
     def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
         nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch)
@@ -270,89 +294,40 @@ class LitCausalLM(ExactModule):
         return SampleResult(of_sample, {})
 
 
-def new_recipe(
-    request: NetworkRequest,
-    tokenizer: TextTokenizer,
-    context_length: int,
-    network: Recipe | None = None,
-) -> Recipe:
-    """Return what a checkpoint keeps, so that it can be read without any other file.
-
-    Args:
-        request: of the user.
-        tokenizer: of the data.
-        context_length: positions of the longest document.
-        network: its recipe; `None` has it made of the request.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: data and network do not fit each other, or a target of LoRA fits no layer.
-    """
-    if network is None and request.pretrained is not None:
-        network = read_recipe(request.pretrained)
-    elif network is None:
-        size = request.config.vocab_size or tokenizer.vocab_size
-        network = own_recipe(replace(request.config, vocab_size=size))
-    check_recipe(network, context_length, tokenizer.vocab_size)
-    lora = None
-    if request.lora is not None:
-        with torch.device("meta"):
-            lora = lora_recipe(network_from_config(network), request.lora, request.pretrained)
-    return {"tokenizer": tokenizer.to_dict(), "network": network, "lora": lora}
-
-
-def continued_recipe(
-    request: NetworkRequest, trained: Recipe, tokenizer: TextTokenizer, context_length: int
-) -> Recipe:
-    """Return the recipe of a training that goes on: today's options with the checkpoint's weights,
-    which need no folder any more. Arguments and errors as of `new_recipe`.
-
-    Raises:
-        ValueError: the options make another function than the checkpoint's recipe `trained`.
-    """
-    folder = request.pretrained
-    has_gone = folder is not None and not Path(folder).expanduser().exists()
-    network = trained["network"] if has_gone else None
-    recipe = new_recipe(request, tokenizer, context_length, network)
-    check_same(trained, recipe)
-    return recipe
-
-
-def check_start(init_from: str, trained: Recipe | None, recipe: Recipe) -> None:
-    """Refuse weights of a checkpoint that mean something else here.
-
-    Args:
-        init_from: where they come from.
-        trained: recipe that they were trained by; `None` in a checkpoint of another family.
-        recipe: of this run.
-
-    Raises:
-        ValueError: the checkpoint is of other tokens or of another function, or has adapters and
-            this run none.
-    """
-    if trained is None:
-        return
-    if trained["lora"] and not recipe["lora"]:
-        raise ValueError(
-            f"model.init_from {init_from} was trained with LoRA, and this run has none; `unisono "
-            "export` merges it: give that folder."
-        )
-    check_same(trained, recipe, f"model.init_from {init_from}", is_start=True)
-
-
 def check_same(
     trained: Recipe, recipe: Recipe, source: str = "the checkpoint", is_start: bool = False
 ) -> None:
     """Refuse weights of other tokens or of another function than those of this run.
 
+    Rates of dropout may differ, and so may max_positions of rotary positions.
+
     Args:
         trained: recipe of the weights.
-        recipe: by which the network is built.
+        recipe: of this run.
         source: of the weights.
-        is_start: see `differences`.
+        is_start: a training begins with the weights: adapters may be added, the precision of
+            frozen weights may be another, and a head may leave the embedding.
+
+    Raises:
+        ValueError: an option differs; the message names each.
     """
     check_tokens(trained, recipe["tokenizer"], source)
-    changed = differences(trained, recipe, is_start)
+    there, here = _network_facts(trained["network"]), _network_facts(recipe["network"])
+    if is_start and there.get("network.tied") and there.keys() == here.keys():
+        there["network.tied"] = here["network.tied"]
+    if trained["lora"] or not is_start:
+        for facts, lora in ((there, trained["lora"] or {}), (here, recipe["lora"] or {})):
+            facts["lora.layers"] = sorted(lora.get("layers", ()))
+            facts |= {f"lora.{name}": lora.get(name) for name in ("rank", "alpha", "base_dtype")}
+        if is_start:  # more layers may be adapted
+            there["lora.base_dtype"] = here["lora.base_dtype"]
+            of_both = set(there["lora.layers"]) & set(here["lora.layers"])
+            here["lora.layers"] = sorted(of_both)
+    changed = [
+        f"{name} {there.get(name)} there and {here.get(name)} here"
+        for name in {**there, **here}
+        if there.get(name) != here.get(name)
+    ]
     if changed:
         raise ValueError(
             f"{source} was trained with other options, with which its weights mean something "
@@ -370,61 +345,6 @@ def check_tokens(trained: Recipe, tokenizer: dict[str, Any], source: str) -> Non
         )
 
 
-def check_data(recipe: Recipe, tokenizer: TextTokenizer, context_length: int) -> None:
-    """Refuse data of other tokens, or with documents beyond learned positions."""
-    check_tokens(recipe, tokenizer.to_dict(), "the model")
-    check_recipe(recipe["network"], context_length, tokenizer.vocab_size)
-
-
-def new_network(request: NetworkRequest | None, recipe: Recipe) -> Network:
-    """Return the network that a run starts from: pretrained, or with random weights.
-
-    Args:
-        request: of the user; `None` where all weights come from a checkpoint.
-        recipe: of the run.
-
-    Raises:
-        FileNotFoundError: a file of the pretrained model is missing.
-        ValueError: one of them is damaged.
-    """
-    lora = recipe["lora"]
-    if request is None or request.pretrained is None:
-        network: Network = network_from_config(recipe["network"])
-    else:
-        # What will stand still in fewer bits is read with those of its files: half the memory on
-        # the way for most folders, and the same values.
-        is_short = lora is not None and lora["base_dtype"] != "float32"
-        network = load_network(request.pretrained, None if is_short else torch.float32)
-    if lora:
-        add_lora(network, lora)
-    return network
-
-
-def differences(trained: Recipe, recipe: Recipe, is_start: bool = False) -> list[str]:
-    """Return "network.num_heads 2 there and 4 here" for each option that changes the function.
-
-    Rates of dropout may differ, and so may max_positions of rotary positions.
-
-    Args:
-        trained: of the checkpoint.
-        recipe: of this run.
-        is_start: a training begins with the weights: adapters may be added, the precision of
-            what stands still may be another, and a head may leave the embedding.
-    """
-    there, here = _network_facts(trained["network"]), _network_facts(recipe["network"])
-    if is_start and there.get("network.tied") and there.keys() == here.keys():
-        there["network.tied"] = here["network.tied"]
-    if trained["lora"] or not is_start:
-        there |= _lora_facts(trained["lora"] or {})
-        here |= _lora_facts(recipe["lora"] or {})
-        if is_start:  # more layers may be adapted
-            there["lora.base_dtype"] = here["lora.base_dtype"]
-            of_both = set(there["lora.layers"]) & set(here["lora.layers"])
-            here["lora.layers"] = sorted(of_both)
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    return [f"{name} {there.get(name)} there and {here.get(name)} here" for name in names]
-
-
 def _network_facts(network: Recipe) -> dict[str, Any]:
     facts = {"kind": network["kind"], **network["config"]}
     if network["kind"] == "own":
@@ -436,8 +356,3 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
         for name, value in facts.items()
         if name not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", name)
     }
-
-
-def _lora_facts(lora: Recipe) -> dict[str, Any]:
-    facts = {f"lora.{name}": lora.get(name) for name in ("rank", "alpha", "base_dtype")}
-    return {"lora.layers": sorted(lora.get("layers", ())), **facts}

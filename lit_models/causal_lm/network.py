@@ -30,20 +30,19 @@ class DecoderConfig:
 
     Args:
         vocab_size: rows of the embedding; `None` takes the tokenizer's.
-        max_positions: longest document that it is made for. Learned positions end there; rotary
-            ones go on, at contexts that it was not trained for.
+        max_positions: longest document. Learned positions end there; rotary ones go on, at contexts
+            that the network was not trained for.
         hidden_size: D.
         num_layers: blocks.
         num_heads: H.
         num_kv_heads: G, a divisor of H; `None` is H.
-        feed_forward: inner width of the feed-forward part; `None` is 4 D, or 8/3 D for swiglu.
+        feed_forward: inner width; `None` is 4 D, or 8/3 D for swiglu.
         norm: RMSNorm or LayerNorm.
         norm_eps: its epsilon.
         positions: rotary, or a learned table of max_positions rows.
         rope_theta: base of the rotary frequencies.
         activation: swiglu, or gelu in its tanh form.
-        bias: of linear layers and LayerNorm; keys have none, since with learned positions it
-            changes nothing.
+        bias: of linear layers and LayerNorm; keys have none, where it changes nothing.
         tied: the head shares the embedding's weights.
         dropout: after embedding, attention and feed-forward, 0 to below 1.
 
@@ -91,17 +90,14 @@ class DecoderConfig:
 
     @property
     def head_size(self) -> int:
-        """K."""
         return self.hidden_size // self.num_heads
 
     @property
     def kv_heads(self) -> int:
-        """G."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def inner_size(self) -> int:
-        """Inner width of the feed-forward part."""
         if self.feed_forward is not None:
             return self.feed_forward
         if self.activation == "gelu":
@@ -138,18 +134,14 @@ PRESETS = {
 
 
 def named_network(name: str) -> DecoderConfig:
-    """Return the preset of this name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the preset of this name; a ValueError where there is none."""
     if name not in PRESETS:
         raise ValueError(f'network "{name}" is no preset; choose one of {", ".join(PRESETS)}.')
     return PRESETS[name]
 
 
 class Documents(NamedTuple):
-    """Which positions may see each other, found once per batch and used by every layer.
+    """Which positions may see each other, computed once per batch and used by every layer.
 
     Args:
         sizes: positions of each document, row after row, padding counted as documents of its own;
@@ -174,9 +166,8 @@ def documents_of(
 
     Args:
         document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
-        are_single: each row holds one document and at most padding after it. A document does not
-            see what comes after it, so that causal attention over the row is enough: the fastest
-            kernels take no mask.
+        are_single: each row holds one document and at most padding after it, so that causal
+            attention over the row is enough: the fastest kernels take no mask.
         as_mask: a mask on a CPU too.
     """
     if are_single:
@@ -215,13 +206,8 @@ class KeyValueCache:
 
 
 def visible(mask: Tensor, num_new: int) -> Tensor:
-    """Return what the newest T positions see [R, 1, T, S] bool: themselves, and what precedes them
-    and is no padding.
-
-    Args:
-        mask: [R, S] bool, false at padding.
-        num_new: T.
-    """
+    """Return what the newest `num_new` = T positions see [R, 1, T, S] bool: themselves, and what
+    precedes them and is no padding, which is false in `mask` [R, S] bool."""
     places = torch.arange(mask.shape[1], device=mask.device)
     new = places[-num_new:, None]
     return (mask[:, None, None, :] & (places < new)) | (places == new)
@@ -234,10 +220,10 @@ def attend(
 
     Args:
         q: [R, H, T, K].
-        k: [R, H or fewer, T, K]; fewer heads are each used by several of q.
+        k: [R, G, T, K]; each head is used by H / G of q.
         v: as k.
         documents: of the batch.
-        scale: of the scores; `None` takes one over the root of K.
+        scale: of the scores; `None` is one over the root of K.
     """
     if documents.past is not None:
         k, v = documents.past(k, v)
@@ -284,13 +270,8 @@ def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
 
 
 def rotations(position_ids: Tensor, frequency: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [R, 1, T, K / 2] of the angle of each position and frequency.
-
-    Args:
-        position_ids: [R, T] int64.
-        frequency: [K / 2] float64, of `frequencies`.
-        dtype: of the result; the angles are float64.
-    """
+    """Return cosine and sine [R, 1, T, K / 2] of the angles of `position_ids` [R, T] int64 at each
+    `frequency` [K / 2] float64."""
     angles = (position_ids.unsqueeze(-1) * frequency).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -330,9 +311,9 @@ class FeedForward(nn.Module):
         width, inner = config.hidden_size, config.inner_size
         self.up_proj = nn.Linear(width, inner, bias=config.bias)
         self.down_proj = nn.Linear(inner, width, bias=config.bias)
-        self.gate_proj = (
-            nn.Linear(width, inner, bias=config.bias) if config.activation == "swiglu" else None
-        )
+        self.gate_proj = None
+        if config.activation == "swiglu":
+            self.gate_proj = nn.Linear(width, inner, bias=config.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.gate_proj is None:
@@ -372,11 +353,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states, and to logits by `head`.
-
-    Attributes:
-        is_compiled: whether the blocks are.
-    """
+    """Tokens to hidden states, and to logits by `head`."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -384,19 +361,24 @@ class Decoder(nn.Module):
         self.config = config
         self.is_compiled = False
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = (
-            nn.Embedding(config.max_positions, config.hidden_size)
-            if config.positions == "learned"
-            else None
-        )
+        self.positions = None
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = _norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._initialise()
+        if config.tied:
+            self.head.weight = self.embedding.weight
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() > 1:
+                is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                depth = 2 * config.num_layers if is_residual else 1
+                nn.init.normal_(parameter, std=INITIAL_STD / depth**0.5)
 
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated layers from the lowest to the highest."""
         return list(self.layers)
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
@@ -417,25 +399,22 @@ class Decoder(nn.Module):
         }
 
     def recompute_blocks(self) -> None:
-        """Keep only the blocks' inputs in training: less memory, a third more work, equal results.
-
-        A block computes the rest again in the backward pass, with the same dropout.
-        """
+        """Keep only the blocks' inputs in training, and compute the rest again in the backward
+        pass, with the same dropout: less memory, a third more work, equal results."""
         for layer in self.layers:
             layer.recomputes = True
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile each block in place, which leaves names and parameters as they are.
 
-        Documents are then told apart by a mask on a CPU too: code that is made for the documents
-        of one batch would not fit the next.
+        Documents are then told apart by a mask on a CPU too: code for the documents of one batch
+        would not fit the next.
         """
         self.is_compiled = True
         for layer in self.layers:
             layer.compile(backend=backend)
 
     def new_cache(self) -> KeyValueCache:
-        """Return an empty cache for `forward`."""
         return KeyValueCache(len(self.layers))
 
     def forward(
@@ -479,21 +458,6 @@ class Decoder(nn.Module):
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
 
-    def tie_head(self) -> None:
-        """Make the head share the embedding's weights where the config says so."""
-        if self.config.tied:
-            self.head.weight = self.embedding.weight
-
-    def _initialise(self) -> None:
-        self.tie_head()
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() > 1:
-                is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                depth = 2 * self.config.num_layers if is_residual else 1
-                nn.init.normal_(parameter, std=INITIAL_STD / depth**0.5)
-
 
 def _norm(config: DecoderConfig) -> nn.Module:
     if config.norm == "rms":
@@ -512,7 +476,8 @@ def as_written(network: Any) -> Iterator[None]:
 
 
 def check_isolation(network: Any) -> None:
-    """Refuse a network in which a document sees its neighbours in the row, or what follows.
+    """Raise RuntimeError for a network in which a document sees its neighbours in the row, or what
+    follows.
 
     A leak does not stop a training: the loss is only a little too low, and wrong. Two documents in
     a row must have the hidden states that each has alone, and those of one token must have no
@@ -521,9 +486,6 @@ def check_isolation(network: Any) -> None:
 
     Args:
         network: a `Decoder` or a `PretrainedDecoder`, whole, on any device.
-
-    Raises:
-        RuntimeError: it leaks.
     """
     weight = network.embedding.weight
     places = [torch.arange(length) for length in DOCUMENT_LENGTHS]
@@ -550,7 +512,7 @@ def check_isolation(network: Any) -> None:
 
 
 def _leak(network: Any, packed: list[Tensor]) -> str | None:
-    """Return what a token sees that it must not. Args: token, position and document ids [1, T]."""
+    """Return what a token sees that it must not, of token, position and document ids [1, T]."""
     leaves: list[Tensor] = []
 
     def catch(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:

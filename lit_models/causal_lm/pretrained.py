@@ -43,24 +43,20 @@ class PretrainedDecoder(nn.Module):
         model: of a ...ForCausalLM class.
         content: of its config.json, as it is exported.
 
-    Attributes:
-        is_compiled: whether the blocks are.
-
     Raises:
         ValueError: the model takes no positions, or does not say where its hidden states are.
     """
 
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
-        if model.base_model is model:
+        has_states = model.base_model is not model
+        if not has_states or "position_ids" not in signature(model.base_model.forward).parameters:
+            fault = "takes no position_ids, so documents of one row cannot be told apart"
+            if not has_states:
+                fault = "does not say which part of it makes the hidden states (base_model)"
             raise ValueError(
-                f"{type(model).__name__} does not say which part of it makes the hidden states "
-                "(base_model), so they are out of reach; take another class, such as Llama or Qwen."
-            )
-        if "position_ids" not in signature(model.base_model.forward).parameters:
-            raise ValueError(
-                f"{type(model).__name__} takes no position_ids, so documents of one row cannot be "
-                "told apart; take a model with rotary or learned positions, such as Llama or GPT-2."
+                f"{type(model).__name__} {fault}; take a model with rotary or learned positions, "
+                "such as Llama, Qwen or GPT-2."
             )
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.content, self.is_compiled = content, False
@@ -81,11 +77,8 @@ class PretrainedDecoder(nn.Module):
         return self.model.get_output_embeddings()
 
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated layers from the lowest to the highest.
-
-        Raises:
-            RuntimeError: the model does not keep its layers in one list.
-        """
+        """Return the repeated layers from the lowest to the highest; a RuntimeError where the model
+        does not keep them in one list."""
         count = self.model.config.get_text_config().num_hidden_layers
         for module in self.model.base_model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -113,9 +106,8 @@ class PretrainedDecoder(nn.Module):
 
     def recompute_blocks(self) -> None:
         """As `Decoder.recompute_blocks`."""
-        name = "activation_checkpointing_enable"
-        if hasattr(self.model, name):
-            getattr(self.model, name)({"use_reentrant": False})
+        if hasattr(self.model, "activation_checkpointing_enable"):
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         else:  # before transformers 5.20
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -141,17 +133,8 @@ class PretrainedDecoder(nn.Module):
         inputs_embeds: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states [R, T, D] from which `head` makes logits.
-
-        Args:
-            input_ids: [R, T] int64; `None` where `inputs_embeds` are given.
-            position_ids: [R, T] int64, from 0 in every document, 0 at padding.
-            document_ids: [R, T] int64, ascending in a row, -1 = padding; `None` with a cache.
-            has_single_documents: no row holds two documents, so that no mask is needed.
-            cache: of `new_cache`, where every row is one document.
-            inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
-            mask: [R, S] bool, with a cache: false at padding, which stands before each row.
-        """
+        """Return the hidden states [R, T, D] from which `head` makes logits; arguments as of
+        `Decoder.forward`, but that `position_ids` are 0 at padding."""
         more: dict[str, Any] = {}
         if self.is_packed and document_ids is not None:
             more["documents"] = documents_of(document_ids, has_single_documents, self.is_compiled)
@@ -234,7 +217,7 @@ def read_recipe(folder: str | Path) -> Recipe:
 
 
 def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
-    """Refuse data that a network cannot take.
+    """Refuse documents longer than learned positions, and tokenizers larger than the embedding.
 
     Args:
         recipe: of the network.
@@ -242,20 +225,17 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
         vocab_size: of the tokenizer.
 
     Raises:
-        ValueError: documents are longer than learned positions, or tokens are without embedding.
+        ValueError: they do not fit.
     """
-    limit = learned_positions(recipe)
+    limit = most_positions(recipe)
     if limit is not None and context_length > limit:
         raise ValueError(
             f"context_length {context_length} is longer than the network's {limit} learned "
             f"positions; lower data.context_length to {limit} or less, raise max_positions for a "
             "network from scratch, or take one with rotary positions."
         )
-    config = recipe["config"]
-    if recipe["kind"] == "own":
-        size = config["vocab_size"] or vocab_size
-    else:
-        size = model_config(config).get_text_config().vocab_size
+    config = text_config(recipe)
+    size = config.vocab_size or vocab_size  # an own network takes the tokenizer's
     if vocab_size > size:
         raise ValueError(
             f"the tokenizer has {vocab_size} tokens and the network embeds {size}; take the "
@@ -263,28 +243,26 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
         )
 
 
-def learned_positions(recipe: Recipe) -> int | None:
-    """Return how many positions a network can tell apart; `None` where they have no table."""
-    config = recipe["config"]
+def text_config(recipe: Recipe) -> Any:
+    """Return the DecoderConfig of a recipe, or transformers' configuration of its text model."""
     if recipe["kind"] == "own":
-        return config["max_positions"] if config["positions"] == "learned" else None
-    text = model_config(config).get_text_config()
-    is_rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_theta", None)
-    return None if is_rotary else getattr(text, "max_position_embeddings", None)
+        return DecoderConfig(**recipe["config"])
+    return model_config(recipe["config"]).get_text_config()
 
 
-def most_positions(recipe: Recipe, context: Context) -> int | None:
+def most_positions(recipe: Recipe, context: Context = "whole") -> int | None:
     """Return the most positions that a text may have at once; `None` for no limit.
 
     A table of learned positions ends. Rotary ones go on, at distances that the network was not
     trained for: `recent` does not go there.
     """
-    if context == "whole":
-        return learned_positions(recipe)
+    config = text_config(recipe)
     if recipe["kind"] == "own":
-        return recipe["config"]["max_positions"]
-    text = model_config(recipe["config"]).get_text_config()
-    return getattr(text, "max_position_embeddings", None)
+        is_rotary, limit = config.positions == "rotary", config.max_positions
+    else:
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+        is_rotary, limit = bool(rope), getattr(config, "max_position_embeddings", None)
+    return None if is_rotary and context == "whole" else limit
 
 
 def network_from_config(recipe: Recipe) -> Network:
@@ -382,33 +360,30 @@ def loaded_model(
 
 @torch.no_grad()
 def check_head(network: PretrainedDecoder, source: str) -> None:
-    """Refuse a model whose logits are not the head's product with the hidden states.
+    """Refuse a model whose logits are not the head's product with the hidden states: a ValueError.
 
     The head's output is made large on its way to the logits, so that a cap is seen.
-
-    Raises:
-        ValueError: they are capped, scaled or shifted.
     """
+
+    def enlarged(logits: Tensor) -> Tensor:
+        return logits * (LARGE_LOGIT / logits.abs().max())
+
     was_training = network.training
     tokens = torch.arange(3, device=network.head.weight.device)[None]
-    hook = network.head.register_forward_hook(lambda head, given, output: _enlarged(output))
+    hook = network.head.register_forward_hook(lambda head, inputs, output: enlarged(output))
     try:
         logits = network.eval().model(input_ids=tokens, use_cache=False).logits
         hidden = network(tokens, tokens, torch.zeros_like(tokens))
     finally:
         hook.remove()
         network.train(was_training)
-    difference = (_enlarged(hidden @ network.head.weight.T) - logits).abs().max()
+    difference = (enlarged(hidden @ network.head.weight.T) - logits).abs().max()
     if not difference <= HEAD_TOLERANCE * LARGE_LOGIT:
         raise ValueError(
             f"{source} is a {type(network.model).__name__}, whose logits are not the product of "
             "its head and its hidden states (they are capped, scaled or shifted by a bias): the "
             "loss here could not be its own. Take a model of another class, such as Llama or Qwen."
         )
-
-
-def _enlarged(logits: Tensor) -> Tensor:
-    return logits * (LARGE_LOGIT / logits.abs().max())
 
 
 def model_config(content: Content) -> Any:

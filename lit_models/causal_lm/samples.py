@@ -25,12 +25,12 @@ class Samples(Callback):
     Args:
         prompts: texts to go on from; an empty one begins a document.
         every_n_steps: optimizer steps between samples.
-        generation: how; none draws 200 tokens at temperature 0.8.
+        generation: how; `None` draws 200 tokens at temperature 0.8.
         prints_last: print what the model writes after the first prompt when training has ended.
 
     Raises:
         ValueError: no prompt, an interval below 1, options for scores; at the start of training,
-            no logger that takes text, or a prompt that the model cannot read.
+            no TensorBoard logger, or a prompt that the model cannot read.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Samples(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write a completion of each prompt every few optimizer steps."""
         step, before = trainer.global_step, self._seen_step
         self._seen_step = step  # the same in the middle of an accumulation
         if step == before or step % self.every_n_steps or not boards(trainer):

@@ -13,7 +13,7 @@ from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.store import ActivationStore
 from datamodules.files.splitting import TRAIN
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.pretrained import check_recipe, learned_positions
+from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
@@ -63,7 +63,7 @@ def check_explanations(recipe: Recipe, lens: LensOptions) -> None:
     Raises:
         ValueError: they are.
     """
-    limit = learned_positions(recipe)
+    limit = most_positions(recipe)
     # Prompt, marker and all words but the last, which is never read again; the reconstructor's
     # start and all words are no more.
     needed = lens.num_prompt + lens.num_words

@@ -202,11 +202,8 @@ class LitSnippetWriter(LitCausalLM):
         asked = rows_in_memory(rows)
         dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, max_prompt))
         return [
-            written_text(self.tokenizer, ids, characters)
-            for done in self._answers(dataset, self.generation)
-            for ids, characters in zip(
-                done["completion_ids"].numpy(), done["num_characters"].tolist(), strict=True
-            )
+            written_text(self.tokenizer, *completion)
+            for completion in self.completions(dataset, self.generation)
         ]
 
     def _completions(self, batch: SnippetBatch) -> Completions:

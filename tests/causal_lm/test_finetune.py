@@ -1,4 +1,4 @@
-"""Fine-tuning in a run: adapters and frozen parameters, saved, resumed, exported."""
+"""Fine-tuning in a run: adapters, saved, resumed, exported."""
 
 import json
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_an_export_is_a_base_without_adapters(base, tmp_path):
         torch.testing.assert_close(
             found, tuned.network.double()(ids, *places), rtol=1e-5, atol=1e-6
         )
-    fit(tmp_path / "more", 1, init_from=str(tmp_path / "model"), freeze=["embedding.*"])
+    fit(tmp_path / "more", 1, init_from=str(tmp_path / "model"))
     assert losses(tmp_path / "more")[0] < 0.7 * losses(base.parents[1])[0]
 
 
@@ -128,16 +128,9 @@ def test_dropout_of_adapters_does_not_depend_on_micro_batches(tmp_path):
     assert losses(tmp_path / "none") != pytest.approx(losses(tmp_path / "8"), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lora": LoraOptions(["x_proj"])}, 'lora.targets names "x_proj", which fits no linear'),
-        ({"freeze": ["layer.*"]}, 'freeze names "layer.*", which fits no parameter'),
-    ],
-)
-def test_what_does_not_fit_the_network_is_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        fit(tmp_path / "run", **options)
+def test_what_does_not_fit_the_network_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='lora.targets names "x_proj", which fits no linear'):
+        fit(tmp_path / "run", lora=LoraOptions(["x_proj"]))
 
 
 def test_adapters_are_not_dropped_silently(base, tmp_path):

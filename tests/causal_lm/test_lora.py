@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lit_models.causal_lm import module
 from lit_models.causal_lm.adapters import (
     LoraLinear,
     LoraOptions,
@@ -20,9 +19,8 @@ from lit_models.causal_lm.adapters import (
     merged_weights,
     target_layers,
 )
-from lit_models.causal_lm.module import NetworkRequest, new_network
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import load_network, network_from_config, read_recipe
+from lit_models.causal_lm.pretrained import load_network
 from tests.causal_lm.folders import packed_logits, saved
 
 CONFIG = DecoderConfig(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1)
@@ -184,18 +182,13 @@ def test_a_base_in_bfloat16_has_adapters_in_float32():
 @pytest.mark.parametrize(
     ("kind", "stored"), [("GPT2", "float16"), ("Llama", "bfloat16"), ("Qwen2", "bfloat16")]
 )
-def test_a_base_in_bfloat16_is_that_of_the_way_by_float32(tmp_path, kind, stored, monkeypatch):
+def test_a_base_read_in_its_own_precision_is_that_of_the_way_by_float32(tmp_path, kind, stored):
     saved(tmp_path, kind).to(getattr(torch, stored)).save_pretrained(tmp_path)
-    lora = LoraOptions(["*"], 2, base_dtype="bfloat16")
-    request = NetworkRequest(DecoderConfig(), str(tmp_path), lora)
-    network = read_recipe(tmp_path)
     found = []
-    for load in (load_network, lambda folder, dtype: load_network(folder)):
-        monkeypatch.setattr(module, "load_network", load)
-        with torch.device("meta"):
-            bare = network_from_config(network)
+    for dtype in (None, torch.float32):
+        network = load_network(tmp_path, dtype)
         torch.manual_seed(1)
-        found.append(new_network(request, {"network": network, "lora": lora_recipe(bare, lora)}))
+        found.append(with_lora(network, rank=2, base_dtype="bfloat16"))
     for (name, one), other in zip(found[0].named_parameters(), found[1].parameters(), strict=True):
         assert one.dtype == other.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
         assert torch.equal(one, other), name
@@ -234,25 +227,23 @@ def test_wrong_options_are_refused(options, message):
         LoraOptions(**{"targets": ["q_proj"], **options})
 
 
-def test_names_that_fit_a_pattern_stand_still():
-    network = decoder()
-    frozen = freeze(network, ["layers.0.*", "embedding.weight"])
-    assert "layers.0.attention.q_proj.weight" in frozen
-    assert frozen == sorted(n for n, p in network.named_parameters() if not p.requires_grad)
-    assert network.layers[1].attention.q_proj.weight.requires_grad
-    tied = decoder()
-    freeze(tied, ["head.weight"])  # by either of its names
-    assert not tied.embedding.weight.requires_grad
-
-
-def test_freezing_nothing_or_everything_is_refused():
-    with pytest.raises(ValueError, match='"layer.0.*", which fits no parameter; near .*layers.0.'):
-        freeze(decoder(), ["layer.0.*"])
-    with pytest.raises(ValueError, match="leaves nothing to train"):
-        freeze(decoder(), ["*"])
-
-
-def test_a_pattern_of_a_model_of_transformers_freezes_it_as_well():
-    network = gpt2()
-    freeze(network, ["transformer.wte.*"])
-    assert not network.lm_head.weight.requires_grad  # tied
+@pytest.mark.parametrize(
+    ("make", "pattern", "kept", "frozen"),
+    [
+        (
+            decoder,
+            "layers.0.*",
+            "layers.1.attention.q_proj.weight",
+            "layers.0.attention_norm.weight",
+        ),
+        (decoder, "head.weight", "norm.weight", "embedding.weight"),  # tied: by either of its names
+        (gpt2, "transformer.wte.*", "transformer.wpe.weight", "lm_head.weight"),
+    ],
+)
+def test_names_that_fit_a_pattern_are_frozen(make, pattern, kept, frozen):
+    network = make()
+    freeze(network, [pattern])
+    assert network.get_parameter(kept).requires_grad
+    assert not network.get_parameter(frozen).requires_grad
+    with pytest.raises(ValueError, match='"layer.0.*", which fits no parameter; names are such as'):
+        freeze(network, ["layer.0.*"])

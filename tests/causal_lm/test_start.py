@@ -44,9 +44,7 @@ def test_a_loaded_model_is_made_ready_for_training(trained, tmp_path, isolation_
     assert all(block.recomputes for block in module.blocks())
     assert isolation_tests == [module.network]
     after = {name: value.float() for name, value in module.state_dict().items()}
-    changed = {
-        name for name, value in before.items() if not torch.equal(after[name], value.float())
-    }
+    changed = {n for n, value in before.items() if not torch.equal(after[n], value.float())}
     assert changed
     assert not {"network.embedding.weight", "network.head.weight"} & changed
 

@@ -126,7 +126,7 @@ def test_compiled_blocks_learn_what_others_learn(files: Path, tmp_path: Path) ->
     def compiled(folder: Path, options: Any) -> Any:
         module, data = SPECIAL["llama"](folder, options)
         computation = ComputationOptions(compile=True)
-        network, optimizer = module.request.config, module.optimizer
+        network, optimizer = module.config, module.optimizer
         return type(module)(optimizer, network=network, computation=computation), data
 
     fitted(SPECIAL["llama"], files, tmp_path / "plain", precision="32-true")
