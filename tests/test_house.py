@@ -13,7 +13,7 @@ BUDGETS = {
     "lit_models/training": 7_600,
     "lit_models/commands": 3_680,
     "lit_models/occupation_coder": 2_400,
-    "lit_models/causal_lm": 2_550,
+    "lit_models/causal_lm": 2_580,
     "lit_models/consistency_lens": 2_400,
     "lit_models/seo": 3_570,
     "datamodules": 15_650,
