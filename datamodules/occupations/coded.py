@@ -118,7 +118,7 @@ def open_index(
 
     def make(target: Path) -> None:
         bad_rows = BadRows(on_bad_rows)
-        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
+        normalisation = TextNormalisation(**recipe["normalisation"])
         system = CodeSystem()
         rules = RowRules(columns, normalisation, system, bad_rows, None, table, is_prediction=True)
         language_index = {name: i for i, name in enumerate(recipe["languages"])}

@@ -229,7 +229,7 @@ class _Writer:
         normalisation, max_length = request.text.normalisation, request.text.max_length
         book = None
         if recipe is not None:
-            normalisation = TextNormalisation.from_dict(recipe["normalisation"])
+            normalisation = TextNormalisation(**recipe["normalisation"])
             max_length, book = recipe["max_length"], CodeBook.from_dict(recipe["code_book"])
         elif request.book.path is not None:
             book = build_code_book(request.system, Path(request.book.path), ())
@@ -248,7 +248,7 @@ class _Writer:
         parts = self._parts()
         if system.max_codes is None:  # as many codes per record as a row has
             state = {**system.to_dict(), "max_codes": max(self.row_num_codes)}
-            system = CodeSystem.from_dict(state)
+            system = CodeSystem(**state)
             book = book and CodeBook(system, book.codes, book.descriptions)
         book = book or build_code_book(system, None, self.code_ids)
         languages = self._languages(parts) if recipe is None else recipe["languages"]

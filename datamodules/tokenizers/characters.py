@@ -40,47 +40,30 @@ class TextNormalisation:
 
     def __call__(self, text: str) -> str:
         """Return the normalised text; doing it twice changes nothing more."""
-        if "\0" in text:
-            text = text.replace("\0", " ")  # 0 is the padding
-        if not text.isascii():
-            text = self._unicode(text)
-        elif self.lowercase:
-            text = text.lower()
-        if self.drop_status_words:
-            text = _without_status_words(text)
-        if self.collapse_whitespace:
-            words = " ".join(text.split())
-            lead = "" if self.strip or not text[:1].isspace() else " "
-            tail = "" if self.strip or not words or not text[-1:].isspace() else " "
-            return lead + words + tail
-        return text.strip() if self.strip else text
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> "TextNormalisation":
-        """Return the normalisation that `to_dict` described."""
-        return cls(**state)
-
-    def _unicode(self, text: str) -> str:
+        text, before = text.replace("\0", " "), None  # 0 is the padding
         # Lower case can undo the form (İ becomes two characters) and the form can make capitals
-        # (™ becomes TM), so both are repeated until nothing changes: twice is the rule.
-        while True:
+        # (™ becomes TM), so both are repeated until nothing changes.
+        while text != before:
             before = text
             if self.unicode_form != "none":
                 text = unicodedata.normalize(self.unicode_form, text)
             if self.lowercase:
                 text = text.lower()
-            if text == before:
-                return text
+        if self.drop_status_words:
+            words = text.split()
+            kept = [word for word in words if word.strip(_AROUND).lower() not in _STATUS]
+            if len(kept) < len(words):
+                text = " ".join(kept).strip(" ,;:-") or text
+        if self.collapse_whitespace:
+            single = " ".join(text.split())
+            lead = "" if self.strip or not text[:1].isspace() else " "
+            tail = "" if self.strip or not single or not text[-1:].isspace() else " "
+            return lead + single + tail
+        return text.strip() if self.strip else text
 
-
-def _without_status_words(text: str) -> str:
-    words = text.split()
-    kept = [word for word in words if word.strip(_AROUND).lower() not in _STATUS]
-    return text if len(kept) == len(words) else " ".join(kept).strip(" ,;:-") or text
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain JSON types."""
+        return asdict(self)
 
 
 class Encoded(NamedTuple):
@@ -91,12 +74,7 @@ class Encoded(NamedTuple):
 
 
 def encode(text: str, max_length: int) -> Encoded:
-    """Return the Unicode code points of a normalised text.
-
-    Args:
-        text: normalised, so that it holds no NUL.
-        max_length: most characters that are kept, at least 1.
-    """
+    """Return the first `max_length` code points of a normalised text, which holds no NUL."""
     points = np.frombuffer(text[:max_length].encode("utf-32-le"), dtype="<i4").astype(np.int32)
     return Encoded(points, len(text) > max_length)
 

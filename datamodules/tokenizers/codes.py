@@ -51,13 +51,8 @@ class CodeSystem:
         self.specials, self.max_codes = specials or {}, max_codes
 
     def to_dict(self) -> dict[str, Any]:
-        """The system as plain JSON types."""
+        """The system as plain JSON types, the arguments of `CodeSystem`."""
         return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> "CodeSystem":
-        """The system that `to_dict` described."""
-        return CodeSystem(**state)
 
     def split(self, code: str) -> list[str]:
         """The symbols of a code in normal form; a special is one symbol."""
@@ -77,15 +72,14 @@ class CodeSystem:
         decimal = re.fullmatch(r"(-?\d+)\.0*", code)
         has_rules = self.alphabet is not None or self.length is not None
         if decimal and has_rules and "." not in (self.alphabet or ""):
-            right = (
-                decimal[1] if decimal[1] in self.specials else decimal[1].zfill(self.length or 0)
-            )
+            number = decimal[1]
+            right = number if number in self.specials else number.zfill(self.length or 0)
             raise ValueError(
                 f'code "{code}" was written as a decimal number; keep code columns as text '
                 f'(here "{right}").'
             )
-        for place, symbol in enumerate(code, start=1):
-            if self.alphabet is not None and symbol not in self.alphabet:
+        for place, symbol in enumerate(code if self.alphabet else "", start=1):
+            if symbol not in str(self.alphabet):
                 specials = f" or one of {', '.join(self.specials)}" if self.specials else ""
                 raise ValueError(
                     f'code "{code}" holds the unknown symbol "{symbol}" at place {place}; '
@@ -121,25 +115,20 @@ class OCC1950(CodeSystem):
         super().__init__(3, DIGITS, max_codes=max_codes)
 
 
-NAMED_SYSTEMS: dict[str, type[CodeSystem]] = {
-    "hisco": HISCO,
-    "occ1950": OCC1950,
-    "from_data": CodeSystem,
-}
-
-
 def named_code_system(system: str | CodeSystem) -> CodeSystem:
     """The code system of this name (hisco, occ1950, from_data); a CodeSystem is passed through."""
     if isinstance(system, CodeSystem):
         return system
-    if system not in NAMED_SYSTEMS:
-        near = difflib.get_close_matches(system, NAMED_SYSTEMS, n=1)
+    named: dict[str, type[CodeSystem]]
+    named = {"hisco": HISCO, "occ1950": OCC1950, "from_data": CodeSystem}
+    if system not in named:
+        near = difflib.get_close_matches(system, named, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else ""
         raise ValueError(
-            f'code_system "{system}" is not one of {", ".join(NAMED_SYSTEMS)}.{hint} Any other '
+            f'code_system "{system}" is not one of {", ".join(named)}.{hint} Any other '
             "system is a class: {class_path: datamodules.CodeSystem, init_args: …}."
         )
-    return NAMED_SYSTEMS[system]()
+    return named[system]()
 
 
 class Trie(NamedTuple):
@@ -148,7 +137,7 @@ class Trie(NamedTuple):
     next_node [nodes, V] int32: the child under each symbol, -1 = illegal; node 0 is the root.
     leaf_code [nodes] int32: index of the code that ends here, -1 = inside the tree.
     num_leaves [nodes] int32: number of codes below, the node itself included.
-    The empty block has no path: whoever decodes allows it at the root.
+    The empty block has no path: a decoder allows it at the root.
     """
 
     next_node: np.ndarray
@@ -157,12 +146,8 @@ class Trie(NamedTuple):
 
     @classmethod
     def of_table(cls, table: np.ndarray, num_symbols: int) -> "Trie":
-        """The trie of these distinct rows; nodes are numbered breadth first, symbols in order.
-
-        Args:
-            table: [C, L] int symbol ids, C >= 1.
-            num_symbols: V.
-        """
+        """The trie of distinct rows [C, L] of symbol ids, C >= 1; nodes are numbered breadth first,
+        symbols in order."""
         order = np.lexsort(table.T[::-1])
         rows = table[order]
         differs = np.ones(rows.shape, dtype=bool)
@@ -190,7 +175,7 @@ class CodeBook:
         system: how codes are written.
         codes: C distinct codes in normal form; their order gives the code ids.
         descriptions: one text per code, possibly empty.
-        symbols: the V symbols, control symbols first; None = those of the codes in order.
+        symbols: the V symbols, control symbols first; `None` is those of the codes in order.
 
     `table` [C, L] int64 spells each code, shorter codes filled with <end>.
     """
@@ -294,8 +279,7 @@ class CodeBook:
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "CodeBook":
         """The book that `to_dict` described."""
-        system = CodeSystem.from_dict(state["system"])
-        return cls(system, state["codes"], state["descriptions"], state["symbols"])
+        return cls(**{**state, "system": CodeSystem(**state["system"])})
 
 
 def build_code_book(
@@ -305,16 +289,16 @@ def build_code_book(
 
     Args:
         system: how codes are written.
-        book_path: csv, tsv or parquet with the columns `code` and `description`; `None` is no book.
-        codes_in_data: codes in normal form; read only where no book is given, since a code that
-            a given book lacks is an error of its row.
+        book_path: csv, tsv or parquet with the columns `code` and `description`, or `None`.
+        codes_in_data: codes in normal form, read only without a book: a code that a book lacks is
+            an error of its row.
 
     Raises:
         FileNotFoundError: there is no such book.
         ValueError: the book or the data hold no code, or a line of the book is wrong.
     """
     if book_path is not None:
-        descriptions = _read_book(system, Path(book_path))
+        descriptions = _read_book(system, book_path)
     else:
         descriptions = dict.fromkeys(sorted(set(codes_in_data)), "")
         if not descriptions:
@@ -338,16 +322,14 @@ def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
         rows = zip(batch.line, batch.texts("code"), batch.texts("description"), strict=True)
         for line, value, text in rows:
             try:
-                code = system.parse(value)
+                code, text = system.parse(value), text.strip()
+                if (first := descriptions.setdefault(code, text)) != text:
+                    raise ValueError(
+                        f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one '
+                        "line."
+                    )
             except ValueError as error:
                 errors.append(f"{path}:{line}: {error}")
-                continue
-            first = descriptions.setdefault(code, text.strip())
-            if first != text.strip():
-                errors.append(
-                    f'{path}:{line}: code "{code}" has two descriptions, "{first}" and '
-                    f'"{text.strip()}"; keep one line.'
-                )
     if errors:
         more = len(errors) - NUM_ERRORS_SHOWN
         tail = [f"… and {more} more"] if more > 0 else []
@@ -357,9 +339,8 @@ def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
 
 
 def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
-    """Codes that look like numbers cut short: digits only, one shorter than all others, no "0…".
-
-    For systems without a fixed length, where `CodeSystem.parse` cannot know. Sorted, distinct.
+    """Codes that look like numbers cut short: digits only, one shorter than all others, no "0…";
+    sorted, distinct. For systems without a fixed length, where `CodeSystem.parse` cannot know.
     """
     digits = {code for code in codes if code.isdecimal()}
     longest = max((len(code) for code in digits), default=0)

@@ -249,7 +249,7 @@ def linear_examples(
 def _describes_an_unused_code(store: OccupationStore, rows: np.ndarray) -> np.ndarray:
     """[N] bool: the row is the only one of its code and says what the code book says."""
     book = CodeBook.from_dict(store.recipe["code_book"])
-    normalisation = TextNormalisation.from_dict(store.recipe["normalisation"])
+    normalisation = TextNormalisation(**store.recipe["normalisation"])
     codes = store.code_sets(rows)
     num_rows = np.bincount(np.concatenate(codes), minlength=len(book.codes))
     is_one = np.zeros(len(rows), dtype=bool)

@@ -248,7 +248,7 @@ class LitOccupationCoder(ExactModule):
             )
         language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
         language_ids = [language_index.get(language_code(n, "unk"), 0) for n in language]
-        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
+        normalise = TextNormalisation(**self.recipe["normalisation"])
         encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
         decoding, was_training = replace(self.decoding, **options), self.training

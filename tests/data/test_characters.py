@@ -55,7 +55,7 @@ def test_a_long_text_is_cut_and_flagged():
 
 def test_the_options_survive_the_checkpoint():
     options = TextNormalisation("NFC", lowercase=False)
-    assert TextNormalisation.from_dict(options.to_dict()) == options
+    assert TextNormalisation(**options.to_dict()) == options
 
 
 def test_an_unknown_form_is_refused():
