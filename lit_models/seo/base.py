@@ -35,6 +35,7 @@ from lit_models.training.optim import configured, parameter_groups
 log = logging.getLogger(__name__)
 ENCODER = "network.encoder."
 SHOWN = 3
+TEXTS_AT_ONCE = 64  # that a script hands in
 
 
 def start_weights(

@@ -7,7 +7,7 @@ L levels, classes or labels.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,24 +17,20 @@ from torch.utils.checkpoint import checkpoint
 
 from datamodules.core.batches import ScoredTextBatch
 from datamodules.search.queries import NO_DOCUMENT
-from datamodules.text.encoding import TextEncoding, padded
 from lit_models.seo.encoders import Pooling, TextEncoder, pooled
 from lit_models.training.dropout import keyed_texts
 from lit_models.training.metrics import LossSum
 
-TEXTS_AT_ONCE = 64
+TEMPERATURES = (0.005, 1.0)
 
 
 @dataclass(frozen=True)
 class TemperatureOptions:
-    """By what cosines are divided before they become probabilities.
+    """By what cosines are divided before they become probabilities; between 0.005 and 1.
 
     Args:
         start: its value at the beginning; also for good where it does not learn.
-        learns: whether it is trained; it stays between 0.005 and 1.
-
-    Raises:
-        ValueError: a start outside these.
+        learns: whether it is trained.
     """
 
     start: float = 0.05
@@ -48,14 +44,8 @@ class TemperatureOptions:
             )
 
 
-TEMPERATURES = (0.005, 1.0)
-
-
 class Temperature(nn.Module):
-    """A temperature between two bounds, which it nears and never sticks to.
-
-    Its logarithm is a sigmoid of the parameter, stretched over the logarithms of the bounds.
-    """
+    """Its logarithm is a sigmoid of the parameter, stretched over the logarithms of the bounds."""
 
     def __init__(self, options: TemperatureOptions) -> None:
         super().__init__()
@@ -75,10 +65,8 @@ class BiEncoder(nn.Module):
     """One encoder for queries and documents.
 
     Args:
-        encoder: of both.
         pooling: how a row becomes one vector.
         dimensions: W, by a projection; None keeps the encoder's width.
-        temperature: of the loss.
     """
 
     def __init__(
@@ -100,22 +88,6 @@ class BiEncoder(nn.Module):
         vectors = self.encoder.vectors_of(input_ids, attention_mask, how=self.pooling)
         return F.normalize(self.project(vectors), dim=-1)
 
-    def encode_texts(
-        self, texts: Sequence[str], is_query: bool, encoding: TextEncoding, device: torch.device
-    ) -> Tensor:
-        """Return unit vectors [n, W] of texts in their order, on the device."""
-        frame = encoding.framing.query if is_query else encoding.framing.single
-        parts = []
-        order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
-        for start in range(0, len(order), TEXTS_AT_ONCE):
-            chosen = order[start : start + TEXTS_AT_ONCE]
-            rows = padded([frame(encoding.ids(texts[n])) for n in chosen])
-            ids, mask = (rows[k].to(device) for k in ("input_ids", "attention_mask"))
-            parts.append(self.encode(ids, mask))
-        if not parts:
-            return torch.zeros(0, 0, device=device)
-        return torch.cat(parts)[torch.tensor(order, device=device).argsort()]
-
     def encode_samples(
         self,
         input_ids: Tensor,
@@ -131,10 +103,10 @@ class BiEncoder(nn.Module):
             is_query: what they are.
             num_samples: in the micro-batch, a divisor of R.
             chunk: rows whose activations are in memory at a time, those of others are computed
-                again in the backward pass; none keeps all. Every device makes as many calls.
+                again in the backward pass; None keeps all.
 
         Source: of the idea, Gao et al. 2021, "Scaling deep contrastive learning batch size under
-        memory limited setup"; here autograd repeats the chunks, so that it stays one backward pass.
+        memory limited setup"; here autograd repeats the chunks, in one backward pass.
         """
         per_sample = len(input_ids) // num_samples
         row = torch.arange(len(input_ids), device=input_ids.device)
@@ -161,12 +133,8 @@ def in_batch_loss(
 ) -> LossSum:
     """Return the cross-entropy of finding each query's answer among all documents, in nats.
 
-    A query's own answer is known by its vector, not by its place: nothing here depends on which
-    part of the documents is this device's.
-
     Args:
-        queries: [B, W] unit vectors.
-        answers: [B, W] unit vectors of the documents that answer them.
+        queries, answers: [B, W] unit vectors, and those of the documents that answer them.
         documents: [M, W] unit vectors of all documents of the step, answers included.
         document: [M] int64, their numbers; -1 = no negative of anything.
         known: [B, R] int64, documents that are no negatives of a query, its answer among them, so
@@ -188,7 +156,6 @@ class CrossEncoder(nn.Module):
     """A query and a document in one row, to one score.
 
     Args:
-        encoder: of the rows.
         pooling: how a row becomes one vector.
         adds_prior: add the first stage's score times a learned weight. The network then begins
             with the first stage's order: its own part of the score is 0.
@@ -219,20 +186,24 @@ class CrossEncoder(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor,
         segment_ids: Tensor,
-        parts: Sequence["PairPart"] | None = None,
+        lengths: np.ndarray,
+        num_parts: int = 1,
     ) -> Tensor:
         """Return scores [P] of rows [P, T].
 
         Args:
             input_ids, attention_mask, segment_ids: of a RankingBatch.
-            parts: of the rows, computed one after the other; none computes all at once.
+            lengths: [P] tokens of each row.
+            num_parts: in which the rows are computed one after the other, at most P.
         """
-        rows = (input_ids, attention_mask, segment_ids)
-        if parts is None:
-            return self._scores(*rows)
-        return torch.cat(
-            [self._scores(*(t[first:end, :width] for t in rows)) for first, end, width in parts]
-        )
+        bounds, scores = [len(lengths) * part // num_parts for part in range(num_parts + 1)], []
+        for start, end in pairwise(bounds):
+            columns = (slice(start, end), slice(int(lengths[start:end].max())))
+            mask = attention_mask[columns]
+            hidden = self.encoder(input_ids[columns], mask, segment_ids[columns])
+            vector = torch.tanh(self.dense(pooled(hidden, mask, self.pooling)))
+            scores.append(self.score(vector).squeeze(-1))
+        return torch.cat(scores)
 
     def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
         """Return scores [B, K], -inf where there is no candidate.
@@ -246,30 +217,6 @@ class CrossEncoder(nn.Module):
         if self.prior_weight is not None:
             scores = scores + self.prior_weight * prior.to(scores)
         return scores.masked_fill(index < 0, -torch.inf)
-
-    def _scores(self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor) -> Tensor:
-        hidden = self.encoder(input_ids, attention_mask, segment_ids)
-        vector = pooled(hidden, attention_mask, self.pooling)
-        return self.score(torch.tanh(self.dense(vector))).squeeze(-1)
-
-
-class PairPart(NamedTuple):
-    """Rows from one to before another, and the tokens of the longest."""
-
-    first: int
-    end: int
-    width: int
-
-
-def even_parts(lengths: np.ndarray, number: int) -> list[PairPart]:
-    """Return rows in parts of like sizes, one after the other.
-
-    Args:
-        lengths: [P] tokens of each row.
-        number: of parts, at most P.
-    """
-    bounds = [len(lengths) * place // number for place in range(number + 1)]
-    return [PairPart(a, b, int(lengths[a:b].max())) for a, b in pairwise(bounds)]
 
 
 def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
@@ -309,7 +256,6 @@ class RankingLoss:
 
     @property
     def reads_teacher(self) -> bool:
-        """Whether the targets are a teacher's scores, not grades."""
         return self.kind == "margin_mse"
 
     @property
@@ -327,13 +273,7 @@ class RankingLoss:
         # A score that is no number takes part: the run must stop rather than go on without it.
         takes_part = ~target.isnan() & ((scores > -torch.inf) | scores.isnan())
         scores, target = scores.masked_fill(~takes_part, 0), target.masked_fill(~takes_part, 0)
-        losses = {
-            "listnet": listnet,
-            "bce": pointwise_bce,
-            "lambda": lambda_loss,
-            "margin_mse": margin_mse,
-        }
-        return losses[self.kind](scores, target, takes_part)
+        return LOSSES_OF_QUERIES[self.kind](scores, target, takes_part)
 
 
 def listnet(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
@@ -353,7 +293,7 @@ def listnet(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
 def pointwise_bce(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
     """Return the mean cross-entropy of the judged candidates, scores being log-odds, [B]."""
     nats = F.binary_cross_entropy_with_logits(scores, grades.clamp(0, 1), reduction="none")
-    return _mean(nats, takes_part, (1,))
+    return (nats * takes_part).sum(1) / takes_part.sum(1).clamp(min=1)
 
 
 def lambda_loss(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
@@ -396,13 +336,16 @@ def margin_mse(scores: Tensor, teacher: Tensor, takes_part: Tensor) -> Tensor:
     """
     error = scores - teacher
     squares = (error[:, :, None] - error[:, None]).square()
-    above = torch.ones_like(squares[0], dtype=torch.bool).triu(1)
-    return _mean(squares, takes_part[:, :, None] & takes_part[:, None] & above, (1, 2))
+    is_pair = (takes_part[:, :, None] & takes_part[:, None]).triu(1)
+    return (squares * is_pair).sum((1, 2)) / is_pair.sum((1, 2)).clamp(min=1)
 
 
-def _mean(values: Tensor, counts: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Return the mean over what counts, 0 where nothing does."""
-    return (values * counts).sum(dims) / counts.sum(dims).clamp(min=1)
+LOSSES_OF_QUERIES = {
+    "listnet": listnet,
+    "bce": pointwise_bce,
+    "lambda": lambda_loss,
+    "margin_mse": margin_mse,
+}
 
 
 LossName = Literal["mse", "huber", "mae", "cumulative", "cross_entropy"]
@@ -425,9 +368,6 @@ class HeadOptions:
             standard deviations of the training rows; ordinal: `cumulative` or `cross_entropy`; the
             others `cross_entropy`. None takes the first of these.
         weight: factor of the loss; 0 reports the head without training it.
-
-    Raises:
-        ValueError: a negative weight.
     """
 
     loss: LossName | None = None
@@ -438,11 +378,7 @@ class HeadOptions:
             raise ValueError(f"a head's weight must be 0 or more, got {self.weight}.")
 
     def loss_of(self, name: str, kind: str) -> LossName:
-        """Return the loss of a head of this name and kind.
-
-        Raises:
-            ValueError: the kind has no such loss.
-        """
+        """Return the loss of a head of this name and kind."""
         loss = self.loss or LOSSES[kind][0]
         if loss not in LOSSES[kind]:
             raise ValueError(
@@ -566,9 +502,7 @@ class TextScorer(nn.Module):
     """A text, in one chunk or several, to the outputs of all heads.
 
     Args:
-        encoder: of the chunks.
-        pooling: how the tokens of a chunk become one vector.
-        chunk_pooling: how the chunks of a text do.
+        pooling: how the tokens of a chunk become one vector; that of a text is their mean.
         heads: by name.
         learns_weights: one log-variance per head is learnt.
     """
@@ -577,12 +511,11 @@ class TextScorer(nn.Module):
         self,
         encoder: TextEncoder,
         pooling: Pooling,
-        chunk_pooling: Pooling,
         heads: dict[str, Head],
         learns_weights: bool,
     ) -> None:
         super().__init__()
-        self.encoder, self.pooling, self.chunk_pooling = encoder, pooling, chunk_pooling
+        self.encoder, self.pooling = encoder, pooling
         self.heads = nn.ModuleDict({PREFIX + name: head for name, head in heads.items()})
         self.log_variances = nn.ParameterDict(
             {PREFIX + name: nn.Parameter(torch.zeros(1)) for name in heads if learns_weights}
@@ -596,25 +529,10 @@ class TextScorer(nn.Module):
         place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
         with keyed_texts(self, chunk_of, place):
             chunks = self.encoder.vectors_of(ids, mask, how=self.pooling)
-        vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
+        # [B, C] only where there are several: the usual text is one chunk.
+        vectors, num_texts = chunks, len(batch["weight"])
+        if len(chunks) > num_texts:
+            is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]
+            # A product, whose order of addition is fixed on a GPU too.
+            vectors = (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
-
-
-def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int, how: Pooling) -> Tensor:
-    """Return one vector per text [B, D].
-
-    Args:
-        chunks: [C, D].
-        chunk_of: [C] int64, text of each, ascending; every text has one at least.
-        num_texts: B.
-        how: the mean or the maximum over chunks, or the first chunk's.
-    """
-    # [B, C, D] only where there are several: the usual text is one chunk.
-    if len(chunks) == num_texts:
-        return chunks
-    is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]
-    if how == "first":
-        return chunks[is_of.byte().argmax(1)]
-    if how == "mean":  # as a product, whose order of addition is fixed on a GPU too
-        return (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)
-    return chunks.masked_fill(~is_of[..., None], -torch.inf).amax(1)

@@ -22,12 +22,12 @@ from lit_models.seo.metrics import (
     first_relevant,
     rank_queries,
 )
-from lit_models.seo.networks import CrossEncoder, RankingLoss, even_parts, places_of_pairs
+from lit_models.seo.networks import CrossEncoder, RankingLoss, places_of_pairs
 from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.exact import LossSum
 from lit_models.training.metrics import SampleResult, SumCount, evaluating
 
-RANKER, SYSTEMS = "ranker", ("ranker", "first", "bm25")
+SYSTEMS = ("ranker", "first", "bm25")
 
 
 class LitRanker(EncodedTextModule):
@@ -98,7 +98,7 @@ class LitRanker(EncodedTextModule):
             number = -(-len(lengths) // pairs_per_forward)
         rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
         with keyed_texts(self.network, *places_of_pairs(index, len(lengths))):
-            pairs = self.network(*rows, even_parts(lengths, number))
+            pairs = self.network(*rows, lengths, number)
         return self.network.candidates(pairs, index, batch["prior"])
 
     def training_terms(self, batch: RankingBatch) -> dict[str, LossSum]:
@@ -111,7 +111,7 @@ class LitRanker(EncodedTextModule):
 
     def test_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
         scores, judged = self._evaluate("test", batch)
-        for name, found in {RANKER: scores, **batch["baselines"]}.items():
+        for name, found in {"ranker": scores, **batch["baselines"]}.items():
             ranked = _ranked(batch, found)
             values = self.test_metrics.per_query(ranked)
             is_counted = (batch["weight"] > 0) & ranked.is_evaluated
@@ -119,11 +119,11 @@ class LitRanker(EncodedTextModule):
         return judged
 
     def query_values(self, split: str) -> QueryValues | None:
-        """Return what `QueryTable` shows of a test; the means of a validation are logged alone."""
+        """Return what `QueryTable` shows of a test, and nothing of a validation."""
         if split != "test":
             return None
         dataset, systems = self.trainer.datamodule.datasets["test"], {}
-        for system in (RANKER, *dataset.baselines):
+        for system in ("ranker", *dataset.baselines):
             rows = self.tested[system].take()
             systems[system] = {n: getattr(rows, n).cpu().numpy() for n in self.test_metrics}
         names = [dataset.queries.id(place) for place in rows.id.tolist()]
@@ -155,21 +155,18 @@ class LitRanker(EncodedTextModule):
                 f"least one document, and {'one score each' if self.adds_prior else 'no score'}, "
                 f"since the ranker was trained with prior={self.adds_prior}."
             )
-        encoding, device = self._encoding, self.device
-        texts = encoding.ids_of(documents)
-        rows = padded(encoding.framing.pairs(encoding.ids(query), texts))
+        encoding, size = self._encoding, len(documents)
+        rows = padded(encoding.framing.pairs(encoding.ids(query), encoding.ids_of(documents)))
         lengths = rows["attention_mask"].sum(1).numpy()
-        rows = {name: row.to(device) for name, row in rows.items()}
-        first = torch.tensor([0.0] * len(documents) if prior is None else [*prior], device=device)[
-            None
-        ]
+        first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
-        index = torch.arange(len(documents), device=device)[None]
+        index = torch.arange(size, device=self.device)
         with evaluating(self), torch.no_grad():
-            number = -(-len(lengths) // (self.pairs_per_forward or len(lengths)))
-            scores = self.network(**rows, parts=even_parts(lengths, number))
-            return self.network.candidates(scores, index, first)[0]
+            on_device = {name: row.to(self.device) for name, row in rows.items()}
+            number = -(-size // (self.pairs_per_forward or size))
+            scores = self.network(**on_device, lengths=lengths, num_parts=number)
+            return self.network.candidates(scores, index[None], first[None])[0]
 
     @cached_property
     def _encoding(self) -> TextEncoding:

@@ -23,8 +23,8 @@ from datamodules.search.datamodule import NUM_FOUND, TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking, read_run
 from datamodules.search.queries import write_run as write_rankings
 from datamodules.search.retrieval import RUN_FILE, EncodedCollection
-from datamodules.text.encoding import TextEncoding
-from lit_models.seo.base import EncodedTextModule
+from datamodules.text.encoding import TextEncoding, padded
+from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import (
     GatheredRows,
@@ -515,8 +515,17 @@ class LitRetriever(EncodedTextModule):
     def encode(self, texts: Sequence[str], is_query: bool) -> Tensor:
         """Return unit vectors [n, W] of texts, in their order, on the device of the module; of
         a document, its title and its text with a line break between them."""
-        encoding = TextEncoding(self.recipe)
-        return self.network.encode_texts(texts, is_query, encoding, self.device)
+        encoding, parts = TextEncoding(self.recipe), []
+        frame = encoding.framing.query if is_query else encoding.framing.single
+        order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+        for start in range(0, len(order), TEXTS_AT_ONCE):
+            chosen = order[start : start + TEXTS_AT_ONCE]
+            rows = padded(list(map(frame, encoding.ids_of([texts[n] for n in chosen]))))
+            columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
+            parts.append(self.network.encode(*columns))
+        if not parts:
+            return torch.zeros(0, 0, device=self.device)
+        return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
     def search(self, queries: Sequence[str], documents: Vectors, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query."""

@@ -12,7 +12,7 @@ from datamodules.search.collection import CollectionRequest, QuerySplit
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
 from lit_models.commands.export import export_checkpoint
-from lit_models.seo.networks import RankingLoss, even_parts
+from lit_models.seo.networks import RankingLoss
 from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import ledger_lines, toy_trainer
@@ -78,11 +78,14 @@ def test_any_number_of_pairs_at_once_gives_the_same_scores(folder):
     module, data = built(folder)
     batch = batch_of(data, "test", [0, 1, 2])
     expected = module(batch)
-    sizes = []
-    module.network.encoder.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    shapes = []
+    hook = lambda _, args: shapes.append(tuple(args[0].shape))  # noqa: E731
+    module.network.encoder.register_forward_pre_hook(hook)
     for number in (1, 4, 1000):
         torch.testing.assert_close(module(batch, number), expected)
-    assert max(sizes[:-1]) == 4
+    lengths = batch["pair_lengths"].tolist()
+    assert shapes[: len(lengths)] == [(1, length) for length in lengths]  # as wide as its longest
+    assert max(rows for rows, _ in shapes[:-1]) == 4
 
 
 def test_rows_stand_by_their_lengths_and_candidates_find_theirs(folder):
@@ -117,13 +120,6 @@ def test_parts_change_no_score_and_no_gradient(folder):
         torch.testing.assert_close(other, results[0], rtol=1e-9, atol=1e-11)
     scores = [module(batch, size).detach() for size in (None, 7, 1000)]
     torch.testing.assert_close(scores[1:], scores[:1] * 2, rtol=1e-9, atol=1e-11)
-
-
-def test_a_part_is_as_wide_as_its_longest_row():
-    lengths = np.array([9, 7, 4, 4, 2])
-    assert even_parts(lengths, 2) == [(0, 2, 9), (2, 5, 4)]
-    assert even_parts(lengths, 1) == [(0, 5, 9)]
-    assert even_parts(lengths, 5) == [(n, n + 1, length) for n, length in enumerate(lengths)]
 
 
 def test_the_parts_of_a_step_depend_on_sizes_that_all_replicas_share(folder):
