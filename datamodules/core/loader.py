@@ -38,8 +38,7 @@ class PlannedDataset(ABC):
         """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
 
     def examples(self, sample_ids: np.ndarray, epoch: int) -> list[Any]:
-        """Return `example` of several samples [B]; a family overrides it where it draws or reads
-        for all of them at once."""
+        """Return `example` of several samples [B]."""
         return [self.example(i, epoch) for i in sample_ids.tolist()]
 
     @abstractmethod
@@ -47,19 +46,16 @@ class PlannedDataset(ABC):
         """Return the padded batch without the keys of `PlannedBatch`."""
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """Return the padded batch of several samples [B]; a family overrides it where it makes
-        one without anything for each sample alone."""
+        """Return the padded batch of several samples [B]."""
         return self.collate(self.examples(sample_ids, epoch))
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return what a reader needs to know one sample by, as name -> text: what the network saw
-        in this epoch. A family overrides it."""
+        """Return what the network sees of a sample in an epoch, as name -> text for a reader."""
         return {"length": str(self.lengths[sample_id])}
 
 
 class Sample(NamedTuple):
-    """What `example` returns where `collate` reads all samples of a batch at once: the number of
-    one, and the epoch in which it is read."""
+    """What `example` returns where `collate` reads all samples of a batch at once."""
 
     number: int
     epoch: int
@@ -84,20 +80,10 @@ class LoaderOptions:
     persistent_workers: bool = True
     pin_memory: bool | Literal["auto"] = "auto"
 
-    def __post_init__(self) -> None:
-        if self.num_workers != "auto" and self.num_workers < 0:
-            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
-        if self.prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
-
 
 def auto_workers(local_processes: int, on_cpu: bool) -> int:
-    """Return how many loader processes `num_workers: auto` means for one training process.
-
-    Args:
-        local_processes: training processes on this machine.
-        on_cpu: true where the training itself computes on the CPUs, which workers would take.
-    """
+    """Return how many loader processes `num_workers: auto` means for one training process, of
+    `local_processes` on this machine; none where training itself computes on the CPUs."""
     if on_cpu:
         return 0
     cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
@@ -150,8 +136,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
 
 
 def load_of(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
-    """Return what a micro-batch holds, by the plan's lengths: its samples and their tokens without
-    fillers, and all positions that are computed."""
+    """Return a micro-batch's samples and tokens without fillers, and all computed positions."""
     lengths = dataset.lengths[batch.ids]
     longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
     return {

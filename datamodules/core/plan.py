@@ -90,15 +90,6 @@ class PlanOptions:
     bucket_window: int = 50
     global_batch_tokens: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.bucket_window < 1:
-            raise ValueError(f"bucket_window must be at least 1, got {self.bucket_window}.")
-        if self.global_batch_tokens is not None and self.global_batch_tokens < 1:
-            raise ValueError(
-                f"global_batch_tokens must be at least 1, got {self.global_batch_tokens}; "
-                "leave it out to cut by the number of samples."
-            )
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -122,11 +113,9 @@ class PlanRequest:
 
     Args:
         fingerprint: digest of the data, from the dataset.
-        num_samples: number of samples in the split.
+        num_samples: in the split.
         global_batch_size: samples of one step; ignored where a token budget is given.
-        seed: key of the order.
-        bucket_window: see `PlanOptions`.
-        global_batch_tokens: see `PlanOptions`.
+        seed, bucket_window, global_batch_tokens: as in `PlanOptions`.
         shuffle: false keeps the order of the file from one window to the next (prediction).
     """
 
@@ -269,14 +258,13 @@ def deal(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the (ids, weights) of each micro-batch that one replica takes from one step.
 
-    All steps of an epoch, the last one too, have the same number of micro-batches, and those of
-    one step the same number of rows on every replica. Neighbours in
-    length go to the replicas at the same time, in turns, so that none waits long for another.
-    Where the number does not divide, the shortest sample is repeated with weight 0.
+    All steps of an epoch have the same number of micro-batches, and those of one step the same
+    number of rows on every replica. Neighbours in length go to the replicas at the same time, in
+    turns, so that none waits long for another. Where the number does not divide, the shortest
+    sample is repeated with weight 0.
 
     The cut depends on replicas x micro-batches alone, and where both are powers of two,
-    `turn_order` makes every replica's share one subtree of the same binary tree (see
-    `lit_models/training/bitwise.py`).
+    `turn_order` makes every replica's share one subtree of the same binary tree.
 
     Args:
         ids: [n] sample ids of the step.
@@ -342,8 +330,7 @@ class Rehearsed:
 
 
 def smaller_shares(num_replicas: int, global_batch_size: int) -> list[int]:
-    """Return the micro-batches that `auto` may choose: a device's share halved again and again,
-    ascending from 1 to the whole share."""
+    """Return the micro-batches that `auto` may choose: a device's share, halved down to 1."""
     sizes = [math.ceil(global_batch_size / num_replicas)]
     while sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))

@@ -14,14 +14,13 @@ import platform
 import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
-import torch
 from filelock import FileLock
 from lightning.pytorch import LightningDataModule, Trainer
 
@@ -45,6 +44,14 @@ log = logging.getLogger(__name__)
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
 MAPPED_FROM = 1_000_000  # samples; below, each process makes its own plan in milliseconds
 Stage = Literal["train", "validation", "test", "predict"]
+# Limits and intervals that users give in global steps, and Lightning takes in micro-batches.
+LIMITS: dict[str, Stage] = {
+    "limit_train_batches": "train",
+    "val_check_interval": "train",
+    "limit_val_batches": "validation",
+    "limit_test_batches": "test",
+    "limit_predict_batches": "predict",
+}
 STAGES_OF: dict[str, tuple[Stage, ...]] = {
     "fit": ("train", "validation"),
     "validate": ("validation",),
@@ -55,13 +62,12 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a module says of itself before the data are read, handed over by `ExactModule`.
+    """Facts of a module that its data are read by, handed over by `ExactModule`.
 
     Args:
-        recipe: plain values that its network is built by, its own or those of the checkpoint that
-            is to be loaded; `None` for a new one.
+        recipe: plain values that its network is built by; `None` for a new one.
         tokenizer: folder of the tokenizer that the data must be read with; `None` for any.
-        options: what else the data of its family need, such as the options of generation.
+        options: of the family, such as the options of generation.
     """
 
     recipe: dict[str, Any] | None = None
@@ -69,75 +75,31 @@ class ModelFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class RunLimits:
-    """The trainer's limits and intervals, which users give in global steps.
-
-    Lightning counts micro-batches of one rank. The values as given are kept here, so that a
-    second stage converts them anew instead of converting what is converted.
-    """
-
-    _STAGES: dict[str, Stage] = {
-        "limit_train_batches": "train",
-        "val_check_interval": "train",
-        "limit_val_batches": "validation",
-        "limit_test_batches": "test",
-        "limit_predict_batches": "predict",
-    }
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.accumulate_grad_batches = trainer.accumulate_grad_batches
-        self.given = {name: getattr(trainer, name) for name in self._STAGES}
-
-    def convert(self, data: "PlannedDataModule") -> None:
-        """Set the trainer's limits to micro-batches of this many devices."""
-        for name, stage in self._STAGES.items():
-            given = self.given[name]
-            if stage == "predict":
-                if isinstance(given, int):
-                    setattr(self.trainer, name, math.ceil(given / data.num_replicas))
-                continue
-            if stage not in data.datasets or given in (None, 0, 0.0):
-                continue
-            if isinstance(given, float) and given == 1.0:
-                continue
-            batching = data.batching if stage == "train" else data.evaluation_batching
-            if isinstance(given, float):
-                given = max(1, int(data.plan(stage, 0).num_steps * given))
-            setattr(self.trainer, name, given * batching.accumulate_grad_batches)
-
-
-class _ByIdentity:
-    """Lets an array be an argument of a cached function: the digest speaks for its content."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity)
-
-    def __hash__(self) -> int:
-        return 0
+_kept: dict[tuple[PlanRequest, int], Plan] = {}  # the four plans that were used last
 
 
 def cached_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
     """Return the plan of an epoch; a large one is mapped from a folder that one process writes.
 
     Args:
-        request: what the plan depends on, its digest names the folder.
+        request: what the plan depends on; its digest names the folder.
         lengths: [N] positions of each sample.
         epoch: from 0.
     """
-    return _cached_plan(request, epoch, _ByIdentity(lengths))
+    key = (request, epoch)
+    plan = _kept.pop(key, None)
+    if plan is None:
+        make = make_plan if request.num_samples < MAPPED_FROM else _mapped_plan
+        plan = make(request, lengths, epoch)
+    _kept[key] = plan
+    for oldest in list(_kept)[:-4]:
+        del _kept[oldest]
+    return plan
 
 
-@lru_cache(maxsize=4)
-def _cached_plan(request: PlanRequest, epoch: int, lengths: _ByIdentity) -> Plan:
-    if request.num_samples < MAPPED_FROM:
-        return make_plan(request, lengths.array, epoch)
-
+def _mapped_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
     def write(folder: Path) -> None:
-        plan = make_plan(request, lengths.array, epoch)
+        plan = make_plan(request, lengths, epoch)
         np.save(folder / "order.npy", plan.order)
         np.save(folder / "offsets.npy", plan.offsets)
 
@@ -150,24 +112,6 @@ def _cached_plan(request: PlanRequest, epoch: int, lengths: _ByIdentity) -> Plan
             if int(old.name.removeprefix("epoch-")) < epoch - 1:
                 shutil.rmtree(old)  # processes that still map it keep their view
     return Plan(mapped_array(folder / "order.npy"), mapped_array(folder / "offsets.npy"))
-
-
-@dataclass(frozen=True)
-class PlanFacts:
-    """What the start banner and topology.json say about the plan."""
-
-    num_samples: int
-    num_replicas: int
-    global_batch_size: int
-    micro_batch_size: int
-    accumulate_grad_batches: int
-    steps_per_epoch: int  # that the run takes, after its limits
-    samples_per_epoch: int  # of the first epoch, in these steps
-    planned_steps: int  # of the whole epoch
-    padding_share: float
-    plan_digest: str
-    global_batch_grows_with_devices: bool
-    rehearsal: Rehearsed | None = None
 
 
 class PlannedDataModule(LightningDataModule):
@@ -208,15 +152,13 @@ class PlannedDataModule(LightningDataModule):
         self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
-        self._limits: RunLimits | None = None
+        self._limited: Trainer | None = None  # whose limits were converted
+        self._given_limits: dict[str, Any] = {}  # as the user gave them to this trainer
+        self.given_accumulation = 1  # likewise; 1 where it is derived
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
-        """Refuse: Lightning would make what the checkpoint names.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse, with a TypeError: Lightning would make what the checkpoint names."""
         raise TypeError(
             f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
         )
@@ -230,8 +172,7 @@ class PlannedDataModule(LightningDataModule):
         """Return the dataset of one stage; every rank calls it once in `setup`."""
 
     def wanted_stages(self, stage: str) -> list[Stage]:
-        """Return what a call of the trainer reads: with `limit_val_batches: 0` a training needs
-        nothing to validate on."""
+        """Return what a call of the trainer reads: no validation with `limit_val_batches: 0`."""
         validates = self.trainer is None or self.trainer.limit_val_batches != 0
         is_left_out = stage == "fit" and not validates
         return [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
@@ -240,20 +181,38 @@ class PlannedDataModule(LightningDataModule):
         """Build the datasets of the stage and derive accumulation for this many devices."""
         self._warn_of_shared_files()
         if self.trainer is not None:
-            share_seed(self.trainer.strategy.broadcast, os.environ)
+            # Ranks that drew a seed each would deal out different plans: all take rank 0's.
+            seed = self.trainer.strategy.broadcast(os.environ.pop(SEED, None))
+            os.environ.update({} if seed is None else {SEED: seed})
         for name in self.wanted_stages(stage):
             if name not in self.datasets:
                 self.datasets[name] = self.build(name)
         if self.trainer is not None:
-            if self._limits is None or self._limits.trainer is not self.trainer:
-                self._limits = RunLimits(self.trainer)
-                self.rehearsed = None
+            if self._limited is not self.trainer:
+                self._limited, self.rehearsed = self.trainer, None
+                self._given_limits = {name: getattr(self.trainer, name) for name in LIMITS}
+                self.given_accumulation = self.trainer.accumulate_grad_batches
             if stage == "fit":
                 self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
-            self._limits.convert(self)
+            self._convert_limits()
+
+    def _convert_limits(self) -> None:
+        """Set the trainer's limits to micro-batches of this many devices."""
+        for name, limit in self._given_limits.items():
+            stage = LIMITS[name]
+            if stage == "predict":
+                if isinstance(limit, int):
+                    setattr(self.trainer, name, math.ceil(limit / self.num_replicas))
+            elif stage in self.datasets and limit:
+                if isinstance(limit, float):
+                    if limit == 1.0:
+                        continue
+                    limit = max(1, int(self.plan(stage, 0).num_steps * limit))
+                batching = self.batching if stage == "train" else self.evaluation_batching
+                setattr(self.trainer, name, limit * batching.accumulate_grad_batches)
 
     def _warn_of_shared_files(self) -> None:
-        """Say where a file is for training and judges it as well."""
+        """Warn once of a file that is for training and judges it as well."""
         named: dict[int, Any] = getattr(self, "files", {})
         sets = [
             {Path(found).resolve() for entry in entries for found in [entry, *glob.glob(entry)]}
@@ -277,10 +236,9 @@ class PlannedDataModule(LightningDataModule):
 
     def take_micro_batch(self, found: Rehearsed) -> None:
         """Deal with this micro-batch from now on; called before the loaders are made."""
-        assert self._limits is not None
         self.rehearsed = found
         self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
-        self._limits.convert(self)
+        self._convert_limits()
 
     def train_dataloader(self) -> PlannedLoader:
         return self._loader("train")
@@ -332,14 +290,6 @@ class PlannedDataModule(LightningDataModule):
             )
         self.resume_position = (state_dict["epoch"], state_dict["step"])
 
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        """Return the batch on a device; on a CPU it is there already."""
-        if device.type == "cpu":
-            return batch
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
     @property
     def num_replicas(self) -> int:
         """Data-parallel replicas, from the strategy."""
@@ -356,11 +306,6 @@ class PlannedDataModule(LightningDataModule):
             self.batch_size,
             self.given_accumulation,
         )
-
-    @property
-    def given_accumulation(self) -> int:
-        """The trainer's `accumulate_grad_batches` as the user gave it; 1 where it is derived."""
-        return self._limits.accumulate_grad_batches if self._limits else 1
 
     @property
     def evaluation_batching(self) -> Batching:
@@ -385,29 +330,26 @@ class PlannedDataModule(LightningDataModule):
         return min(steps, limit // accumulation) if isinstance(limit, int) else steps
 
     @property
-    def plan_facts(self) -> PlanFacts:
-        """What the banner and topology.json say; training only."""
-        batching, lengths = self.batching, self.datasets["train"].lengths
-        plan = self.plan("train", 0)
-        is_padded = self.datasets["train"].is_padded
+    def plan_facts(self) -> dict[str, Any]:
+        """Plain values of the training plan, for the banner and topology.json: `steps_per_epoch`
+        and `samples_per_epoch` are those of this run's limits, `planned_steps` of all."""
+        dataset, plan, replicas = self.datasets["train"], self.plan("train", 0), self.num_replicas
+        batching, lengths = self.batching, dataset.lengths
         most = self.trainer.max_steps if self.trainer is not None else -1
         steps = min(self.steps_per_epoch, most) if most >= 0 else self.steps_per_epoch
-        return PlanFacts(
-            num_samples=len(lengths),
-            num_replicas=self.num_replicas,
-            global_batch_size=batching.global_batch_size,
-            micro_batch_size=batching.micro_batch_size,
-            accumulate_grad_batches=batching.accumulate_grad_batches,
-            steps_per_epoch=steps,
-            samples_per_epoch=int(plan.offsets[steps]),
-            planned_steps=plan.num_steps,
-            padding_share=(
-                padding_share(plan, lengths, batching, self.num_replicas) if is_padded else 0.0
-            ),
-            plan_digest=self.request("train").digest(),
-            global_batch_grows_with_devices=self.batch_size is not None,
-            rehearsal=self.rehearsed,
-        )
+        padding = padding_share(plan, lengths, batching, replicas) if dataset.is_padded else 0.0
+        return {
+            "num_samples": len(lengths),
+            "num_replicas": replicas,
+            **asdict(batching),
+            "steps_per_epoch": steps,
+            "samples_per_epoch": int(plan.offsets[steps]),
+            "planned_steps": plan.num_steps,
+            "padding_share": padding,
+            "plan_digest": self.request("train").digest(),
+            "global_batch_grows_with_devices": self.batch_size is not None,
+            "rehearsal": asdict(self.rehearsed) if self.rehearsed else None,
+        }
 
     def _trainer_stage(self) -> str:
         """Return what the trainer does; fit where there is none."""
@@ -444,40 +386,31 @@ class PlannedDataModule(LightningDataModule):
         return cached_plan(self.request(stage), self.datasets[stage].lengths, epoch)
 
     def _loader(self, stage: Stage) -> PlannedLoader:
-        make = {"train": self._train_batches, "predict": self._predict_batches}.get(
-            stage, lambda: self._evaluation_batches(stage)
-        )
-        kwargs = self._loader_kwargs(stage)
-        return PlannedLoader(self.datasets[stage], make, self._length(stage), kwargs)
-
-    def _length(self, stage: Stage) -> int:
         steps = self.plan(stage, 0).num_steps
         if stage == "predict":
             todo = math.ceil((steps - len(self.done_batches)) / self.num_replicas)
-            return max(todo, min(steps, 1))  # see `iterate_whole_batches`
-        batching = self.batching if stage == "train" else self.evaluation_batching
-        return steps * batching.accumulate_grad_batches
+            length = max(todo, min(steps, 1))  # see `iterate_whole_batches`
+        else:
+            batching = self.batching if stage == "train" else self.evaluation_batching
+            length = steps * batching.accumulate_grad_batches
+        batches = partial(self.micro_batches, stage)
+        return PlannedLoader(self.datasets[stage], batches, length, self._loader_kwargs(stage))
 
-    def _train_batches(self) -> Iterator[MicroBatch]:
-        epoch = self.trainer.current_epoch if self.trainer is not None else 0
-        position, self.resume_position = self.resume_position, None
-        first = position[1] if position and position[0] == epoch else 0
-        if self.trainer is not None and self.trainer.overfit_batches > 0:
-            epoch = 0  # the same few batches again and again
-        return self._dealt("train", epoch, self.batching, first)
-
-    def _evaluation_batches(self, stage: Stage) -> Iterator[MicroBatch]:
-        return self._dealt(stage, 0, self.evaluation_batching, 0)
-
-    def _predict_batches(self) -> Iterator[MicroBatch]:
+    def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
+        """Yield what this replica takes of the epoch under way, from the position of a resume."""
         num_replicas, replica = self._replicas()
-        plan = self.plan("predict", 0)
-        return iterate_whole_batches(plan, num_replicas, replica, self.done_batches)
-
-    def _dealt(
-        self, stage: Stage, epoch: int, batching: Batching, first_step: int
-    ) -> Iterator[MicroBatch]:
-        dataset, (num_replicas, replica) = self.datasets[stage], self._replicas()
+        if stage == "predict":
+            plan = self.plan("predict", 0)
+            return iterate_whole_batches(plan, num_replicas, replica, self.done_batches)
+        batching, epoch, first = self.evaluation_batching, 0, 0
+        if stage == "train":
+            batching = self.batching
+            epoch = self.trainer.current_epoch if self.trainer is not None else 0
+            position, self.resume_position = self.resume_position, None
+            first = position[1] if position and position[0] == epoch else 0
+            if self.trainer is not None and self.trainer.overfit_batches > 0:
+                epoch = 0  # the same few batches again and again
+        dataset = self.datasets[stage]
         return iterate_micro_batches(
             self.plan(stage, epoch),
             dataset.lengths,
@@ -486,15 +419,12 @@ class PlannedDataModule(LightningDataModule):
             num_replicas,
             replica,
             epoch,
-            first_step,
+            first,
         )
 
-    @property
-    def _on_cpu(self) -> bool:
-        return self.trainer is None or self.trainer.strategy.root_device.type == "cpu"
-
     def _loader_kwargs(self, stage: Stage) -> dict[str, Any]:
-        options, trainer, on_cpu = self.loader_options, self.trainer, self._on_cpu
+        options, trainer = self.loader_options, self.trainer
+        on_cpu = trainer is None or trainer.strategy.root_device.type == "cpu"
         workers = options.num_workers
         if workers == "auto":
             workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)
@@ -507,21 +437,3 @@ class PlannedDataModule(LightningDataModule):
                 # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
                 kwargs["multiprocessing_context"] = "fork"
         return kwargs
-
-
-def share_seed(
-    broadcast: Callable[[str | None], str | None], environ: MutableMapping[str, str]
-) -> None:
-    """Take rank 0's seed of the run, from which data plans that has none of its own.
-
-    Ranks that drew a seed each would deal out different plans: samples twice, and others never.
-
-    Args:
-        broadcast: gives every rank the value of rank 0; a collective.
-        environ: the environment.
-    """
-    seed = broadcast(environ.get(SEED))
-    if seed is None:
-        environ.pop(SEED, None)
-    else:
-        environ[SEED] = seed

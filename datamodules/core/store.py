@@ -58,9 +58,8 @@ def digest_of(value: Any) -> str:
 def file_digest(path: Path, root: Path) -> str:
     """Return the hex digest of a file's content.
 
-    A file that is the same by place, size, times and inode is not read again: the digest is
-    remembered in the cache, so that every rank knows it at once. The time of the last change of any
-    kind cannot be set back, as that of the content can.
+    The cache remembers it by place, size, inode and times of the file, of which that of the last
+    change of any kind cannot be set back.
     """
     memory = _memory(path, root)
     remembered = memory.read_text() if memory.exists() else ""
@@ -111,7 +110,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        with _naming_full_disk(folder.parent):
+        with _writing_to(folder.parent, is_reading=True):
             make(temporary)
             sums: dict[str, tuple[int, str]] = {
                 path.relative_to(temporary).as_posix(): (path.stat().st_size, content_digest(path))
@@ -119,21 +118,24 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 if path.is_file()
             }
             (temporary / CHECKSUMS).write_text(json.dumps(sums), "utf-8")
-        if _renamed(temporary, folder):
+        try:
+            os.rename(temporary, folder)
+        except OSError as error:
+            if not folder.exists():  # else another process was quicker
+                raise RuntimeError(
+                    f"{folder} could not be made from {temporary}; check the disk."
+                ) from error
+        else:
             for name, (_, digest) in sums.items():
                 _remembered(folder / name, digest, cache_root())
-        elif not folder.exists():
-            raise RuntimeError(f"{folder} could not be made from {temporary}; check the disk.")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
 def _damage(folder: Path) -> str | None:
-    """Return what is wrong with a folder that was made once, None where it is sound.
-
-    Sizes are compared every time; contents where a file has changed since it was last read.
-    """
+    """Return what is wrong with a folder that was made once, `None` where it is sound; contents
+    are compared where a file has changed since it was last read."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text("utf-8"))
         for name, (size, digest) in sums.items():
@@ -149,33 +151,15 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def _renamed(temporary: Path, folder: Path) -> bool:
-    """Whether this process was the one that made it; another may have been quicker."""
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        return False
-    return True
-
-
 @contextmanager
-def _naming_full_disk(folder: Path) -> Iterator[None]:
-    """As `_writing_to`, where tables are read too and only a full disk is surely the cache's."""
+def _writing_to(folder: Path, is_reading: bool = False) -> Iterator[None]:
+    """Name the way out where the cache is no place to write to; where tables are read as well,
+    only a full disk is surely the cache's."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if is_reading and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        with _writing_to(folder):
-            raise
-
-
-@contextmanager
-def _writing_to(folder: Path) -> Iterator[None]:
-    """Names the way out where the cache is no place to write to."""
-    try:
-        yield
-    except OSError as error:
         raise RuntimeError(
             f"the cache folder {folder} cannot be written ({error.strerror}); free space or name "
             f"another with the environment variable {CACHE_VARIABLE}."
@@ -196,8 +180,7 @@ def sync(path: Path) -> None:
 def put_in_place(source: Path, target: Path) -> None:
     """Rename a file or folder to a name that may be taken by either.
 
-    A folder cannot be renamed onto another: that one gives way first, for the moment between two
-    renames. Whoever must have a checkpoint at every moment has one under another name.
+    A folder that is in the way is renamed first: for a moment neither has the name.
     """
     if target.is_dir() or (source.is_dir() and target.exists()):
         replaced = target.with_name(f".{target.name}.replaced")

@@ -413,10 +413,10 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     `scheduler`, or a constant rate where that is `None`. The module is attached to a trainer with a
     planned datamodule."""
     by_name(optimizer)
-    facts = module.trainer.datamodule.plan_facts
+    batch_size = module.trainer.datamodule.batching.global_batch_size
     rule = module.hparams.get("lr_scaling", "none")
-    base = module.hparams.get("base_global_batch_size") or facts.global_batch_size
-    scale = lr_scale(rule, facts.global_batch_size, base)
+    base = module.hparams.get("base_global_batch_size") or batch_size
+    scale = lr_scale(rule, batch_size, base)
     module.lr_scale = scale
     for group in optimizer.param_groups:
         group["lr"] *= scale * group.get("lr_factor", 1.0)
@@ -426,7 +426,7 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
         return optimizer
     schedule = scheduler(optimizer)
     if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
-        growth = 1.0 if rule == "none" else facts.global_batch_size / base
+        growth = 1.0 if rule == "none" else batch_size / base
         schedule.set_total_steps(total_steps(module), growth)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -428,7 +428,7 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "precision": str(trainer.precision),
         "learning_rates": [g["lr"] for o in trainer.optimizers for g in o.param_groups],
         "lr_scale": float(getattr(trainer.lightning_module, "lr_scale", 1.0)),
-        "plan": asdict(data.plan_facts)  # type: ignore[union-attr]
+        "plan": data.plan_facts  # type: ignore[union-attr]
         if has_plan
         else {
             "accumulate_grad_batches": trainer.accumulate_grad_batches,

@@ -26,6 +26,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
 from datamodules.core.loader import PlannedLoader
+from datamodules.core.plan import iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule
 from lit_models.cli import built
 from lit_models.config_files import find_config
@@ -101,8 +102,9 @@ def plain_steps(module: Any, data: PlannedDataModule, clip: float | None) -> Ite
 
 def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
     """Return the training batches of an epoch, whatever the run is at."""
-    micro_batches = partial(data._dealt, "train", epoch, data.batching, 0)
-    return PlannedLoader(data.datasets["train"], micro_batches, data.steps_per_epoch, {})
+    plan, dataset = data.plan("train", epoch), data.datasets["train"]
+    dealt = (plan, dataset.lengths, dataset.target_counts, data.batching, 1, 0, epoch)
+    return PlannedLoader(dataset, partial(iterate_micro_batches, *dealt), data.steps_per_epoch, {})
 
 
 def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Callback) -> None:

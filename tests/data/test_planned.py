@@ -9,7 +9,7 @@ import torch
 
 from datamodules.core.loader import LoaderOptions, auto_workers, collated
 from datamodules.core.plan import MicroBatch, PlanOptions
-from tests.toy import ToyData, ToySequences
+from tests.toy import ToyData, ToySequences, toy_trainer
 
 
 def test_auto_workers_share_the_cpus_of_this_process(monkeypatch):
@@ -20,13 +20,6 @@ def test_auto_workers_share_the_cpus_of_this_process(monkeypatch):
     assert auto_workers(1, on_cpu=True) == 0
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # SLURM speaks of one task, one process
     assert auto_workers(4, on_cpu=False) == 3
-
-
-def test_wrong_loader_options_are_refused():
-    with pytest.raises(ValueError, match="num_workers must be 0 or more, got -1"):
-        LoaderOptions(num_workers=-1)
-    with pytest.raises(ValueError, match="prefetch_factor must be at least 1, got 0"):
-        LoaderOptions(prefetch_factor=0)
 
 
 def test_a_collate_that_returns_a_key_of_the_plan_is_refused():
@@ -62,12 +55,12 @@ def test_the_facts_of_the_plan_are_what_the_batches_show():
     data = ToyData(num_samples=50, global_batch_size=8)
     data.setup("fit")
     facts = data.plan_facts
-    assert (facts.num_samples, facts.steps_per_epoch, facts.num_replicas) == (50, 7, 1)
+    assert [facts[n] for n in ("num_samples", "steps_per_epoch", "num_replicas")] == [50, 7, 1]
     batches = list(data.train_dataloader())
     used = sum(int(batch["mask"].sum()) for batch in batches)
     padded = sum(batch["mask"].numel() for batch in batches)
-    assert facts.padding_share == pytest.approx(1 - used / padded)
-    assert (facts.samples_per_epoch, facts.planned_steps) == (50, 7)
+    assert facts["padding_share"] == pytest.approx(1 - used / padded)
+    assert (facts["samples_per_epoch"], facts["planned_steps"]) == (50, 7)
 
 
 def test_a_batch_knows_how_many_targets_it_has_without_its_fillers():
@@ -86,6 +79,19 @@ def test_the_seed_comes_from_the_options_or_from_seed_everything(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "77")
     assert ToyData(plan=PlanOptions()).seed == 77
     assert ToyData(plan=PlanOptions(seed=5)).seed == 5
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+@pytest.mark.parametrize("first", [None, "3"])
+def test_every_rank_plans_with_the_seed_of_rank_0(tmp_path, monkeypatch, own, first):
+    data, trainer = ToyData(plan=PlanOptions()), toy_trainer(tmp_path)
+    data.trainer = trainer
+    monkeypatch.setattr(trainer.strategy, "broadcast", lambda seed: first)
+    monkeypatch.setenv("PL_GLOBAL_SEED", own or "")
+    if own is None:
+        monkeypatch.delenv("PL_GLOBAL_SEED")
+    data.setup("fit")
+    assert data.seed == int(first or 0)
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -226,7 +226,7 @@ def test_documents_have_no_padding_and_the_plan_says_so(layout, share):
     module.setup("fit")
     found = [batch["document_ids"] for batch in module.train_dataloader()]
     padding = sum(int((ids < 0).sum()) for ids in found) / sum(ids.numel() for ids in found)
-    assert module.plan_facts.padding_share == pytest.approx(padding)
+    assert module.plan_facts["padding_share"] == pytest.approx(padding)
     assert share is None or padding == share
 
 

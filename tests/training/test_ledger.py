@@ -7,7 +7,6 @@ import torch
 from datamodules.core.plan import digest_ids
 from lit_models.training.ledger import HostCopy, StepRecord, read_vector
 from lit_models.training.metrics import LossSum, hash_ids
-from tests.toy import ToyData
 
 
 def test_a_step_that_never_called_exact_mean_is_refused():
@@ -62,16 +61,6 @@ def test_samples_of_a_loss_that_is_not_finite_are_named_without_fillers():
         record.add(ids, weight, {"a": LossSum(weight.sum(), weight.sum())}, torch.tensor(loss))
     record.vector(False, False, step=1)
     assert record.suspects(1) == ([3, 5], [0, 2, 3, 5])
-
-
-def test_a_batch_stays_where_it_is_on_a_cpu_and_moves_to_a_device():
-    data = ToyData()
-    data.setup("fit")
-    batch = next(iter(data.train_dataloader()))
-    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
-    moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
-    assert moved["weight"].device.type == "meta"
-    assert moved["step_index"] == 0
 
 
 class Work:

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
-from datamodules.core.planned import PlannedDataModule
 from lit_models.commands.verify import verify
 from lit_models.training import LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
@@ -166,9 +165,9 @@ class Mutant(ToyData):
 
     fault = ""
 
-    def _dealt(self, stage, epoch, batching, first_step):
-        for batch in PlannedDataModule._dealt(self, stage, epoch, batching, first_step):
-            if stage == "train" and epoch == 0 and batch.step == 1:
+    def micro_batches(self, stage):
+        for batch in super().micro_batches(stage):
+            if stage == "train" and batch.epoch == 0 and batch.step == 1:
                 ids, weights = batch.ids.copy(), batch.weights.copy()
                 if self.fault == "skips":
                     weights[0] = 0

@@ -21,7 +21,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from datamodules.core.plan import PlanRequest
-from datamodules.core.planned import share_seed
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents
 from lit_models.cli import parsed_options
@@ -257,14 +256,6 @@ def test_every_rank_begins_with_the_bits_of_rank_0(monkeypatch):
         assert expected.requires_grad == got.requires_grad
         assert expected.stride() == got.stride()
         assert torch.equal(expected, got)
-
-
-@pytest.mark.parametrize("own", [{}, {"PL_GLOBAL_SEED": "7"}], ids=["none", "own"])
-@pytest.mark.parametrize("first", [None, "3"])
-def test_every_rank_plans_with_the_seed_of_rank_0(own, first):
-    environ = dict(own)
-    share_seed(lambda seed: first, environ)
-    assert environ.get("PL_GLOBAL_SEED") == first
 
 
 def set_up(rate: float, function: TrainerFn, *callbacks: ExactDropout, size: int = 2) -> None:
