@@ -14,17 +14,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import distributions, requires
 from pathlib import Path
 from typing import Any, Literal
 
 from lit_models.errors import UsageError
-from lit_models.training.rules import check_world, this_machine
+from lit_models.training.rules import check_launcher_variables, check_world, this_machine
 
 Level = Literal["ok", "warning", "error"]
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
-# Never to be run: uploads under the name of a release that were not its makers'.
-MALICIOUS = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
+MALICIOUS = ("2.6.2", "2.6.3")  # uploads as lightning that were not its makers'
 SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "numpy")
 GIB = 2**30
 LEAST_SHARED_BYTES, ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = 64 * 2**20, GIB, 10 * GIB
@@ -49,18 +48,6 @@ class Diagnosis:
     level: Level
     what: str
     todo: str = ""
-
-
-def ok(check: str, what: str) -> Diagnosis:
-    return Diagnosis(check, "ok", what)
-
-
-def warning(check: str, what: str, todo: str) -> Diagnosis:
-    return Diagnosis(check, "warning", what, todo)
-
-
-def error(check: str, what: str, todo: str) -> Diagnosis:
-    return Diagnosis(check, "error", what, todo)
 
 
 def doctor(
@@ -148,39 +135,31 @@ def check_packages() -> list[Diagnosis]:
     """Return Python and the installed packages beside the versions that the project needs."""
     from packaging.requirements import Requirement
 
-    versions = {name: v for name in (*SHOWN, *MALICIOUS) if (v := _version(name)) is not None}
-    faults = [
-        error(
-            "packages",
-            f"{name} {versions[name]} is installed",
-            "this upload was malicious, and may have taken keys and tokens: pip install "
-            f"'{name}>=2.6.4,<2.7', then change every secret of this machine",
-        )
-        for name, bad in MALICIOUS.items()
-        if versions.get(name) in bad
+    versions: dict[str, str] = {}
+    for found in distributions():  # of two of one name, Python imports the first
+        versions.setdefault(found.metadata["Name"], found.version)
+    out = [
+        Diagnosis("python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
     ]
-    if _version("unisono") is None:
+    for name in ("lightning", "pytorch-lightning"):
+        if versions.get(name) in MALICIOUS:
+            what = f"{name} {versions[name]} is installed"
+            todo = "this upload was malicious, and may have taken keys and tokens: pip install "
+            todo += f"'{name}>=2.6.4,<2.7', then change every secret of this machine"
+            out.append(Diagnosis("packages", "error", what, todo))
+    if "unisono" not in versions:
         todo = "its versions cannot be compared: pip install -e . in that folder"
-        faults.append(warning("packages", "unisono runs from a folder, not installed", todo))
-    else:
-        for need in map(Requirement, requires("unisono") or []):
-            installed = versions.get(need.name)
-            if installed in MALICIOUS.get(need.name, ()):
-                continue  # its way out is another one
-            if need.marker is None and installed and not need.specifier.contains(installed, True):
-                what = f"{need.name} {installed} is outside of {need.specifier}"
-                todo = f"unisono was never run with it: pip install '{need.name}{need.specifier}'"
-                faults.append(error("packages", what, todo))
+        what = "unisono runs from a folder, not installed"
+        return [*out, Diagnosis("packages", "warning", what, todo)]
+    for need in map(Requirement, requires("unisono") or []):
+        installed = versions.get(need.name)
+        is_other = installed and not need.specifier.contains(installed, True)
+        if need.marker is None and is_other and installed not in MALICIOUS:
+            what = f"{need.name} {installed} is outside of {need.specifier}"
+            todo = f"unisono was never run with it: pip install '{need.name}{need.specifier}'"
+            out.append(Diagnosis("packages", "error", what, todo))
     shown = ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
-    python = ok("python", f"{platform.python_version()} on {platform.platform(terse=True)}")
-    return [python, *(faults or [ok("packages", shown)])]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return out if len(out) > 1 else [*out, Diagnosis("packages", "ok", shown)]
 
 
 def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnosis]:
@@ -190,25 +169,24 @@ def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnos
         folder: where runs are written; it may not exist yet.
         shared: through which loader processes and NCCL share data, on Linux.
     """
-    there = os.cpu_count() or 1
-    usable = this_machine().num_cpus
-    what, threads = f"this process may use {usable} of {there}", os.environ.get("OMP_NUM_THREADS")
-    out = [ok("cpus", what)]
-    if threads and threads.isdigit() and int(threads) > usable:
+    usable, threads = this_machine().num_cpus, os.environ.get("OMP_NUM_THREADS", "")
+    what = f"this process may use {usable} of {os.cpu_count() or 1}"
+    out = [Diagnosis("cpus", "ok", what)]
+    if threads.isdigit() and int(threads) > usable:
         todo = f"threads wait for each other: unset it, or {usable} / processes per machine"
-        out = [warning("cpus", f"{what}, and OMP_NUM_THREADS is {threads}", todo)]
+        out = [Diagnosis("cpus", "warning", f"{what}, and OMP_NUM_THREADS is {threads}", todo)]
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
         what = f"{usage.free >> 20:,} of {usage.total >> 20:,} MiB free in {shared}"
         todo = f"remove what lies in {shared}; in a container, --shm-size=8g or --ipc=host"
-        if usage.free < LEAST_SHARED_BYTES:
-            what = f"{what}: loader processes and NCCL end with a bus error"
-            out.append(error("shared memory", what, todo))
-        elif usage.free < ENOUGH_SHARED_BYTES:
-            what = f"{what}: little for several GPUs and many loader processes"
-            out.append(warning("shared memory", what, todo))
+        if usage.free >= ENOUGH_SHARED_BYTES:
+            out.append(Diagnosis("shared memory", "ok", what))
+        elif usage.free >= LEAST_SHARED_BYTES:
+            what += ": little for several GPUs and many loader processes"
+            out.append(Diagnosis("shared memory", "warning", what, todo))
         else:
-            out.append(ok("shared memory", what))
+            what += ": loader processes and NCCL end with a bus error"
+            out.append(Diagnosis("shared memory", "error", what, todo))
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-") as file:
@@ -218,25 +196,27 @@ def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnos
     except OSError as fault:
         what = f"{existing} cannot be written ({fault.strerror}): no checkpoint could be kept"
         todo = "free space there, chown or chmod it, or name another folder with --folder, and in "
-        return [*out, error("run folder", what, f"{todo}the run --trainer.default_root_dir")]
+        todo += "the run --trainer.default_root_dir"
+        return [*out, Diagnosis("run folder", "error", what, todo)]
     free = shutil.disk_usage(existing).free
     what = f"{free / GIB:,.1f} GiB free at {existing}"
     if free >= ENOUGH_DISK_BYTES:
-        return [*out, ok("disk", what)]
+        return [*out, Diagnosis("disk", "ok", what)]
     todo = "a checkpoint takes 12 bytes per weight with AdamW, two or three are kept: free space, "
-    return [*out, warning("disk", what, f"{todo}or --trainer.default_root_dir on another disk")]
+    todo += "or --trainer.default_root_dir on another disk"
+    return [*out, Diagnosis("disk", "warning", what, todo)]
 
 
 def check_gpus() -> list[Diagnosis]:
-    """Return the GPUs: whether torch sees what the driver has, whether they are alike and free."""
+    """Return the GPUs: whether torch sees those of the driver, whether they are alike and free."""
     import torch
 
     if not torch.cuda.is_available():
         if not Path("/proc/driver/nvidia/version").is_file():
-            return [ok("gpus", "none; runs use CPU processes")]
+            return [Diagnosis("gpus", "ok", "none; runs use CPU processes")]
         what = f"a driver is there, and torch {torch.__version__} sees no GPU: runs use the CPU"
         todo = "install a torch build with CUDA for this driver; look at CUDA_VISIBLE_DEVICES"
-        return [error("gpus", what, todo)]
+        return [Diagnosis("gpus", "error", what, todo)]
     indices = range(torch.cuda.device_count())
     memory = [torch.cuda.mem_get_info(index) for index in indices]  # bytes: free, in all
     names = [f"{torch.cuda.get_device_name(i)} ({memory[i][1] / GIB:.0f} GiB)" for i in indices]
@@ -245,15 +225,15 @@ def check_gpus() -> list[Diagnosis]:
     if torch.distributed.is_nccl_available():
         what += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     what += "".join(f"; {k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NCCL_"))
-    out = [ok("gpus", what)]
+    out = [Diagnosis("gpus", "ok", what)]
     if len(set(names)) > 1:
         todo = "all wait for the slowest in every step: choose equal ones with CUDA_VISIBLE_DEVICES"
-        out = [warning("gpus", what, todo)]
+        out = [Diagnosis("gpus", "warning", what, todo)]
     for index, (free, whole) in enumerate(memory):
         if whole - free > BUSY_SHARE * whole:
             what = f"GPU {index}: {(whole - free) / GIB:.1f} of {whole / GIB:.1f} GiB are used"
             todo = "another program computes there: nvidia-smi names it; end it, or choose others"
-            out.append(warning("gpus", what, todo))
+            out.append(Diagnosis("gpus", "warning", what, todo))
     return out
 
 
@@ -267,6 +247,11 @@ def check_launcher(
         devices: processes per machine of the run that is meant; `None` compares no world.
         num_nodes: machines of that run; `None` is one.
     """
+    try:
+        check_launcher_variables(environ)
+    except ValueError as fault:
+        what, _, todo = str(fault).partition("; ")
+        return [Diagnosis("launcher", "error", what, todo)]
     is_torchrun, tasks = "TORCHELASTIC_RUN_ID" in environ, int(environ.get("SLURM_NTASKS") or 0)
     is_step, name = "SLURM_STEP_ID" in environ, environ.get("SLURM_JOB_NAME")
     what = "none: unisono starts its own processes on this machine"
@@ -277,57 +262,25 @@ def check_launcher(
         what = f"srun (SLURM_STEP_ID is set): task {environ.get('SLURM_PROCID')} of {tasks}"
     elif tasks:
         what = f"none, inside of SLURM job {environ.get('SLURM_JOB_ID', '?')}"
-    out = [ok("launcher", what)]
+    out = [Diagnosis("launcher", "ok", what)]
     if is_torchrun and is_step and tasks > 1:
         what = f"srun started {tasks} tasks, and torchrun runs in them"
         todo = "each task starts a world of its own, and all train the same: start torchrun once "
         todo += "per machine (srun --ntasks-per-node=1), or srun unisono fit … without it"
-        out.append(error("launcher", what, todo))
+        out.append(Diagnosis("launcher", "error", what, todo))
     elif name in ("bash", "interactive") and tasks > 1 and is_step:
         what = f'srun started {tasks} tasks in a job called "{name}"'
         todo = "Lightning takes that for a shell, and each task trains a copy: give the job another"
-        out.append(error("launcher", what, f"{todo} name, srun -J train …, sbatch -J train"))
+        todo += " name, srun -J train …, sbatch -J train"
+        out.append(Diagnosis("launcher", "error", what, todo))
     if devices is not None:
         lines: list[str] = []
         try:
             check_world(devices * (num_nodes or 1), None, environ, lines)
         except ValueError as fault:
             what, _, todo = str(fault).partition(": ")
-            out.append(error("world", what, todo))
-        out += [warning("world", line, "srun before the command") for line in lines]
-    return [*out, *_addresses(environ)]
-
-
-def _addresses(environ: Mapping[str, str]) -> list[Diagnosis]:
-    """Return whether machines find each other by name, and whether rank 0's port is free."""
-    out, name, address = [], socket.gethostname(), environ.get("MASTER_ADDR")
-    try:
-        with socket.socket() as probe:
-            probe.bind((socket.gethostbyname(name), 0))
-        out.append(ok("host name", name))
-    except OSError as fault:
-        what = f"{name} resolves to no address of this machine ({fault.strerror})"
-        todo = "mend /etc/hosts or DNS, or set MASTER_ADDR to an address of rank 0's machine"
-        out.append(error("host name", what, todo))
-    if address:
-        try:
-            out.append(ok("rank 0", f"{address} ({socket.gethostbyname(address)})"))
-        except OSError as fault:
-            what = f"MASTER_ADDR={address} resolves to nothing ({fault.strerror}): all would wait"
-            todo = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_NODELIST | head -n 1)"
-            out.append(error("rank 0", what, todo))
-    port = environ.get("MASTER_PORT", "")
-    is_first = environ.get("RANK", environ.get("SLURM_PROCID", "0")) == "0"
-    listens = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)  # torchrun itself, there
-    if port.isdigit() and is_first and not listens:
-        try:
-            with socket.socket() as probe:
-                probe.bind(("", int(port)))
-            out.append(ok("port", f"{port} is free"))
-        except OSError as fault:
-            what = f"MASTER_PORT={port} cannot be listened on ({fault.strerror})"
-            todo = f"end the program that has it (ss -ltnp 'sport = :{port}'), or export another"
-            out.append(error("port", what, f"{todo} MASTER_PORT"))
+            out.append(Diagnosis("world", "error", what, todo))
+        out += [Diagnosis("world", "warning", line, "srun before the command") for line in lines]
     return out
 
 
@@ -414,7 +367,7 @@ def _group(
             "the same MASTER_ADDR, of rank 0's machine, and the same free MASTER_PORT for all; a "
             "firewall that lets it through; the logs of the other ranks; NCCL_SOCKET_IFNAME"
         )
-        return [*own, error("group", what, todo)], "error"
+        return [*own, Diagnosis("group", "error", what, todo)], "error"
     try:
         seconds, is_right = [], torch.ones((), device=device)
         for _ in range(ROUNDS):
@@ -436,13 +389,13 @@ def _group(
             ]
     hosts = Counter(name for name, _ in told)
     names = ", ".join(f"{name} ({count})" for name, count in hosts.items())
-    own = [*own, ok("group", f"{world} ranks by {backend} on {names}")]
+    own = [*own, Diagnosis("group", "ok", f"{world} ranks by {backend} on {names}")]
     if is_right.item():
         rate = 2 * (world - 1) / world * MESSAGE_BYTES / min(seconds) / GIB  # of a ring
         what = f"the known sum of {MESSAGE_BYTES >> 20} MiB in {min(seconds) * 1e3:.1f} ms"
-        own.append(ok("all-reduce", f"{what} ({rate:.2f} GiB/s)"))
+        own.append(Diagnosis("all-reduce", "ok", f"{what} ({rate:.2f} GiB/s)"))
     else:
         todo = "every gradient would be wrong: NCCL_P2P_DISABLE=1 tells whether a link between "
         todo += "GPUs is at fault; else mend the driver or the network card"
-        own.append(error("all-reduce", "a sum over the ranks is wrong", todo))
+        own.append(Diagnosis("all-reduce", "error", "a sum over the ranks is wrong", todo))
     return own if rank == 0 else [], worst(own)
