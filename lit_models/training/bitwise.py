@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from datamodules.core.plan import Batching
 from datamodules.core.planned import PlannedDataModule
@@ -281,14 +280,10 @@ class BitwiseSum(Callback):
         if isinstance(wrapped, DistributedDataParallel) and self._undo is not None:
             self._undo.enter_context(wrapped.no_sync())
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._guard.begin(pl_module.device)
 
-    def on_before_backward(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
-    ) -> None:
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._guard.check(pl_module.device, "exactness: bitwise")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -304,9 +299,7 @@ class BitwiseSum(Callback):
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, *_: Any) -> None:
         if self._sum.count:
             raise RuntimeError(
                 f"exactness: bitwise: a step ended after {self._sum.count} of "
@@ -320,15 +313,9 @@ class BitwiseSum(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resumed = dict(state_dict)
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        self._restore()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         if self._undo is not None:
             self._undo.close()
             self._undo = None
+
+    on_exception = teardown

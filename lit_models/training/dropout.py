@@ -305,21 +305,14 @@ class ExactDropout(Callback):
         self._keys.begin(key, batch["sample_id"])
         self._guard.begin(pl_module.device)
 
-    def on_before_backward(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
-    ) -> None:
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._guard.check(pl_module.device, "exact_dropout")
         self._keys.is_backward = True
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *_: Any) -> None:
         self._keys.end()
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         release_dropout(pl_module)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        release_dropout(pl_module)
+    on_exception = teardown

@@ -48,10 +48,9 @@ WAIT_FOR_CAUSE_S = 3.0
 class Preemption(Callback):
     """SIGTERM, SIGUSR1 and the first SIGINT set a flag that travels in the ledger's vector.
 
-    All ranks read it at the same step, save and stop; no rank waits inside a signal handler, where
-    Lightning broadcasts and saves, which hangs as soon as ranks are at different places. A second
-    SIGINT ends at once. The ledger keeps the reason: the command's exit status comes from it. A run
-    that has heard a signal, or was stopped by another rank's, ignores SIGUSR1 to the end of its
+    All ranks read it at the same step, save and stop: Lightning's broadcast inside a handler hangs
+    as soon as ranks are at different places. A second SIGINT ends at once. The command's exit
+    status comes from the reason in the ledger. A stopped run ignores SIGUSR1 to the end of its
     process: a job's script repeats it, and its default would take the place of that status.
     """
 
@@ -64,16 +63,13 @@ class Preemption(Callback):
         """Take the signals over from Lightning, before the data is read."""
         if stage != "fit" or threading.current_thread() is not threading.main_thread():
             return
-        # Lightning's own handling: a broadcast and a wait in every micro-batch, another broadcast
-        # inside its handler. The names are private; a test pins them.
+        # Lightning's own: a broadcast and a wait in every micro-batch, and inside its handler.
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         for signum in (*REQUEUE_SIGNALS, signal.SIGINT):
             self._before[signum] = signal.signal(signum, self._note)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         ledger = ledger_of(trainer)
         if self.received is not None and ledger is not None:
             ledger.wants_stop = True
@@ -84,14 +80,6 @@ class Preemption(Callback):
         if ledger is not None and ledger.is_stopping:
             reason = (self.received or signal.SIGTERM).name
             ledger.note({"event": "stopped", "reason": reason, "step": trainer.global_step})
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        self._give_back(trainer)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._give_back(trainer)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         is_repeated = time.monotonic() - self._received_at < REPEATED_WITHIN_S
@@ -105,7 +93,7 @@ class Preemption(Callback):
             )
         self.received, self._received_at = signal.Signals(signum), time.monotonic()
 
-    def _give_back(self, trainer: Trainer | None = None) -> None:
+    def _give_back(self, trainer: Trainer | None = None, *_: Any, **__: Any) -> None:
         ledger = ledger_of(trainer) if trainer else None
         is_stopped = self.received or (ledger is not None and ledger.is_stopping)
         if self._before and is_stopped and USR1 is not None:
@@ -114,14 +102,15 @@ class Preemption(Callback):
             signal.signal(signum, handler)
         self._before = {}
 
+    on_exception = teardown = _give_back
+
 
 class NonFinite(Callback):
     """Leaves weights and moments as they are where the gradient is not finite.
 
-    The decision stays on the device: an optimizer that knows `found_inf` (`fused: true`) skips the
-    update there; for others the flag is read, which on a GPU costs a wait per step. Whoever needs
-    to know reads it one step late, from the ledger. A loss that is not finite makes its gradient
-    so too (`ExactModule.exact_mean`): all ranks see the same.
+    An optimizer that knows `found_inf` (`fused: true`) skips the update on the device; for others
+    the flag is read, which on a GPU costs a wait per step. A loss that is not finite makes its
+    gradient so too (`ExactModule.exact_mean`): all ranks see the same.
 
     Args:
         policy: `stop` ends the run with an error; `skip` goes on with the next step.
@@ -156,18 +145,7 @@ class NonFinite(Callback):
                 for parameter in group["params"]:
                     parameter.grad = None
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._look(trainer, pl_module)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._look(trainer, pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._look(trainer, pl_module)
-
-    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Act on the newest line of the ledger, on all ranks at the same step."""
         ledger = ledger_of(trainer)
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
@@ -197,18 +175,20 @@ class NonFinite(Callback):
             )
         rank_zero_warn(f"{what} ({self.policy}). Samples: {names}.")
 
+    on_validation_start = on_train_end = on_train_batch_end
+
 
 class Watch:
-    """Looks at the newest sign of life of the training thread.
+    """A thread that looks at the newest sign of life of the training thread.
 
     Args:
         run: the run folder.
-        rank: this one.
+        rank: of this process.
         timeout_s: how long it may be silent; a little before it the stack is written.
         end: leaves the process with a status, whatever its threads do.
 
     Attributes:
-        beat: when the training thread was last seen, by `time.monotonic()`, and where.
+        beat: when and where training was last seen, by `time.monotonic()`; `None` before it began.
         is_over: ends the thread.
     """
 
@@ -216,7 +196,7 @@ class Watch:
         self, run: Path, rank: int, timeout_s: float, end: Callable[[int], Any] = os._exit
     ) -> None:
         self.run, self.rank, self.timeout_s, self.end = run, rank, timeout_s, end
-        self.beat: tuple[float, dict[str, Any]] | None = None  # `None` before the first batch
+        self.beat: tuple[float, dict[str, Any]] | None = None
         self.is_over = threading.Event()
         threading.Thread(target=self._look, daemon=True, name="watch").start()
 
@@ -284,42 +264,34 @@ class FailureReport(Callback):
             (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
     ) -> None:
-        self._enter(trainer, batch)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+        is_training = trainer.training  # looked up once: it compares texts
+        verb = "fit" if is_training else str(trainer.state.stage)
+        step = trainer.global_step + is_training
+        self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
+        self._batch = batch
+        if self._watch is None and self._timeout_s:
+            run, rank = Path(trainer.default_root_dir), trainer.global_rank
+            self._watch = Watch(run, rank, self._timeout_s)
         self._beat()
 
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._enter(trainer, batch)
+    on_validation_batch_start = on_test_batch_start = on_train_batch_start
+    on_predict_batch_start = on_train_batch_start
 
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    def _beat(self, *_: Any) -> None:
+        if self._watch is not None:
+            self._watch.beat = (time.monotonic(), dict(self._place))
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._beat()
+    on_train_batch_end = on_validation_epoch_end = on_test_epoch_end = on_save_checkpoint = _beat
 
-    on_test_epoch_end = on_validation_epoch_end
+    def _end_watch(self, *_: Any, **__: Any) -> None:
+        if self._watch is not None:
+            self._watch.is_over.set()
+            self._watch = None
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        self._beat()
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Merging may take rank 0 any time, and no rank waits for it: nothing hangs from here."""
-        self._end_watch()
-
-    on_train_end = on_predict_end
+    # Merging predictions may take rank 0 any time, and no rank waits for it.
+    on_train_end = on_predict_end = teardown = _end_watch
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -329,14 +301,16 @@ class FailureReport(Callback):
         ended = "it was killed, or it hangs"
         if isinstance(trainer.strategy, ManagedProcesses):
             ended = trainer.strategy.ended_children() or ended
-            trainer.strategy.unwatch_children()
         if not isinstance(exception, Exception):
             return
         run = Path(trainer.default_root_dir)
         exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
         # It only says that another rank is gone, which may have written why.
         is_lost = isinstance(exception, RuntimeError) and any(t in str(exception) for t in LOST)
-        if is_lost and wait_for_cause(run):
+        end = time.monotonic() + WAIT_FOR_CAUSE_S
+        while is_lost and not (run / FAILURE).exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        if is_lost and (run / FAILURE).exists():
             exception.__dict__["is_echo"] = True
             return
         if not self._batch:
@@ -355,37 +329,6 @@ class FailureReport(Callback):
             with contextlib.suppress(FileExistsError):  # the first report stays
                 os.link(temporary, run / FAILURE)
             temporary.unlink()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._end_watch()
-
-    def _enter(self, trainer: Trainer, batch: Any) -> None:
-        is_training = trainer.training  # looked up once: it compares texts
-        verb = "fit" if is_training else str(trainer.state.stage)
-        step = trainer.global_step + is_training
-        self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
-        self._batch = batch
-        if self._watch is None and self._timeout_s:
-            run, rank = Path(trainer.default_root_dir), trainer.global_rank
-            self._watch = Watch(run, rank, self._timeout_s)
-        self._beat()
-
-    def _beat(self) -> None:
-        if self._watch is not None:
-            self._watch.beat = (time.monotonic(), dict(self._place))
-
-    def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.is_over.set()
-            self._watch = None
-
-
-def wait_for_cause(run: Path) -> bool:
-    """Return whether another rank has written why it failed, after waiting a little for it."""
-    end = time.monotonic() + WAIT_FOR_CAUSE_S
-    while not (run / FAILURE).exists() and time.monotonic() < end:
-        time.sleep(0.1)
-    return (run / FAILURE).exists()
 
 
 def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | None) -> str:

@@ -1,8 +1,4 @@
-"""What fits on a device: the strategy that `auto` takes, and the micro-batch that a trial finds.
-
-The state of a run is what lives from step to step: weights, gradients, two moments; 16 bytes a
-weight in float32. Activations come on top, and a trial on the device measures them.
-"""
+"""What fits on a device: the strategy that `auto` takes, and the micro-batch that a trial finds."""
 
 import gc
 import math
@@ -43,8 +39,8 @@ CLEARLY_TOO_MUCH = 1.05  # of an expected share; what is nearer to 1 is tried
 
 
 def state_bytes(module: nn.Module, precision: str | int | None = None) -> int:
-    """Return the bytes of weights, gradients and moments of a network: a frozen weight has itself.
-    `precision` is the Trainer's, where the weights are not yet converted to it."""
+    """Return the bytes of weights, gradients and moments of a network under the `precision` of the
+    Trainer, to which the weights may not be converted yet."""
     is_half = str(precision) in ("16-true", "bf16-true")
     return sum(
         p.numel()
@@ -63,16 +59,15 @@ def choose_strategy(
 ) -> tuple[str, str] | None:
     """Return what `trainer.strategy: auto` becomes and a line that says why; `None` where it stays.
 
-    Several devices take ddp; GPUs that train take fsdp where the state does not fit on each. A
-    network that is built later, when the data is read, takes ddp.
+    Several devices take ddp; GPUs that train take fsdp where weights, gradients and moments do not
+    fit on each. A network that is built later, when the data is read, takes ddp.
 
     Raises:
         ValueError: the state fits under no strategy.
     """
     count, is_cpu = verdict.world_size, verdict.accelerator == "cpu"
-    if settings.strategy != "auto" or verdict.accelerator not in ("cpu", "gpu", "cuda"):
-        return None
-    if count == 1:
+    is_known = verdict.accelerator in ("cpu", "gpu", "cuda")
+    if settings.strategy != "auto" or count == 1 or not is_known:
         return None
     state = 0 if is_cpu or not is_training else state_bytes(module, precision)
     if state == 0:
@@ -96,11 +91,7 @@ def choose_strategy(
 
 
 class DeviceMeter:
-    """The memory of a GPU that this process may use; what others hold is not counted to it.
-
-    Args:
-        device: a CUDA device.
-    """
+    """The memory of a GPU that this process may use; what others hold is not counted to it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -109,7 +100,6 @@ class DeviceMeter:
         self.capacity_bytes = int(USABLE_SHARE * (free + torch.cuda.memory_reserved(device)))
 
     def start(self) -> None:
-        """Begin a stretch of work."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -124,11 +114,8 @@ class Rehearsal(Callback):
 
     It answers `data.micro_batch_size: auto` on a GPU; elsewhere, and where a module optimizes by
     itself, `auto` is the whole share of a device. Sizes grow from 1 until the next one would not
-    fit: under fsdp, where a pass is a collective, a device that runs out of memory leaves the
-    others waiting. All ranks try the same batches, and the one with least room decides.
-
-    Args:
-        meter: measures memory; `None` takes the device's.
+    fit: under fsdp a device that runs out of memory leaves the others waiting. All ranks try the
+    same batches, and the one with least room decides.
     """
 
     def __init__(self, meter: DeviceMeter | None = None) -> None:
@@ -180,8 +167,8 @@ class Rehearsal(Callback):
 
 @contextmanager
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Leave a module as it was: gradients, buffers, metrics, the step's record, random states; with
-    room taken for the moments that the optimizers have not made yet."""
+    """Leave a module as it was: gradients, buffers, metrics, record, random states; with room taken
+    for the moments that the optimizers have not made yet."""
     trained = [p for p in module.parameters() if p.requires_grad]
     buffers = local_parts(module.buffers())
     copies = [buffer.detach().clone() for buffer in buffers]
@@ -262,8 +249,8 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
 
 def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[int, float]:
     """Return the largest of ascending sizes whose load is at most 1, and its load; the smallest
-    where none fits. Memory grows in a straight line with the rows of a batch: the last two loads
-    say what the next size would take, and one that clearly exceeds is not tried."""
+    where none fits. Memory grows in a straight line with the rows of a batch: a size that would
+    clearly exceed is not tried."""
     loads: list[tuple[int, float]] = []
     for size in sizes:
         if len(loads) > 1:
@@ -278,30 +265,28 @@ def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[i
 
 
 def heaviest_batches(data: PlannedDataModule, micro_batch_size: int) -> list[dict[str, Any]]:
-    """Return the batches of training that take most memory, dealt by this micro-batch: real
-    samples, as the loader would hand them over."""
+    """Return the batches of training that take most memory, as the loader would hand them over."""
     dataset = data.datasets["train"]
     batching = derive_batching(data.num_replicas, data.global_batch_size, micro_batch_size)
     num_chunks = data.num_replicas * batching.accumulate_grad_batches
     batches = []
-    plan = data.plan("train", 0)
-    for ids in heaviest_ids(data.request("train"), plan, dataset.lengths, num_chunks):
-        weights = np.ones(len(ids), np.float32)
+    for ids in heaviest_ids(
+        data.request("train"), data.plan("train", 0), dataset.lengths, num_chunks
+    ):
         counts = count_targets(ids, dataset.target_counts)
-        batches.append(collated(dataset, MicroBatch(0, 0, ids, weights, counts)))
+        micro_batch = MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts)
+        batches.append(collated(dataset, micro_batch))
     return batches
 
 
 def heaviest_ids(
     request: PlanRequest, plan: Plan, lengths: np.ndarray, num_chunks: int
 ) -> list[np.ndarray]:
-    """Return the sample ids of the micro-batches with most positions per row and most in all, one
-    or two arrays, each from the longest sample to shorter ones; a step has `num_chunks`
-    micro-batches.
+    """Return the sample ids of the micro-batches with most positions per row and most in all, from
+    the longest sample to shorter ones; a step has `num_chunks` micro-batches.
 
-    Cut by number, every step has the same rows, and the longest samples of the split make a batch
-    that none of any epoch exceeds. Cut by a budget of positions, each epoch has the same steps in
-    another order: the longest and the widest of the first one are those of all.
+    Cut by number, the longest samples of the split make a batch that none of any epoch exceeds. Cut
+    by a budget of positions, each epoch has the same steps in another order.
     """
     lengths = lengths.astype(np.int64)
     rows = -(-np.diff(plan.offsets) // num_chunks)  # [steps]

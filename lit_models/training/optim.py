@@ -488,9 +488,7 @@ class AveragedWeights(Callback):
             if p.requires_grad
         }
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._advance(trainer, pl_module)
 
     def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:

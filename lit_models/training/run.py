@@ -328,9 +328,7 @@ class RunFolder(Callback):
             if getattr(callback, "dirpath", "") is None:
                 self._following.append(callback)
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, *_: Any) -> None:
         """Take the folder before callbacks get their states back, which they keep in it alone."""
         if trainer.state.fn == "fit":
             self._take(trainer)
@@ -360,14 +358,11 @@ class RunFolder(Callback):
                 callback.dirpath = str(Path(run.folder, "checkpoints").absolute())
         trainer._default_root_dir = run.folder  # it has no public setter
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        self.teardown(trainer, pl_module, "fit")
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         if self.run is not None and trainer.is_global_zero:
             release(Path(self.run.folder))
+
+    on_exception = teardown
 
     def _choose(self, trainer: Trainer) -> Run:
         path = trainer.ckpt_path

@@ -23,7 +23,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -111,13 +110,7 @@ def strategy_name(strategy: Any) -> str:
 
 class ManagedProcesses(ParallelStrategy):
     """Processes of one group that forms or says why, and end together; mixed in before Lightning's
-    class.
-
-    Attributes:
-        timeout: how long a rank waits for another.
-    """
-
-    timeout: timedelta
+    class."""
 
     def setup_environment(self) -> None:
         """Form the process group.
@@ -153,11 +146,10 @@ class ManagedProcesses(ParallelStrategy):
         super().setup(trainer)
 
     def ended_children(self) -> str:
-        """Return which ranks that this process started are gone or stopped, in words."""
+        """Return which ranks that this process started are gone, in words."""
         endings: list[str] = []
-        children = [
-            c for c in getattr(self.launcher, "procs", []) if isinstance(c, subprocess.Popen)
-        ]
+        procs = getattr(self.launcher, "procs", [])
+        children = [child for child in procs if isinstance(child, subprocess.Popen)]
         end = time.monotonic() + CHILD_ENDS_S  # connections end a moment before their process
         while time.monotonic() < end and all(child.poll() is None for child in children):
             time.sleep(0.05)
@@ -167,19 +159,11 @@ class ManagedProcesses(ParallelStrategy):
                 endings.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
             elif status:
                 endings.append(f"rank {rank} ended with status {status}")
-            elif status is None and is_stopped(child.pid):
-                endings.append(f"rank {rank} (process {child.pid}) is stopped, as by SIGSTOP")
+        if procs:
+            # Lightning's observer of this list would kill this process while it says what happened.
+            self.launcher.procs = list(procs)  # type: ignore[union-attr]
+            procs.clear()
         return " and ".join(endings)
-
-    def unwatch_children(self) -> None:
-        """Keep Lightning's observer from killing this process while it says what happened.
-
-        The observer looks at a list every few seconds; the launcher goes on with a copy of it.
-        """
-        children = getattr(self.launcher, "procs", None)
-        if children:
-            self.launcher.procs = list(children)  # type: ignore[union-attr]
-            children.clear()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the processes that this one started: they would wait for it."""
@@ -192,23 +176,11 @@ class ManagedProcesses(ParallelStrategy):
         deadline = time.monotonic() + (grace_s if has_group else 0.0)
         for child in children:
             left_s = max(0.0, deadline - time.monotonic())
-            if isinstance(child, subprocess.Popen):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(left_s)
-                child.kill()  # nothing where it has ended
-                child.wait()
-            else:
-                child.join(left_s)
-                child.kill()
-                child.join()
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a live process is stopped, as by Ctrl-Z or SIGSTOP."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
+            wait = child.wait if isinstance(child, subprocess.Popen) else child.join
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                wait(left_s)
+            child.kill()  # nothing where it has ended
+            wait()
 
 
 def leave_group() -> None:
@@ -223,20 +195,18 @@ def leave_group() -> None:
 
 
 class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
-    """`ddp`, `ddp_spawn` and their kin: a whole copy of the module on every device (DDP).
+    """`ddp`, `ddp_spawn` and their kin: a whole copy of the module on every device.
+
+    Other options are those of torch's DistributedDataParallel.
 
     Args:
         process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
         timeout: how long a rank waits for another.
         start_method: `popen` runs the command again, `spawn` and `fork` start functions of it.
-        find_unused_parameters: look in every step for parameters that got no gradient; slower,
-            and needed only where the network's path depends on the batch. A module that says so
-            itself (`reaches_all_parameters` is false) gets it anyway.
-        gradient_as_bucket_view: gradients lie in the buffers that are sent: one copy less.
+        find_unused_parameters: for networks whose path depends on the batch; a module whose
+            `reaches_all_parameters` is false gets it anyway.
         broadcast_buffers: every forward takes the buffers of rank 0, unless the module says that
             its own stand still.
-        bucket_cap_mb: MiB of gradients that are sent together; `None` is DDP's own 25.
-        static_graph: the same parameters get gradients in every step, even if not all do.
     """
 
     def __init__(
@@ -308,8 +278,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     Args:
         reshard_after_forward: free a block's gathered parameters between its forward and its
             backward. `auto` does so unless the module calls its blocks unevenly over ranks.
-        replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node);
-            1 shards over all devices.
         tensor_parallel_size: devices that compute the same samples together, each with its part of
             the layers that the network's `tensor_plan` names; 1 splits no layer.
         cpu_offload: keep the shards of GPUs in the memory of the host.
@@ -319,9 +287,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         timeout: how long a rank waits for another.
 
     Raises:
-        ValueError: `replicate_size` or `tensor_parallel_size` below 1 or no divisor of the world,
-            freeing after forward where the calls are uneven, dropout that devices of a tensor
-            group would draw apart, or a network that cannot be split so.
+        ValueError: `tensor_parallel_size` is no divisor of the world, freeing after forward where
+            the calls are uneven, dropout that devices of a tensor group would draw apart, or a
+            network that cannot be split so.
     """
 
     strategy_name = "fsdp"
@@ -329,7 +297,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def __init__(
         self,
         reshard_after_forward: bool | Literal["auto"] = "auto",
-        replicate_size: int = 1,
         tensor_parallel_size: int = 1,
         cpu_offload: bool = False,
         sharded_checkpoint: bool = False,
@@ -344,7 +311,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         )
         self.timeout = timeout
         self.reshard_after_forward = reshard_after_forward
-        self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
+        self.tensor_parallel_size = tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
         if sharded_checkpoint:
@@ -361,9 +328,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Start the process group; every tensor group is a data-parallel replica."""
         world_size = self.num_nodes * self.num_processes
-        check_groups(world_size, self.replicate_size, self.tensor_parallel_size)
         # The argument of this name comes before the number of devices is known.
-        self._data_parallel_size = world_size // self.tensor_parallel_size
+        self._data_parallel_size = tensor_groups(self.tensor_parallel_size, world_size)
         super().setup_environment()
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
@@ -378,7 +344,15 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         module = self.lightning_module
         assert module is not None
         if self.tensor_parallel_size > 1 and trainer.state.fn == TrainerFn.FITTING:
-            self._check_dropout(trainer, module)
+            rate = dropout_rate(module)
+            facts = [getattr(callback, "exactness_facts", {}) for callback in trainer.callbacks]
+            if rate and not any(fact.get("exact_dropout") for fact in facts):
+                raise ValueError(
+                    f"tensor_parallel_size is {self.tensor_parallel_size}, and the network has "
+                    f"dropout {rate}, whose masks each device of a tensor group would draw by "
+                    "itself; set exact_dropout to true (the callback ExactDropout), or dropout "
+                    "to 0."
+                )
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
             equal_weights(module, self.root_device)
@@ -386,17 +360,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         super().setup(trainer)
         for optimizer in self.optimizers:
             optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
-
-    def _check_dropout(self, trainer: Trainer, module: LightningModule) -> None:
-        """Refuse dropout whose masks would differ between devices of the same samples."""
-        rate = dropout_rate(module)
-        facts = [getattr(callback, "exactness_facts", {}) for callback in trainer.callbacks]
-        if rate and not any(fact.get("exact_dropout") for fact in facts):
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}, and the network has "
-                f"dropout {rate}, whose masks each device of a tensor group would draw by itself; "
-                "set exact_dropout to true (the callback ExactDropout), or dropout to 0."
-            )
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._whole_parameters():
@@ -502,30 +465,23 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
         """Split layers, and return the devices that shard blocks and those that shard the rest.
 
-        What lies in no block, such as an embedding, is never split: all devices of a copy share
-        it, those of a tensor group as well, whose gradients of it are equal.
+        What lies in no block, such as an embedding, is never split: all devices share it, those of
+        a tensor group as well, whose gradients of it are equal.
         """
-        copies, group = self.replicate_size, self.tensor_parallel_size
-        if copies == group == 1:
-            return self.device_mesh["data_parallel"], self.device_mesh["data_parallel"]
-        shards = self.world_size // copies
-        outer = mesh_of(self.root_device, replicate=copies, shard=shards)
-        if group == 1:
-            return outer, outer
+        inner, size = self.device_mesh["data_parallel"], self.tensor_parallel_size
+        if size == 1:
+            return inner, inner
         plan = module.tensor_plan() if hasattr(module, "tensor_plan") else {}
-        check_tensor_plan(module, plan, group)
+        check_tensor_plan(module, plan, size)
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(
                 "tensor_parallel_size does not go with the loss scaler of trainer.precision "
                 "16-mixed, which looks at each rank's part of a gradient; use bf16-mixed."
             )
-        sizes = {"replicate": copies, "shard": shards // group, "tensor": group}
-        cube = mesh_of(self.root_device, **sizes)
-        split_layers(module, plan, cube["tensor"])
-        replicas = self.device_mesh["data_parallel"].get_group()
+        split_layers(module, plan, self.device_mesh["tensor_parallel"])
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
-            metric.process_group = replicas  # one rank of each tensor group, or it counts twice
-        return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
+            metric.process_group = inner.get_group()  # one rank of each group, or it counts twice
+        return inner, init_device_mesh(self.root_device.type, (self.world_size,))
 
     def _frees_after_forward(self, module: LightningModule) -> bool:
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
@@ -574,24 +530,6 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
     return {**state_dict, "state": state}
 
 
-def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
-    """Raise ValueError where groups of devices do not make up the world."""
-    num_groups = tensor_groups(tensor_parallel_size, world_size)
-    if replicate_size < 1 or num_groups % replicate_size:
-        raise ValueError(
-            f"replicate_size {replicate_size} does not divide the {world_size} devices"
-            f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "
-            "use a divisor, such as the number of nodes."
-        )
-
-
-def mesh_of(device: torch.device, **sizes: int) -> DeviceMesh:
-    """Return a mesh of all devices, axis -> devices along it, without a `replicate` of size 1."""
-    if sizes["replicate"] == 1 and "tensor" not in sizes:
-        del sizes["replicate"]
-    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-
-
 def equal_weights(module: nn.Module, device: torch.device) -> None:
     """Give every rank the parameters and buffers of rank 0, in all bits; a collective. Ranks may
     have drawn different ones: each would keep its part of another network."""
@@ -603,10 +541,8 @@ def equal_weights(module: nn.Module, device: torch.device) -> None:
 
 
 def separate_frozen(blocks: list[nn.Module]) -> None:
-    """Give each block frozen parameters of its own, in place: two groups cannot share any.
-
-    Shared ones that learn are left to the library, which refuses them.
-    """
+    """Give each block frozen parameters of its own, in place: two groups cannot share any, and the
+    library refuses shared ones that learn."""
     taken: set[int] = set()
     for block in blocks:
         own: dict[int, nn.Parameter] = {}

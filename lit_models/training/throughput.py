@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import (
     FlopCounterMode,
     sdpa_backward_flop_count,
@@ -115,17 +115,13 @@ class Throughput(Callback):
         # Of today's loader: each `fit` makes one.
         self._loader_before = getattr(trainer.train_dataloader, "wait_s", 0.0)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         if self._file is not None and self._counts:
             self._counts = False
             self._counter = FlopCounterMode(display=False, custom_mapping=WHOLE)
             self._counter.__enter__()
 
-    def on_before_backward(
-        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
-    ) -> None:
+    def on_before_backward(self, *_: Any) -> None:
         if self._counter is not None:
             self._forward_flops = self._counter.get_total_flops()
 
@@ -165,16 +161,13 @@ class Throughput(Callback):
         if self._file is not None and self._steps:
             self._write(trainer)
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        self.teardown(trainer, pl_module, "fit")  # Lightning tears nothing down then
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         self._stop_counting()
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    on_exception = teardown  # Lightning tears nothing down then
 
     def _stop_counting(self) -> FlopCounterMode | None:
         counter, self._counter = self._counter, None

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import signal
-import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -40,9 +37,7 @@ from lit_models.training.run import print_banner
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
-    check_groups,
     equal_weights,
-    is_stopped,
     replicated,
     strategy_name,
 )
@@ -90,18 +85,6 @@ def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
     alone = {"RANK": "0", "WORLD_SIZE": "1"}
     complete_rendezvous(alone, num_nodes=1)
     assert alone == {"RANK": "0", "WORLD_SIZE": "1"}
-
-
-def test_a_process_that_is_stopped_is_told_from_one_that_runs():
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        assert not is_stopped(child.pid)
-        child.send_signal(signal.SIGSTOP)
-        os.waitpid(child.pid, os.WUNTRACED)
-        assert is_stopped(child.pid)
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_half_a_rendezvous_is_refused():
@@ -393,18 +376,6 @@ def test_compiled_blocks_are_refused():
 def test_a_pattern_that_fits_nothing_is_an_error():
     with pytest.raises(ValueError, match=r"layers\.\*\.mlp fits no layer of Decoder"):
         check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": TensorSplit("input")}, 2)
-
-
-def test_groups_that_do_not_make_up_the_world_are_refused():
-    with pytest.raises(ValueError, match="tensor_parallel_size is 0, which does not divide"):
-        check_groups(2, 1, 0)
-    with pytest.raises(ValueError, match="tensor_parallel_size is 4, which does not divide .* = 6"):
-        check_groups(6, 1, 4)
-    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 6 devices;"):
-        check_groups(6, 4, 1)
-    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 12 devices / 2 of"):
-        check_groups(12, 4, 2)
-    check_groups(8, 2, 2)
 
 
 def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
