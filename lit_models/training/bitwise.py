@@ -1,8 +1,7 @@
 """Level B of sameness: gradients added in one fixed binary tree, equal bits on 1, 2, 4 processes.
 
-Addition of floats depends on the order. An optimizer step is therefore cut into C chunks, a power
-of two, whatever the devices; chunk c and chunk C - 1 - c are added first, and their sums again in
-this way until one is left. `datamodules.core.plan.deal` gives each replica a subtree, in its order.
+An optimizer step is cut into C chunks, a power of two; chunk c and chunk C - 1 - c are added first,
+and their sums again in this way. `datamodules.core.plan.deal` gives each replica a subtree.
 """
 
 import os
@@ -27,10 +26,7 @@ Gradients = list[Tensor | None]  # one per parameter; None where no loss has rea
 
 
 class TreeSum:
-    """Adds gradients pairwise as they come: a binary counter whose digits are partial sums.
-
-    It keeps log2(n) + 1 gradients at most for n micro-batches.
-    """
+    """Adds gradients pairwise as they come: a binary counter whose digits are partial sums."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,7 +50,7 @@ class TreeSum:
 
 
 def added(left: Gradients, right: Gradients) -> Gradients:
-    """Return left + right, written into the tensors of `left`."""
+    """Return left + right, in the tensors of `left`."""
     return [
         b if a is None else a if b is None else a.add_(b) for a, b in zip(left, right, strict=True)
     ]
@@ -64,8 +60,7 @@ def added_over_ranks(
     gradients: Gradients, parameters: list[nn.Parameter], rank: int, world_size: int
 ) -> Gradients:
     """Return the sum over all ranks in the order of the tree; a collective that uses the tensors of
-    `gradients` up. In each of log2(world_size) rounds two ranks swap their sums. Both add the same
-    two numbers, and a + b is b + a in every bit, so that nothing needs to be sent back."""
+    `gradients` up. In each round two ranks swap their sums: a + b is b + a in every bit."""
     while world_size > 1:
         partner = rank ^ (world_size - 1)
         # A 0 or 1 per parameter for whether it has a gradient, then those.
@@ -160,16 +155,14 @@ def check_cut(
             f"{num_replicas} devices x {accumulation} accumulated = {num_chunks}; change the "
             "devices, data.micro_batch_size or data.global_batch_size."
         )
-    if micro_batch_size == "auto" or is_accumulation_given:
-        return
-    asked = -(-total // micro_batch_size)
-    if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
-        raise ValueError(
-            f"exactness: bitwise: data.micro_batch_size {micro_batch_size} cuts "
-            f"data.global_batch_size {total} into {asked} chunks, but {num_replicas} devices take "
-            f"{num_chunks}; use at most {asked} devices, or a smaller micro_batch_size for every "
-            "run that shall be the same."
-        )
+    if micro_batch_size != "auto" and not is_accumulation_given:
+        asked = -(-total // micro_batch_size)
+        if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
+            raise ValueError(
+                f"exactness: bitwise: data.micro_batch_size {micro_batch_size} cuts "
+                f"data.global_batch_size {total} into {asked} chunks, but {num_replicas} devices "
+                f"take {num_chunks}; use at most {asked} devices, or a smaller micro_batch_size."
+            )
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -177,9 +170,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def check_network(network: nn.Module, is_keyed: bool) -> None:
-    """Raise ValueError for modules whose results depend on more than a chunk and the weights:
-    dropout by a generator (where it is not keyed by sample), running statistics, sparse
-    gradients."""
+    """Raise ValueError for modules whose results depend on more than a chunk and the weights."""
     if not is_keyed and dropout_rate(network) > 0:
         raise ValueError(
             f"exactness: bitwise: the network has dropout {dropout_rate(network)}, whose masks "
@@ -201,11 +192,10 @@ def check_network(network: nn.Module, is_keyed: bool) -> None:
 class BitwiseSum(Callback):
     """Adds the gradients of micro-batches, and then of ranks, in one fixed binary tree.
 
-    Each gradient is taken away after its backward pass; the sum is put back before anybody reads
-    it (ledger, clipping, optimizer). ddp adds nothing by itself. Memory: log2(accumulation) + 1
-    copies of the gradients in all, at least three where ranks swap them.
-    Deterministic algorithms are on and threads are pinned while it fits: kernels may split a sum
-    by threads. Bits are equal on one kind of processor and one version of the libraries.
+    Each gradient is taken away after its backward pass; the sum is put back before ledger, clipping
+    and optimizer read it. Memory: log2(accumulation) + 1 copies of the gradients, at least three
+    where ranks swap them. While it fits, deterministic algorithms are on and threads are pinned.
+    Bits are equal on one kind of processor and one version of the libraries.
 
     Args:
         num_threads: of each process; runs that shall be equal need the same number.

@@ -7,7 +7,7 @@ Shapes: B samples of the micro-batch, R = B x O rows, O rows of each sample.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,14 +18,8 @@ from datamodules.core.planned import PlannedDataModule
 from lit_models.training.metrics import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
-DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
+CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+DROPOUTS = (nn.Dropout, *CHANNEL_DROPOUTS, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CHANNELS = -1  # the axis of a site's table of channels
 
 
@@ -47,7 +41,7 @@ class SampleKeys:
         self._seen: defaultdict[int, list[Tensor]] = defaultdict(list)  # rows of a module's calls
 
     def begin(self, key: int, sample_id: Tensor) -> None:
-        """Start a micro-batch. Args: key of seed and epoch; sample_id [B] int64."""
+        """Start a micro-batch of samples [B] int64; the key is that of seed and epoch."""
         self.rows = mixed(key, sample_id)
         self.is_backward = False
         self._calls.clear()
@@ -58,9 +52,7 @@ class SampleKeys:
 
     @contextmanager
     def of_texts(self, sample: Tensor, text: Tensor) -> Iterator[None]:
-        """Let the rows of all calls inside be texts of samples, whichever they are and how many.
-
-        A mask then belongs to a text, not to a row: what is computed in chunks, or once more in
+        """Let a mask belong to a text instead of a row: what is computed in chunks, or once more in
         the backward pass, drops the same.
 
         Args:
@@ -77,11 +69,10 @@ class SampleKeys:
             self.rows, self._calls, self.is_backward = before
 
     def next_call(self, module: int, place: str) -> tuple[int, Tensor]:
-        """Return which call of the module in this micro-batch this is, from 0, and its rows.
+        """Return the number of this call of the module in the micro-batch, from 0, and its rows.
 
         Raises:
-            RuntimeError: no step is under way; or a module with several calls is called again in
-                the backward pass, where activation checkpointing repeats them in another order.
+            RuntimeError: no step is under way, or the backward pass repeats one of several calls.
         """
         if self.rows is None:
             raise RuntimeError(
@@ -103,16 +94,7 @@ class SampleKeys:
 
 
 class KeyedDropout(nn.Dropout):
-    """`nn.Dropout` with the rate, the scale and the evaluation of nn.Dropout and masks by key.
-
-    Rows of one sample lie side by side: row r belongs to sample r // O.
-
-    Args:
-        plain: the dropout in whose place it stands.
-        index: among the dropouts of the network.
-        place: its name there.
-        keys: of the network.
-    """
+    """Dropout with masks by key, in the place of a plain one; row r belongs to sample r // O."""
 
     def __init__(self, plain: nn.Dropout, index: int, place: str, keys: SampleKeys) -> None:
         super().__init__(plain.p, plain.inplace)
@@ -151,7 +133,7 @@ class KeyedDropout(nn.Dropout):
         return values * noise
 
     def _table(self, call: int, axis: int, size: int, device: torch.device) -> Tensor:
-        """Return one key per index of an axis [size]; those of long axes are kept."""
+        """Return one key per index of an axis [size]."""
         table = self.tables.get((call, axis))
         if table is None or len(table) < size or table.device != device:
             site = int(mixed(self.index, call, axis))
@@ -163,11 +145,8 @@ class KeyedDropout(nn.Dropout):
 
 
 def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
-    """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them.
-
-    Raises:
-        ValueError: a module drops in a way that cannot be keyed.
-    """
+    """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them; raise
+    ValueError for a module that drops in another way."""
     check_keyable(network)
     keyed: dict[nn.Module, KeyedDropout] = {}  # one for a dropout that has several names
     for place, module in list(network.named_modules(remove_duplicate=False)):
@@ -190,11 +169,8 @@ def release_dropout(network: nn.Module) -> None:
 def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> Iterator[None]:
     """Use `SampleKeys.of_texts` where the dropouts of a network are keyed."""
     keys = keys_in(network)
-    if keys is None:
+    with nullcontext() if keys is None else keys.of_texts(sample, text):
         yield
-    else:
-        with keys.of_texts(sample, text):
-            yield
 
 
 def keys_in(network: nn.Module) -> SampleKeys | None:
@@ -204,10 +180,8 @@ def keys_in(network: nn.Module) -> SampleKeys | None:
 
 # Dropout on attention weights is drawn inside fused kernels, or has padding on two axes.
 ATTENTION_OPTIONS = (
-    "attention_probs_dropout_prob",
-    "attention_dropout",
-    "attn_pdrop",
-    "attn_dropout",
+    *("attention_probs_dropout_prob", "attention_dropout"),
+    *("attn_pdrop", "attn_dropout"),
 )
 
 
@@ -253,8 +227,7 @@ class DrawGuard:
         self._states += [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
 
     def check(self, device: torch.device, option: str) -> None:
-        """Raise RuntimeError if numbers were drawn since `begin`, in an order that devices and
-        micro-batches decide."""
+        """Raise RuntimeError if numbers were drawn since `begin`."""
         before = self._states
         self.begin(device)
         if not all(map(torch.equal, before, self._states)):

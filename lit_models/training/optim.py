@@ -32,17 +32,16 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return groups with and without weight decay, every parameter with its name.
 
-    Vectors (biases, norm scales) and embeddings do not decay. The names let a checkpoint find
-    the moments of a parameter by name instead of by position. The `kind` of a group tells an
-    optimizer what its parameters are: "matrices" between hidden states, "heads", or "others".
+    Vectors (biases, norm scales) and embeddings do not decay. By the names a checkpoint finds the
+    moments of a parameter. The `kind` of a group is "matrices" between hidden states, "heads", or
+    "others".
 
     Args:
         module: whose trainable parameters are grouped.
         layer_decay: factor of the learning rate per layer below the top, in (0, 1].
-        depths: name prefix of a layer -> layers above it; others train at the full rate.
-        heads: weights that turn hidden states into scores of a vocabulary; one that is tied to an
-            embedding counts as that.
-        rates: name prefix -> factor of the learning rate of all below it; others train at 1.
+        depths: name prefix of a layer -> layers above it; 0 for others.
+        heads: weights that score a vocabulary; one tied to an embedding counts as that.
+        rates: name prefix -> factor of the learning rate of all below it; 1 for others.
 
     Raises:
         ValueError: layer_decay outside (0, 1].
@@ -73,16 +72,15 @@ def parameter_groups(
 class WarmupDecay(LambdaLR):
     """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
 
-    Counts optimizer steps, whatever the device count; where `lr_scaling` lets the rate grow with
-    the global batch, a warm-up in steps becomes shorter by as much. The last step is not stored in
-    checkpoints: a run that is resumed with more epochs follows the new length.
+    The last step is not stored in checkpoints: a run that is resumed with more epochs follows the
+    new length.
 
     Args:
         optimizer: whose groups are scheduled.
-        warmup: steps from 0 to the full rate; a fraction below 1 is a share of the run.
+        warmup: optimizer steps to the full rate; below 1 a share of the run.
         decay: shape after the warm-up.
         final_factor: share of the full rate at the last step.
-        total_steps: length of the run; the module sets it from the plan.
+        total_steps: length of the run; `None` takes it from the plan.
 
     Raises:
         ValueError: a negative warm-up, or one longer than the run.
@@ -103,8 +101,8 @@ class WarmupDecay(LambdaLR):
         super().__init__(optimizer, self.factor)
 
     def set_total_steps(self, total_steps: int, batch_growth: float = 1.0) -> None:
-        """Fix the length of the run and set the rates of the first step; a warm-up in steps becomes
-        shorter by `batch_growth`, how many times larger than planned the global batch is."""
+        """Fix the length of the run; a warm-up in steps becomes shorter by `batch_growth`, how many
+        times larger than planned the global batch is."""
         if self.warmup >= 1:
             self.warmup = max(1.0, self.warmup / batch_growth)
         if self.warmup >= total_steps:
@@ -133,7 +131,7 @@ class WarmupDecay(LambdaLR):
         return self.final_factor + (1 - self.final_factor) * wave
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position alone: the configuration of today says the rest."""
+        """Return the position alone: the rest is configured anew."""
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -147,24 +145,20 @@ class WarmupDecay(LambdaLR):
 
 
 class RestartedDecay(WarmupDecay):
-    """Begins warm-up and decay anew at some steps, at a rate of its own each time.
+    """Begins warm-up and decay anew at some steps, each time at a rate of its own.
 
     Args:
         optimizer: whose groups are scheduled.
         restarts: optimizer steps at which another phase begins, ascending.
         rates: factor of the rate in each phase, one more than restarts.
-        schedule: options of `WarmupDecay`; a warm-up is that of each phase.
+        schedule: options of `WarmupDecay`, for each phase.
 
     Raises:
         ValueError: the restarts do not ascend, or there is not one rate for each phase.
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        restarts: list[int],
-        rates: list[float],
-        **schedule: Any,
+        self, optimizer: Optimizer, restarts: list[int], rates: list[float], **schedule: Any
     ) -> None:
         if len(rates) != len(restarts) + 1 or sorted({0, *restarts}) != [0, *restarts]:
             raise ValueError(
@@ -191,22 +185,18 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
 class MuonAdamW(Optimizer):
     """Muon on groups of kind "matrices", AdamW on the others; groups come of `parameter_groups`.
 
-    Muon: Nesterov momentum, whose matrix is made nearly orthogonal by Newton-Schulz iterations, and
-    decoupled weight decay. A matrix [n, m] is then scaled by 0.2 sqrt(max(n, m)), which gives its
-    update the size that AdamW's usually has: rates and weight decay are those of an AdamW run.
-
-    torch.optim.Muon has the same numbers in bfloat16. Here the iterations are in bfloat16 on a GPU
-    alone, and on a CPU in the dtype of the gradient: a bit of rounding, as between one device and
-    two, would become one of bfloat16. A sharded matrix is gathered for the iterations, every rank
-    computes them and keeps its shard; the momentum stays sharded. Parameters without a gradient are
-    left as they are.
+    A matrix [n, m] is scaled by 0.2 sqrt(max(n, m)), which gives its update the size of AdamW's:
+    rates and weight decay are those of an AdamW run. torch.optim.Muon has the same numbers in
+    bfloat16. Here the iterations are so on a GPU alone: on a CPU a bit of rounding, as between one
+    device and two, would become one of bfloat16. A sharded matrix is gathered for the iterations;
+    the momentum stays sharded.
 
     Args:
         params: groups of `parameter_groups`, each with its kind.
         lr: rate of the matrices.
         adamw_factor: AdamW's rate as a multiple of it.
         momentum: of Muon, 0 to below 1.
-        weight_decay: of both, where a group does not say otherwise.
+        weight_decay: where a group does not say otherwise.
         betas: of AdamW.
         eps: of AdamW.
 
@@ -251,7 +241,6 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Move every parameter that has a gradient; return what `closure` returns."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -317,11 +306,8 @@ class MuonAdamW(Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return nearly the closest orthogonal matrix [n, m]: singular values between 0.5 and 1.5.
-
-    Args:
-        matrix: [n, m] in the dtype of the iterations; used up.
-    """
+    """Return nearly the closest orthogonal matrix [n, m] to one that is used up: singular values
+    between 0.5 and 1.5."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
@@ -342,10 +328,8 @@ def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_siz
 
 
 def by_name(optimizer: Optimizer) -> Optimizer:
-    """Make an optimizer load its state by parameter name, and return it.
-
-    By position, a checkpoint with other groups would give parameters each other's moments.
-    """
+    """Make an optimizer load its state by parameter name, and return it: by position, a checkpoint
+    with other groups would give parameters each other's moments."""
     optimizer.register_load_state_dict_pre_hook(_reorder_by_name)
     return optimizer
 
@@ -373,14 +357,13 @@ def _reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[s
     for group in groups:
         # The settings of a group travel with its first parameter.
         settings = _settings(group, home[group["param_names"][0]])
-        new_group = {**settings, "param_names": list(group["param_names"])}
-        new_group["params"] = []
-        for name in group["param_names"]:
+        own = list(group["param_names"])
+        indices = list(range(index, index + len(own)))
+        index += len(own)
+        for new, name in zip(indices, own, strict=True):
             if position[name] in state_dict["state"]:
-                state[index] = state_dict["state"][position[name]]
-            new_group["params"].append(index)
-            index += 1
-        new_groups.append(new_group)
+                state[new] = state_dict["state"][position[name]]
+        new_groups.append({**settings, "param_names": own, "params": indices})
     return {**state_dict, "state": state, "param_groups": new_groups}
 
 
@@ -410,8 +393,11 @@ def follow_rates(scheduler: Any) -> None:
 
 def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | None) -> Any:
     """Return what `configure_optimizers` hands to Lightning: a schedule in optimizer steps, made by
-    `scheduler`, or a constant rate where that is `None`. The module is attached to a trainer with a
-    planned datamodule."""
+    `scheduler`, or a constant rate where that is `None`.
+
+    Raises:
+        ValueError: a schedule that ends with a run that has no end.
+    """
     by_name(optimizer)
     batch_size = module.trainer.datamodule.batching.global_batch_size
     rule = module.hparams.get("lr_scaling", "none")
@@ -426,35 +412,29 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
         return optimizer
     schedule = scheduler(optimizer)
     if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
+        steps = budgeted_steps(module)
+        if steps is None:
+            raise ValueError(
+                "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
+                "give one, or set the schedule's total_steps."
+            )
         growth = 1.0 if rule == "none" else batch_size / base
-        schedule.set_total_steps(total_steps(module), growth)
+        schedule.set_total_steps(steps, growth)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def budgeted_steps(module: LightningModule) -> int | None:
-    """Return the optimizer steps of the whole run, none where the trainer sets no end."""
+    """Return the optimizer steps of the whole run, `None` where the trainer sets no end."""
     trainer = module.trainer
     by_epochs = (trainer.max_epochs or -1) * trainer.datamodule.steps_per_epoch
     return min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
 
 
-def total_steps(module: LightningModule) -> int:
-    """Return the optimizer steps of the whole run, from the plan and the trainer's budget."""
-    steps = budgeted_steps(module)
-    if steps is None:
-        raise ValueError(
-            "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
-            "give one, or set the schedule's total_steps."
-        )
-    return steps
-
-
 class AveragedWeights(Callback):
     """Validates, tests and exports with averaged weights, and trains on the others.
 
-    After optimizer step t each average moves to its weight by 1 - min(decay, (1 + t) / (10 + t)):
-    the first steps, far from the last, are soon forgotten. Checkpoints hold both; all that reads
-    one for something else than going on with the training takes the average.
+    After optimizer step t each average moves to its weight by 1 - min(decay, (1 + t) / (10 + t)).
+    Checkpoints hold both; all that does not go on with the training takes the average.
 
     Args:
         decay: share of the average that a step keeps, in (0, 1).
@@ -500,12 +480,6 @@ class AveragedWeights(Callback):
         average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
         average(*self._pairs(pl_module), step)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._swap(pl_module)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._swap(pl_module)
-
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -525,8 +499,10 @@ class AveragedWeights(Callback):
         return local_parts(self._averages.values()), parts
 
     @torch.no_grad()
-    def _swap(self, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for average, weight in zip(*self._pairs(pl_module), strict=True):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
+
+    on_validation_end = on_validation_start

@@ -27,11 +27,11 @@ class TensorSplit:
     """How the devices of a tensor group share a linear layer, or the layers of a module.
 
     Args:
-        style: `columns`: each computes some of the outputs, of the whole input. `rows`: each has
-            some of the inputs, and the results are added up. `input`: a module whose layers split
-            by columns read one input, its first argument: that one's gradient is added up once.
+        style: `columns`: each device has some of the outputs. `rows`: each has some of the inputs,
+            and the results are added up. `input`: layers split by columns read the module's first
+            argument, whose gradient is added up once.
         unit: name of what stays whole on a device, such as `num_heads`.
-        count: how many of these there are; the size of a tensor group must divide it.
+        count: of these units; the size of a tensor group must divide it.
     """
 
     style: Literal["columns", "rows", "input"]
@@ -40,16 +40,12 @@ class TensorSplit:
 
 
 def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int) -> None:
-    """Refuse what cannot be split among so many devices.
+    """Raise ValueError for what cannot be split among the `size` devices of a tensor group.
 
     Args:
         module: with its network.
         plan: name pattern -> split, of its `tensor_plan()`.
         size: devices of a tensor group.
-
-    Raises:
-        ValueError: there is no plan, a layer is no plain linear one, blocks are compiled, or the
-            size does not divide what stays whole.
     """
     asked = f"tensor_parallel_size is {size}, but"
     if not plan:
@@ -100,15 +96,8 @@ def planned_layers(
 
 
 def split_layers(module: nn.Module, plan: dict[str, TensorSplit], mesh: DeviceMesh) -> None:
-    """Give this rank its part of the planned layers, in place; names of parameters stay.
-
-    The strategy has made the whole weights equal on all ranks; there is no communication.
-
-    Args:
-        module: whose plan has been checked.
-        plan: name pattern -> split.
-        mesh: one-dimensional, of a tensor group.
-    """
+    """Give this rank its part of the planned layers, in place and without communication; names of
+    parameters stay. The mesh is that of a tensor group."""
     for _, layer, split in planned_layers(module, plan):
         if split.style == "input":
             layer.register_forward_pre_hook(partial(_shared_input, mesh))
@@ -137,14 +126,12 @@ def on_cpu(value: Any, keeps: bool = True) -> Any:
 
 
 def sharded_like(value: Any, parameter: Tensor) -> Any:
-    """Return this rank's shard of a whole tensor that has a parameter's shape.
-
-    There is no communication: every rank has the whole tensor and cuts its own part.
-    """
+    """Return this rank's shard of a whole tensor that has a parameter's shape, without
+    communication; another value as it is."""
     if isinstance(value, DTensor) or not isinstance(parameter, DTensor):
         return value
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
-        return value  # a step counter, for instance
+        return value
     like = value.to(parameter.device)
     return distribute_tensor(like, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
