@@ -42,7 +42,7 @@ def test_a_killed_rank_ends_the_others(tmp_path):
 
 
 def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path):
-    hanging = ["--fail_at", "9", "--fail_how", "hang", "--timeout_s", "8"]
+    hanging = ["--fail_at", "9", "--fail_how", "hang", "--timeout_s", "15"]
     done = run(*SCRIPT, str(tmp_path), *TWO, *hanging, timeout_s=90)
     assert done.returncode != 0
     stacks = [(tmp_path / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
