@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -146,7 +147,7 @@ class ManagedProcesses(ParallelStrategy):
         super().setup(trainer)
 
     def ended_children(self) -> str:
-        """Return which ranks that this process started are gone, in words."""
+        """Return which ranks that this process started are gone or stopped, in words."""
         endings: list[str] = []
         procs = getattr(self.launcher, "procs", [])
         children = [child for child in procs if isinstance(child, subprocess.Popen)]
@@ -159,6 +160,8 @@ class ManagedProcesses(ParallelStrategy):
                 endings.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
             elif status:
                 endings.append(f"rank {rank} ended with status {status}")
+            elif status is None and psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
+                endings.append(f"rank {rank} (process {child.pid}) is stopped, as by SIGSTOP")
         if procs:
             # Lightning's observer of this list would kill this process while it says what happened.
             self.launcher.procs = list(procs)  # type: ignore[union-attr]
@@ -278,6 +281,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     Args:
         reshard_after_forward: free a block's gathered parameters between its forward and its
             backward. `auto` does so unless the module calls its blocks unevenly over ranks.
+        replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node).
         tensor_parallel_size: devices that compute the same samples together, each with its part of
             the layers that the network's `tensor_plan` names; 1 splits no layer.
         cpu_offload: keep the shards of GPUs in the memory of the host.
@@ -287,9 +291,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         timeout: how long a rank waits for another.
 
     Raises:
-        ValueError: `tensor_parallel_size` is no divisor of the world, freeing after forward where
-            the calls are uneven, dropout that devices of a tensor group would draw apart, or a
-            network that cannot be split so.
+        ValueError: sizes that are no divisors of the world, freeing after forward where the calls
+            are uneven, dropout that devices of a tensor group would draw apart, or a network that
+            cannot be split so.
     """
 
     strategy_name = "fsdp"
@@ -297,6 +301,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def __init__(
         self,
         reshard_after_forward: bool | Literal["auto"] = "auto",
+        replicate_size: int = 1,
         tensor_parallel_size: int = 1,
         cpu_offload: bool = False,
         sharded_checkpoint: bool = False,
@@ -311,7 +316,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         )
         self.timeout = timeout
         self.reshard_after_forward = reshard_after_forward
-        self.tensor_parallel_size = tensor_parallel_size
+        self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
         if sharded_checkpoint:
@@ -328,8 +333,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def setup_environment(self) -> None:
         """Start the process group; every tensor group is a data-parallel replica."""
         world_size = self.num_nodes * self.num_processes
+        check_groups(world_size, self.replicate_size, self.tensor_parallel_size)
         # The argument of this name comes before the number of devices is known.
-        self._data_parallel_size = tensor_groups(self.tensor_parallel_size, world_size)
+        self._data_parallel_size = world_size // self.tensor_parallel_size
         super().setup_environment()
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
@@ -465,12 +471,21 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
         """Split layers, and return the devices that shard blocks and those that shard the rest.
 
-        What lies in no block, such as an embedding, is never split: all devices share it, those of
-        a tensor group as well, whose gradients of it are equal.
+        What lies in no block, such as an embedding, is never split: all devices of a copy share it,
+        those of a tensor group as well, whose gradients of it are equal.
         """
-        inner, size = self.device_mesh["data_parallel"], self.tensor_parallel_size
+        copies, size = self.replicate_size, self.tensor_parallel_size
+        replicas = self.device_mesh["data_parallel"]
+        if copies == size == 1:
+            return replicas, replicas
+        make = functools.partial(init_device_mesh, self.root_device.type)
+        shards = self.world_size // copies
+        if copies > 1:
+            outer = make((copies, shards), mesh_dim_names=("replicate", "shard"))
+        else:
+            outer = make((shards,))
         if size == 1:
-            return inner, inner
+            return outer, outer
         plan = module.tensor_plan() if hasattr(module, "tensor_plan") else {}
         check_tensor_plan(module, plan, size)
         if getattr(self.precision_plugin, "scaler", None) is not None:
@@ -478,10 +493,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 "tensor_parallel_size does not go with the loss scaler of trainer.precision "
                 "16-mixed, which looks at each rank's part of a gradient; use bf16-mixed."
             )
-        split_layers(module, plan, self.device_mesh["tensor_parallel"])
+        names = ("replicate", "shard", "tensor")
+        cube = make((copies, shards // size, size), mesh_dim_names=names)
+        split_layers(module, plan, cube["tensor"])
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
-            metric.process_group = inner.get_group()  # one rank of each group, or it counts twice
-        return inner, init_device_mesh(self.root_device.type, (self.world_size,))
+            metric.process_group = replicas.get_group()  # one rank of each, or it counts twice
+        return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
 
     def _frees_after_forward(self, module: LightningModule) -> bool:
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
@@ -528,6 +545,17 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
         for index, values in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
+
+
+def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
+    """Raise ValueError where groups of devices do not make up the world."""
+    num_groups = tensor_groups(tensor_parallel_size, world_size)
+    if replicate_size < 1 or num_groups % replicate_size:
+        raise ValueError(
+            f"replicate_size {replicate_size} does not divide the {world_size} devices"
+            f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "
+            "use a divisor, such as the number of nodes."
+        )
 
 
 def equal_weights(module: nn.Module, device: torch.device) -> None:

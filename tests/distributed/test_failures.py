@@ -53,21 +53,40 @@ def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path):
 
 
 BREAKS = """
-  devices: 1
   default_root_dir: {folder}
   callbacks:
     class_path: tests.distributed.toy_run.FailsAt
-    init_args: {{step: 5, how: lose a worker}}
+    init_args: {{step: 5, how: {how}}}
+"""
+TWO_RANKS = """
+  devices: 2
+  strategy:
+    class_path: lit_models.training.strategies.ReplicatedStrategy
+    init_args: {timeout: "0:00:15"}
 """
 
 
-def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
+def failed(tmp_path: Path, how: str, more: str, *options: str) -> str:
+    """Return the output of a `unisono fit` in which something really breaks."""
     config = tmp_path / "toy.yaml"
-    config.write_text(TOY.replace("  devices: 1\n", "") + BREAKS.format(folder=tmp_path / "run"))
-    given = ["--config", str(config), "--data.num_workers=1"]
-    done = run("-m", "lit_models", "fit", *given, timeout_s=120)
-    output = " ".join(done.stdout.split())
-    assert done.returncode == 1
+    config.write_text(
+        TOY.replace("  devices: 1\n", "") + BREAKS.format(folder=tmp_path / "run", how=how) + more
+    )
+    done = run("-m", "lit_models", "fit", "--config", str(config), *options, timeout_s=120)
+    assert done.returncode == 1, done.stdout
+    return " ".join(done.stdout.split())
+
+
+def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
+    output = failed(tmp_path, "stop", TWO_RANKS)
+    lost = r"error: rank 0, fit, epoch 0, step \d: the connection to another rank is lost;"
+    assert re.search(rf"{lost} rank 1 \(process \d+\) is stopped, as by SIGSTOP\.", output), output
+    assert "rank 0 made no progress" not in output
+    assert not (tmp_path / "run" / "failure.json").exists()  # nobody failed
+
+
+def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
+    output = failed(tmp_path, "lose a worker", "  devices: 1\n", "--data.num_workers=1")
     assert re.search(r"error: RuntimeError: DataLoader worker \(pid \d+\) is killed", output)
     place = "rank 0, fit, epoch 0, step 5: a process that loads data was killed, most often because"
     assert place in output, output

@@ -46,6 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_jobs(folder, 2, two)
     run_jobs(folder, 1, [job("to one", "ddp", resume=half)])
     run_jobs(folder, 3, [job("to three", sharding=SHARDS, resume=half)])
+    four = [job("to four, hybrid", sharding={**SHARDS, "replicate_size": 2}, resume=half)]
+    run_jobs(folder, 4, four)
     return folder
 
 
@@ -93,7 +95,7 @@ def test_the_small_parts_of_a_folder_are_read_alone(runs):
     }
 
 
-@pytest.mark.parametrize("name", ["to one", "to two, files", "to three"])
+@pytest.mark.parametrize("name", ["to one", "to two, files", "to three", "to four, hybrid"])
 def test_a_run_goes_on_from_shards_under_any_strategy_and_number_of_devices(runs, name):
     expected, found = read_checkpoint(last(runs / "file")), read_checkpoint(last(runs / name))
     for line, other in zip(ledger_lines(runs / "file")[5:], ledger_lines(runs / name), strict=True):

@@ -39,7 +39,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     run_jobs(folder, 2, two)
     run_jobs(folder, 1, [job("fsdp-2 to ddp-1", "ddp", resume=last("first-fsdp-2"))])
-    run_jobs(folder, 4, [job("fsdp-2 to fsdp-4", resume=last("first-fsdp-2"))])
+    four = [
+        job("hybrid", sharding={"replicate_size": 2}),
+        job("fsdp-2 to fsdp-4", resume=last("first-fsdp-2")),
+    ]
+    run_jobs(folder, 4, four)
     return folder
 
 
@@ -52,7 +56,12 @@ def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
     assert facts(runs / "ddp-2")["bytes"]["local"] == facts(runs / "ddp-2")["bytes"]["whole"]
 
 
-@pytest.mark.parametrize("name", ["sharded", "kept", "ddp-2"])
+def test_hybrid_sharding_keeps_a_copy_in_each_group(runs):
+    held = facts(runs / "hybrid")["bytes"]
+    assert 0.4 <= held["local"] / held["whole"] <= 0.6  # on four devices: two groups of two
+
+
+@pytest.mark.parametrize("name", ["sharded", "kept", "hybrid", "ddp-2"])
 def test_no_option_changes_the_run(runs, name):
     assert_same(runs / "one", runs / name)
 

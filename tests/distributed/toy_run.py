@@ -49,7 +49,7 @@ class SignalledAt(Callback):
 
 
 class FailsAt(Callback):
-    """The last rank raises an error, hangs or loses a loader worker.
+    """The last rank raises an error, hangs, is stopped or loses a loader worker.
 
     Where it is to `stall`, all of them hang.
     """
@@ -62,7 +62,9 @@ class FailsAt(Callback):
         if trainer.global_step == self.step and is_mine:
             if self.how == "raise":
                 raise LookupError("a word that no dictionary has")
-            if self.how == "lose a worker":
+            if self.how == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif self.how == "lose a worker":
                 multiprocessing.active_children()[0].kill()
             self.hang_for_ever()
 

@@ -37,6 +37,7 @@ from lit_models.training.run import print_banner
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
+    check_groups,
     equal_weights,
     replicated,
     strategy_name,
@@ -376,6 +377,18 @@ def test_compiled_blocks_are_refused():
 def test_a_pattern_that_fits_nothing_is_an_error():
     with pytest.raises(ValueError, match=r"layers\.\*\.mlp fits no layer of Decoder"):
         check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": TensorSplit("input")}, 2)
+
+
+def test_groups_that_do_not_make_up_the_world_are_refused():
+    with pytest.raises(ValueError, match="tensor_parallel_size is 0, which does not divide"):
+        check_groups(2, 1, 0)
+    with pytest.raises(ValueError, match="tensor_parallel_size is 4, which does not divide .* = 6"):
+        check_groups(6, 1, 4)
+    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 6 devices;"):
+        check_groups(6, 4, 1)
+    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 12 devices / 2 of"):
+        check_groups(12, 4, 2)
+    check_groups(8, 2, 2)
 
 
 def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
