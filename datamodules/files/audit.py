@@ -19,7 +19,7 @@ WIDTH = 80
 LABEL = 11  # columns of the word that a line begins with
 NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
 EXCERPT_LENGTH = 1200  # characters
-OPENS, CLOSES = "⟦", "⟧"  # mark what is trained on where there is no colour
+OPENS, CLOSES = "⟦", "⟧"  # around what is trained on
 
 
 @dataclass
@@ -92,7 +92,13 @@ class Audit:
             rows = f"{self.files.get(name, 0):,} sound rows, {bad[name]:,} bad"
             console.print(f"{'file':<{LABEL}}{name}: {rows}", markup=False, soft_wrap=True)
         self._show_parts(console)
-        self._show_lengths(console)
+        lengths = np.concatenate([[], *(part.lengths for part in self.parts)]).astype(np.int64)
+        if len(lengths):
+            middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
+            sentence = f"median {middle:,} {self.unit}, 95 % up to {high:,}, longest {most:,}"
+            if self.limit is not None:
+                sentence += f"; {(lengths > self.limit).sum():,} longer than {self.limit:,}"
+            _say(console, "lengths", sentence)
         for name, counts in self.labels.items():
             once = sum(count == 1 for count in counts.values())
             frequent = Counter(counts).most_common(NUM_LABELS_SHOWN)
@@ -109,7 +115,8 @@ class Audit:
             _say(console, "overlap", sentence, "yellow" if count else "")
         for warning in self.warnings:
             _say(console, "warning", warning, "yellow")
-        self._show_excerpt(console)
+        if self.excerpt:
+            self._show_excerpt(console)
         for error in self.errors:
             _say(console, "errors", error, "red")
         if self.is_sound:
@@ -121,8 +128,7 @@ class Audit:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        table = Table(width=WIDTH, box=SIMPLE_HEAD, padding=0)
-        table.add_column("part", no_wrap=True)
+        table = Table("part", width=WIDTH, box=SIMPLE_HEAD, padding=0)
         names = list(dict.fromkeys(name for part in self.parts for name in part.columns))
         for name in (self.noun, *names):
             table.add_column(name, justify="right")
@@ -132,23 +138,10 @@ class Audit:
             table.add_row(part.name, *shown)
         console.print(table)
 
-    def _show_lengths(self, console: "Console") -> None:
-        """Print quantiles."""
-        lengths = np.concatenate([[], *(part.lengths for part in self.parts)]).astype(np.int64)
-        if not len(lengths):
-            return
-        middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
-        sentence = f"median {middle:,} {self.unit}, 95 % up to {high:,}, longest {most:,}"
-        if self.limit is not None:
-            sentence += f"; {(lengths > self.limit).sum():,} longer than {self.limit:,}"
-        _say(console, "lengths", sentence)
-
     def _show_excerpt(self, console: "Console") -> None:
         from rich.panel import Panel
         from rich.text import Text
 
-        if not self.excerpt:
-            return
         text, left = Text(), EXCERPT_LENGTH
         for piece, is_trained in self.excerpt:
             shown = piece if len(piece) <= left else piece[: max(left, 1)] + " …"
@@ -168,14 +161,12 @@ def text_key(text: str) -> int:
 
 def _say(console: "Console", label: str, text: str, style: str = "") -> None:
     """Print one finding: its label, and its text in a column of its own."""
-    from rich.table import Table
     from rich.text import Text
 
-    line = Table.grid(padding=0)
-    line.add_column(width=LABEL, no_wrap=True)
-    line.add_column(width=WIDTH - LABEL)
-    line.add_row(Text(label, style=style), Text(text))
-    console.print(line)
+    first = f"{label:<{LABEL - 1}} "
+    shown = Text(textwrap.fill(first + text, WIDTH, subsequent_indent=" " * LABEL))
+    shown.stylize(style, 0, len(label))
+    console.print(shown)
 
 
 def _show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
@@ -185,18 +176,13 @@ def _show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
     _say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
     times = Counter((row.file, row.rule) for row in rows)
     first = {(row.file, row.rule): row for row in reversed(rows)}
+    # Broken between words alone: a path with a line break in it cannot be copied.
+    paragraph = textwrap.TextWrapper(
+        WIDTH, "  ", "  ", break_long_words=False, break_on_hyphens=False
+    )
     for key, count in list(times.items())[:NUM_BAD_SHOWN]:
-        shown = f"{first[key]} [and {count - 1:,} more]" if count > 1 else str(first[key])
-        # Broken between words alone: a path with a line break in it cannot be copied.
-        line = textwrap.fill(
-            shown,
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        console.print(line, markup=False, soft_wrap=True)
+        more = f" [and {count - 1:,} more]" if count > 1 else ""
+        console.print(paragraph.fill(f"{first[key]}{more}"), markup=False, soft_wrap=True)
     if len(times) > NUM_BAD_SHOWN:
         console.print(f"  … and {len(times) - NUM_BAD_SHOWN:,} other faults")
     console.print(

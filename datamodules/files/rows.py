@@ -32,7 +32,7 @@ HALF_RULE = (
 
 
 class BadRow(NamedTuple):
-    """One row that breaks a rule: where it stands, the value, the rule with the way out."""
+    """One row that breaks a rule: its place, the value, the rule with the way out."""
 
     file: str
     line: int
@@ -52,7 +52,7 @@ class BadRow(NamedTuple):
 
 
 class BadRows:
-    """Takes bad rows while a table is read, and settles the matter at the end.
+    """Takes the bad rows of tables.
 
     Args:
         mode: `error` raises in `settle`, `reject` writes them down, `collect` only keeps them.
@@ -83,15 +83,13 @@ class BadRows:
         if self.count and self.mode == "error":
             raise ValueError(self.message())
         if self.count:
+            rows = [(row.file, row.line, row.value, row.kind, row.rule) for row in self.rows]
             with (folder / REJECTED_FILE).open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["file", "line", "value", "kind", "reason"])
-                writer.writerows(
-                    (row.file, row.line, row.value, row.kind, row.rule) for row in self.rows
-                )
+                header = ("file", "line", "value", "kind", "reason")
+                csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
     def message(self) -> str:
-        """One line per rule and file with the first row and the number of rows, on one screen."""
+        """The first row of each rule and file and the number of rows, on one screen."""
         noun = "1 row breaks" if self.count == 1 else f"{self.count} rows break"
         first = f"; the first {NUM_NAMED} kinds" if len(self._times) > NUM_NAMED else ""
         head = f"{noun} the rules of the data{first}:"
@@ -175,16 +173,8 @@ class RowFault(Exception):
 
 
 def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> Iterator[T]:
-    """Yield what is made of the sound rows of one file; the others go to `bad_rows`.
-
-    Args:
-        path: see `read_json_rows`.
-        make: raises `RowFault` where a row breaks a rule.
-        bad_rows: takes the rows that do.
-
-    Raises:
-        ValueError: the file cannot be read as rows.
-    """
+    """Yield what `make` returns for the rows of `read_json_rows`; those for which it raises
+    `RowFault` go to `bad_rows`."""
     for row in read_json_rows(path):
         try:
             yield make(row)
@@ -194,10 +184,7 @@ def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> I
 
 
 def half_character(text: str) -> str | None:
-    r"""Return the first lone surrogate of a text, written as \ud83d; none where there is none.
-
-    JSON can name such halves of a character, and Python's texts hold them.
-    """
+    r"""Return the first lone surrogate of a text, written as \ud83d; JSON can name such halves."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

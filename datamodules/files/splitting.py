@@ -43,7 +43,7 @@ PART_ALIASES = {
 }
 MAX_SHARE = 0.9
 _LETTERS = str.maketrans({"æ": "ae", "ø": "o", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d"})
-_NOT_IN_WORDS = re.compile("[\u0300-\u036f]")
+_ACCENTS = re.compile("[\u0300-\u036f]")
 _APOSTROPHES = "'`\u00b4\u2018\u2019"
 _PUNCTUATION = {
     **{i: " " for i in range(0x3100) if unicodedata.category(chr(i))[0] in "PSZC"},
@@ -59,13 +59,11 @@ class SplitOptions:
         validation_share: share of the distinct strings for validation, 0 to 0.9.
         test_share: share for the test; both together at most 0.9.
         seed: another seed draws another split.
-        stratified: keep the shares within each code too, as far as its strings suffice.
     """
 
     validation_share: float = 0.1
     test_share: float = 0.1
     seed: int = 0
-    stratified: bool = True
 
     def __post_init__(self) -> None:
         check_shares(self.validation_share, self.test_share)
@@ -92,14 +90,8 @@ class TextSplit:
         check_shares(self.validation_share, self.test_share)
 
     def beside(self, files: Mapping[int, Sequence[Path]]) -> "TextSplit | None":
-        """Return how the training files are divided beside others; `None` where they are not.
-
-        Validation files leave the training files whole; test files leave them undivided but for
-        validation.
-
-        Args:
-            files: per part (train, validation, test) the files.
-        """
+        """Return how the training files are divided beside the files of other parts; `None` where
+        validation has files. Test files leave no share for the test."""
         if files.get(VALIDATION):
             return None
         split = replace(self, test_share=0.0) if files.get(TEST) else self
@@ -107,8 +99,7 @@ class TextSplit:
 
     def drawn(self, parts: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         """Return the part [N] int8 of each text: of the distinct ones of training, those with the
-        lowest lots are held out. A share above 0 gives at least one, training and then validation
-        first.
+        lowest lots are held out. A share above 0 gives at least one where there are enough.
 
         Args:
             parts: [N] int8, of the file in which each text stands.
@@ -126,7 +117,7 @@ class TextSplit:
         return parts
 
     def tails(self, size: int) -> list[tuple[int, int, int]]:
-        """Return which characters of a training text each part has: (part, start, stop)."""
+        """Return the characters of a training text that each part has: (part, start, stop)."""
         held = self.validation_share + self.test_share
         ends = [0, int(size * (1 - held)), int(size * (1 - self.test_share)), size]
         return [(part, a, b) for part, (a, b) in enumerate(pairwise(ends)) if a < b]
@@ -147,19 +138,37 @@ def check_shares(validation_share: float, test_share: float) -> None:
 def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> np.ndarray:
     """The part of each row [N] int8: 0 train, 1 validation, 2 test; rows of one stem key share it.
 
+    The shares hold within each code, the first in sorting order of a key that has several. Counts
+    are rounded up or down by the code's lot, so that the shares hold on average over codes of few
+    keys; a code of two or more keeps one for training.
+
     Args:
         texts: [N] descriptions, repeated ones allowed.
-        codes: [N] one code or code set per row, used to stratify.
+        codes: [N] one code or code set per row.
         options: shares and seed.
     """
-    group_of_row, keys = _group_by_key(texts)
-    hashes = keyed_hashes(keys, options.seed)
-    strata = _strata(group_of_row, codes, len(keys)) if options.stratified else [""] * len(keys)
-    stratum_id = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata))}
-    stratum_of_group = np.fromiter((stratum_id[s] for s in strata), np.int64, len(strata))
-    lots = keyed_hashes(stratum_id, options.seed) / 2.0**64
-    parts = _draw(hashes, stratum_of_group, lots, options)
-    return parts[group_of_row]
+    group_of_key: dict[str, int] = {}
+    group_of_text: dict[str, int] = {}
+    code_of_group: dict[int, str] = {}
+    for text, code in zip(texts, codes, strict=True):
+        if text not in group_of_text:
+            group_of_text[text] = group_of_key.setdefault(stem_key(text), len(group_of_key))
+        group = group_of_text[text]
+        code_of_group[group] = min(code, code_of_group.get(group, code))
+    strata = {code: i for i, code in enumerate(dict.fromkeys(code_of_group.values()))}
+    stratum = np.array([strata[code_of_group[i]] for i in range(len(group_of_key))], np.int64)
+
+    lots = keyed_hashes(strata, options.seed) / 2.0**64
+    sizes = np.bincount(stratum, minlength=len(strata))
+    num_held = np.floor(sizes * (options.test_share + options.validation_share) + lots)
+    num_held = np.minimum(num_held, np.where(sizes > 1, sizes - 1, sizes))
+    num_test = np.minimum(np.floor(sizes * options.test_share + lots), num_held)
+    order = np.lexsort((keyed_hashes(group_of_key, options.seed), stratum))
+    rank = np.empty(len(stratum), dtype=np.int64)  # of each key in its stratum
+    rank[order] = np.arange(len(stratum)) - (np.cumsum(sizes) - sizes)[stratum[order]]
+    parts = np.where(rank < num_held[stratum], VALIDATION, TRAIN)
+    parts = np.where(rank < num_test[stratum], TEST, parts).astype(np.int8)
+    return parts[[group_of_text[text] for text in texts]]
 
 
 def parse_part(value: str) -> int:
@@ -203,49 +212,7 @@ def keyed_hashes(keys: Iterable[str], seed: int) -> np.ndarray:
 
 
 def _fold(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text.translate(_LETTERS))
-    return _NOT_IN_WORDS.sub("", decomposed)
-
-
-def _group_by_key(texts: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """The group number of each row and the distinct keys."""
-    group_of_key: dict[str, int] = {}
-    group_of_text: dict[str, int] = {}
-    for text in dict.fromkeys(texts):
-        group_of_text[text] = group_of_key.setdefault(stem_key(text), len(group_of_key))
-    return np.fromiter((group_of_text[t] for t in texts), np.int64, len(texts)), list(group_of_key)
-
-
-def _strata(group_of_row: np.ndarray, codes: Sequence[str], num_groups: int) -> list[str]:
-    """One code per group: the first of its codes in sorting order, whatever the row order."""
-    strata: list[str | None] = [None] * num_groups
-    for group, code in zip(group_of_row.tolist(), codes, strict=True):
-        known = strata[group]
-        if known is None or code < known:
-            strata[group] = code
-    return [code or "" for code in strata]
-
-
-def _draw(
-    hashes: np.ndarray, stratum: np.ndarray, lots: np.ndarray, options: SplitOptions
-) -> np.ndarray:
-    """[groups] int8 parts: the first of each stratum in hash order test, the next validate.
-
-    Counts are rounded up or down by the stratum's lot, so that the shares hold on average over
-    strata too small to be divided; a stratum of two or more keeps one group for training.
-    """
-    sizes = np.bincount(stratum, minlength=len(lots))
-    num_test = np.floor(sizes * options.test_share + lots).astype(np.int64)
-    num_held = np.floor(sizes * (options.test_share + options.validation_share) + lots)
-    most = np.where(sizes > 1, sizes - 1, sizes)
-    num_held = np.minimum(num_held.astype(np.int64), most)
-    num_test = np.minimum(num_test, num_held)
-    order = np.lexsort((hashes, stratum))
-    starts = np.cumsum(sizes) - sizes
-    rank = np.empty(len(hashes), dtype=np.int64)
-    rank[order] = np.arange(len(hashes)) - starts[stratum[order]]
-    parts = np.where(rank < num_held[stratum], VALIDATION, TRAIN)
-    return np.where(rank < num_test[stratum], TEST, parts).astype(np.int8)
+    return _ACCENTS.sub("", unicodedata.normalize("NFKD", text.translate(_LETTERS)))
 
 
 _STATUS_STEMS = frozenset(_fold(word) for words in STATUS_WORDS.values() for word in words)
