@@ -41,22 +41,13 @@ def text_files(
 ) -> list[Path]:
     """Return the files that these paths, patterns and folders name; folders with all theirs.
 
-    Args:
-        files: a path, a pattern or a folder, or several.
-        option: name of the option that holds them, for messages.
-        suffixes: of the files that can be read.
-
-    Raises:
-        FileNotFoundError: a path does not exist, or a pattern or folder holds no file.
-        ValueError: a suffix is unknown, or a file is named twice.
+    Arguments and errors as of `expand_files` and `files_in`.
     """
     found: list[str] = []
     for entry in [files] if isinstance(files, str | Path) else list(files or []):
         folder = Path(entry).expanduser()
-        if not folder.is_dir():
-            found.append(str(entry))
-            continue
-        found += map(str, files_in(folder, suffixes, option))
+        inside = files_in(folder, suffixes, option) if folder.is_dir() else [entry]
+        found += map(str, inside)
     return expand_files(found, option, suffixes)
 
 
@@ -124,17 +115,15 @@ def read_documents(path: Path, reading: Reading) -> Iterator[Document]:
 
 
 def _text_of(values: dict[str, object], column: str, place: str) -> str:
-    text = values.get(column, "")
-    if isinstance(text, str):
-        if column in values:
-            return text
+    if column not in values:
         raise ValueError(
             f'{place}: the row has no "{column}"; it has: {", ".join(values) or "nothing"}. Name '
             "the column of the texts with data.text_column."
         )
-    if text is None:
-        return ""  # counted with the empty ones
-    raise ValueError(
-        f'{place}: "{column}" holds {type(text).__name__} ({str(text)[:40]}), and a document must '
-        "be a text; write it as one, or name another column with data.text_column."
-    )
+    text = values[column]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(
+            f'{place}: "{column}" holds {type(text).__name__} ({str(text)[:40]}), and a document '
+            "must be a text; write it as one, or name another column with data.text_column."
+        )
+    return text or ""  # a missing one is counted with the empty ones

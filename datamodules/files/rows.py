@@ -156,7 +156,13 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
         ValueError: a line is no JSON object or not UTF-8, or the parquet file is damaged.
     """
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        yield from _parquet_rows(path, columns)
+        with open_parquet(path) as table:
+            has_them = bool(columns) and set(columns) <= set(table.schema_arrow.names)
+            wanted = list(columns) if has_them else None
+            batches = table.iter_batches(ROWS_PER_BATCH, columns=wanted)
+            rows = (values for batch in batches for values in batch.to_pylist())
+            for row, values in enumerate(rows, start=1):
+                yield JsonRow(path, row, values)
         return
     with path.open("rb") as file:
         if path.suffix.lower() == LIST_SUFFIX and file.read(4096).lstrip(BLANK)[:1] == b"[":
@@ -194,11 +200,7 @@ def half_character(text: str) -> str | None:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Open a parquet file; ValueError where it is damaged."""
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -238,12 +240,3 @@ def _parsed(path: Path, line: int, content: bytes) -> dict[str, Any]:
             'object such as {"text": "…"}.'
         )
     return values
-
-
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[JsonRow]:
-    with open_parquet(path) as file:
-        has_them = bool(columns) and set(columns) <= set(file.schema_arrow.names)
-        batches = file.iter_batches(ROWS_PER_BATCH, columns=list(columns) if has_them else None)
-        rows = (values for batch in batches for values in batch.to_pylist())
-        for row, values in enumerate(rows, start=1):
-            yield JsonRow(path, row, values)
