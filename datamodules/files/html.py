@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
 
-UNSEEN = frozenset(
-    """head script style noscript template svg math iframe object canvas select textarea datalist
-    audio video""".split()
-)
-BREAKING = frozenset(
-    """address article aside blockquote body br caption dd details dialog div dl dt fieldset
-    figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu nav ol p
-    pre search section summary table tbody td tfoot th thead tr ul""".split()
-)
+_UNSEEN = """
+head script style noscript template svg math iframe object canvas select textarea datalist audio
+video
+"""
+_BREAKING = """
+address article aside blockquote body br caption dd details dialog div dl dt fieldset figcaption
+figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu nav ol p pre search
+section summary table tbody td tfoot th thead tr ul
+"""
+UNSEEN, BREAKING = frozenset(_UNSEEN.split()), frozenset(_BREAKING.split())
 BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16"),
