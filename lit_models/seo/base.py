@@ -1,8 +1,8 @@
-"""What the modules around a text encoder share: building, recipe, freezing, rates, checkpoints."""
+"""Base of the modules around a text encoder: building, recipe, freezing, rates, checkpoints."""
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -38,59 +38,11 @@ SHOWN = 3
 TEXTS_AT_ONCE = 64  # that a script hands in
 
 
-def start_weights(
-    own: Mapping[str, Tensor],
-    stored: Mapping[str, Tensor],
-    is_same_head: Callable[[str], bool],
-    source: str,
-) -> dict[str, Tensor]:
-    """Return the weights to begin with, under the names of `own`; adapters that the checkpoint
-    lacks begin as new ones.
-
-    Args:
-        own: weights of the new module.
-        stored: of the checkpoint.
-        is_same_head: name of a weight besides the encoder's -> whether both mean the same by it.
-        source: of the checkpoint, for messages.
-
-    Raises:
-        ValueError: the encoders differ in any weight.
-    """
-    here, there = (
-        {n: list(t.shape) for n, t in weights.items() if n.startswith(ENCODER)}
-        for weights in (own, stored)
-    )
-    wrong = [
-        f"{name.removeprefix('network.')} {there.get(name, 'missing')} there, "
-        f"{here.get(name, 'missing')} here"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name) and not (name not in there and is_of_adapter(name))
-    ]
-    if wrong:
-        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise ValueError(
-            f"init_from {source} has another encoder: {'; '.join(wrong[:SHOWN])}{more}. All of its "
-            "weights must fit: give model.encoder, model.pretrained and model.lora the values of "
-            "that run, or leave init_from out."
-        )
-    taken = {
-        name: tensor
-        for name, tensor in stored.items()
-        if name in own
-        and own[name].shape == tensor.shape
-        and (name.startswith(ENCODER) or is_same_head(name))
-    }
-    if new := sorted(name for name in own.keys() - taken.keys() if name.startswith("network.")):
-        log.info("init_from %s: these begin anew: %s", source, ", ".join(new))
-    return {**own, **taken}
-
-
 EncoderFactory = Callable[[int], TextEncoder]  # tokens of the vocabulary -> encoder
 
 
 class EncodedTextModule(ExactModule):
-    """A text encoder and what a family puts on it: it implements `make_network`, the steps, and
-    names in `own_recipe` what its heads need to know of the data.
+    """A text encoder and what a module puts on it, which implements `make_network` and the steps.
 
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
@@ -158,7 +110,7 @@ class EncodedTextModule(ExactModule):
         return {"tokenizer": recipe["tokenizer"]}
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
-        encoder = self._new_encoder(data) if "encoder" not in recipe else self._trained_encoder()
+        encoder = self._encoder(recipe, data)
         recipe["kind"] = self.kind
         if recipe["lora"] is not None:
             add_lora(encoder, recipe["lora"])
@@ -182,50 +134,69 @@ class EncodedTextModule(ExactModule):
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes: the encoder's, and those of heads that are
-        the same here.
+        the same here. Adapters that the checkpoint lacks begin as new ones.
 
         Raises:
             ValueError: the checkpoint is of another family, or was trained with another tokenizer
                 or encoder.
         """
-        trained = checkpoint.get(RECIPE_KEY)
+        trained, source = checkpoint.get(RECIPE_KEY), self.init_from
         if trained is None or trained["tokenizer"] != self.recipe["tokenizer"]:
             what = "of another family" if trained is None else "of another tokenizer"
             raise ValueError(
-                f"init_from {self.init_from} is {what}: its embeddings mean other tokens. Take a "
+                f"init_from {source} is {what}: its embeddings mean other tokens. Take a "
                 "checkpoint of seo that was trained on the same texts and data.tokenizer."
             )
-
-        def is_same(name: str) -> bool:
-            return trained["kind"] == self.kind and self.is_same_head(name, trained)
-
-        source = str(self.init_from)
-        taken = start_weights(self.state_dict(), checkpoint["state_dict"], is_same, source)
-        return with_adapters(self, taken)
+        own, stored = self.state_dict(), checkpoint["state_dict"]
+        here, there = (
+            {n: list(t.shape) for n, t in weights.items() if n.startswith(ENCODER)}
+            for weights in (own, stored)
+        )
+        wrong = [
+            f"{name.removeprefix('network.')} {there.get(name, 'missing')} there, "
+            f"{here.get(name, 'missing')} here"
+            for name in sorted(here.keys() | there.keys())
+            if here.get(name) != there.get(name) and not (name not in there and is_of_adapter(name))
+        ]
+        if wrong:
+            more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            raise ValueError(
+                f"init_from {source} has another encoder: {'; '.join(wrong[:SHOWN])}{more}. All "
+                "of its weights must fit: give model.encoder, model.pretrained and model.lora the "
+                "values of that run, or leave init_from out."
+            )
+        is_same_kind = trained["kind"] == self.kind
+        taken = {
+            name: tensor
+            for name, tensor in stored.items()
+            if name in own
+            and own[name].shape == tensor.shape
+            and (name.startswith(ENCODER) or (is_same_kind and self.is_same_head(name, trained)))
+        }
+        if new := sorted(n for n in own.keys() - taken.keys() if n.startswith("network.")):
+            log.info("init_from %s: these begin anew: %s", source, ", ".join(new))
+        return with_adapters(self, {**own, **taken})
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         """Whether a weight besides the encoder's means the same in another recipe of this kind."""
         return True
 
-    def _new_encoder(self, data: Any) -> TextEncoder:
-        encoder: TextEncoder
-        if self.pretrained is None:
-            encoder = self.encoder_factory(self.tokenizer.vocab_size)
-            if data is not None and hasattr(encoder, "start_from"):
-                encoder.start_from(*data.token_counts())
-            self.recipe["encoder"] = {"kind": "own"}
-        else:
+    def _encoder(self, recipe: dict[str, Any], data: Any) -> TextEncoder:
+        """Return an encoder, and note in a new recipe what it is."""
+        if "encoder" not in recipe and self.pretrained is not None:
             content = read_config(self.pretrained)
             weight_files(self.pretrained)  # refuses pickles
-            check_positions(content, self.recipe["text"]["max_length"], self.pretrained)
-            encoder = PretrainedEncoder.loaded(Path(self.pretrained), content)
-            self.recipe["encoder"] = {"kind": "transformers", "config": content}
-        lora = self.lora
-        self.recipe["lora"] = lora and lora_recipe(encoder, lora, self.pretrained)
+            check_positions(content, recipe["text"]["max_length"], self.pretrained)
+            encoder: TextEncoder = PretrainedEncoder.loaded(Path(self.pretrained), content)
+            recipe["encoder"] = {"kind": "transformers", "config": content}
+        elif "encoder" in recipe and recipe["encoder"]["kind"] == "transformers":
+            return PretrainedEncoder.built(recipe["encoder"]["config"])
+        else:
+            encoder = self.encoder_factory(self.tokenizer.vocab_size)
+            if "encoder" in recipe:
+                return encoder
+            if data is not None and hasattr(encoder, "start_from"):
+                encoder.start_from(*data.token_counts())
+            recipe["encoder"] = {"kind": "own"}
+        recipe["lora"] = self.lora and lora_recipe(encoder, self.lora, self.pretrained)
         return encoder
-
-    def _trained_encoder(self) -> TextEncoder:
-        described = self.recipe["encoder"]
-        if described["kind"] == "transformers":
-            return PretrainedEncoder.built(described["config"])
-        return self.encoder_factory(self.tokenizer.vocab_size)

@@ -18,7 +18,11 @@ POOLER = "pooler."  # weights of a pretrained head that nothing here uses
 
 
 class TextEncoder(nn.Module):
-    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward`."""
+    """Base of the encoders.
+
+    Attributes:
+        width: D.
+    """
 
     width: int
 
@@ -45,7 +49,7 @@ class TextEncoder(nn.Module):
         segment_ids: Tensor | None = None,
         how: Pooling = "mean",
     ) -> Tensor:
-        """Return one vector per row [R, D]. Arguments as those of `forward` and `pooled`."""
+        """Return one vector per row [R, D]."""
         return pooled(self(input_ids, attention_mask, segment_ids), attention_mask, how)
 
 
@@ -53,10 +57,8 @@ class TransformerEncoder(TextEncoder):
     """A transformer from scratch, with rotary positions.
 
     Args:
-        vocab_size: tokens of the tokenizer.
         width: D.
-        num_layers: transformer layers; 0 leaves a bag of embeddings.
-        num_heads: attention heads per layer.
+        num_layers: of the transformer; 0 leaves a bag of embeddings.
         feed_forward: inner width of the feed-forward blocks.
         dropout: probability after embeddings and blocks; never on attention weights.
     """
@@ -98,11 +100,7 @@ class TransformerEncoder(TextEncoder):
 
 
 class PretrainedEncoder(TextEncoder):
-    """An encoder of transformers, such as BERT, without its pooler and without dropout.
-
-    Args:
-        model: of transformers' AutoModel.
-    """
+    """A model of transformers' AutoModel, such as BERT, without its pooler and its dropout."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -148,11 +146,6 @@ class PretrainedEncoder(TextEncoder):
         return nn.ModuleList(m for m, dims in zip(behind, sizes, strict=True) if set(dims) == {1})
 
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated layers.
-
-        Raises:
-            RuntimeError: the model does not keep its layers in one list.
-        """
         count = self.model.config.num_hidden_layers
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -180,15 +173,12 @@ def pooled(hidden: Tensor, attention_mask: Tensor, how: Pooling) -> Tensor:
 
 
 def check_positions(content: dict[str, Any], max_length: int, folder: str) -> None:
-    """Refuse rows that are longer than an encoder's table of positions.
+    """Raise ValueError where the longest row is longer than an encoder's table of positions.
 
     Args:
         content: of the encoder's config.json.
-        max_length: positions of the longest row.
+        max_length: of the rows.
         folder: of the encoder, for the message.
-
-    Raises:
-        ValueError: they are.
     """
     limit = content.get("max_position_embeddings")
     if content["model_type"] == "roberta" and limit is not None:
@@ -208,12 +198,7 @@ class BagEncoder(TextEncoder):
     """One vector and one weight per token, without a transformer; for pooling `mean`.
 
     A token that occurs n times in a row counts 1 + ln n times in all. Weights begin as inverse
-    document frequencies of the training texts, vectors at random. It needs few texts and no
-    order of words, and learns in a minute on one core.
-
-    Args:
-        vocab_size: V.
-        width: D.
+    document frequencies of the training texts, vectors at random. It needs few texts.
     """
 
     def __init__(self, vocab_size: int, width: int = 512) -> None:
@@ -225,12 +210,7 @@ class BagEncoder(TextEncoder):
         nn.init.zeros_(self.log_weights.weight)
 
     def start_from(self, num_texts_with: Tensor, num_texts: int) -> None:
-        """Set the weights before training.
-
-        Args:
-            num_texts_with: [V], training texts that hold each token.
-            num_texts: of the training.
-        """
+        """Set the weights. Args: training texts that hold each token [V], and all of them."""
         frequency = (1 + num_texts_with.double()) / (1 + num_texts)
         log_weights = (1 - frequency.log()).log().masked_fill(num_texts_with == 0, UNSEEN)
         with torch.no_grad():
@@ -249,7 +229,7 @@ class BagEncoder(TextEncoder):
         segment_ids: Tensor | None = None,
         how: Pooling = "mean",
     ) -> Tensor:
-        """Return one vector per row [R, D], as the base class does; means are summed at once."""
+        """As the base class; means are summed at once."""
         if how != "mean":
             return super().vectors_of(input_ids, attention_mask, segment_ids, how)
         share = attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1)

@@ -15,11 +15,11 @@ log2(rank + 1) as the discount of every rank):
   (trec_eval takes the larger identifier first.)
 - A query with a score that is no number has the value NaN: it cannot pass for a good ranking.
 
-Scores of heads are those of scikit-learn and scipy. Where one is undefined, a warning says so and
-the value is that of someone who knows nothing: 0 for a correlation or a kappa of constant values,
-0.5 for the AUROC of a single class, 0 for the F1 of a class that is neither there nor predicted.
-Without any label, or with predictions that are no numbers, it is NaN. Predictions are gathered, put
-in the order of the sample ids and measured in float64: any number of devices gives the same number.
+Scores of heads are those of scikit-learn and scipy, in float64 over all predictions in the order of
+the sample ids. Where one is undefined, a warning says so and the value is that of someone who knows
+nothing: 0 for a correlation or a kappa of constant values, 0.5 for the AUROC of a single class, 0
+for the F1 of a class that is neither there nor predicted. Without any label, or with predictions
+that are no numbers, it is NaN.
 """
 
 import csv
@@ -147,37 +147,32 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole.clamp(min=1e-300), part * 0)
 
 
-def measure(name: str) -> Callable[[RankedQueries], Tensor]:
-    """Return the function that a name such as `ndcg@10` stands for.
+MEASURES: dict[str, Callable[..., Tensor]] = {
+    "ndcg": ndcg,
+    "mrr": reciprocal_rank,
+    "map": average_precision,
+    "recall": recall,
+    "precision": precision,
+}
 
-    Raises:
-        ValueError: there is none of that name, or its ranks are not a number above 0.
-    """
+
+def measure(name: str) -> Callable[[RankedQueries], Tensor]:
+    """Return the function that a name such as `ndcg@10` stands for; ValueError for another."""
     parts = re.fullmatch(r"(ndcg|mrr|map|recall|precision)(?:@([1-9]\d*))?", name)
     if parts is None or (parts[1] == "precision" and parts[2] is None):
         raise ValueError(
             f"metric {name!r} is unknown; write ndcg, mrr, map, recall or precision, with @ and a "
             "number of ranks above 0 (precision always), such as ndcg@10."
         )
-    functions: dict[str, Callable[..., Tensor]] = {
-        "ndcg": ndcg,
-        "mrr": reciprocal_rank,
-        "map": average_precision,
-        "recall": recall,
-        "precision": precision,
-    }
     # A partial is sent to the processes of `ddp_spawn`, unlike a lambda.
-    return partial(functions[parts[1]], k=None if parts[2] is None else int(parts[2]))
+    return partial(MEASURES[parts[1]], k=None if parts[2] is None else int(parts[2]))
 
 
 class RankingMetrics(nn.ModuleDict):
     """Means over queries; every entry is a SumCount that is logged under its name.
 
     Args:
-        names: `ndcg`, `mrr`, `map`, `recall`, `precision`, each with `@k` where only k ranks count.
-
-    Raises:
-        ValueError: a name that is none of these.
+        names: keys of MEASURES, each with `@k` where only k ranks count.
     """
 
     def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
@@ -194,8 +189,7 @@ class RankingMetrics(nn.ModuleDict):
             self[name].update(values.where(counted > 0, 0.0) * counted, counted)
 
     def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
-        """Return each metric of each query, [B] float64; without meaning where it is not
-        evaluated."""
+        """Return each metric of each query, [B] float64, evaluated or not."""
         return {name: measured(ranked) for name, measured in self._measures.items()}
 
 
@@ -241,18 +235,15 @@ class GatheredRows(Metric):
 
 
 def paired_bootstrap(
-    a: np.ndarray, b: np.ndarray, seed: int, num: int = 10_000, confidence: float = 0.95
+    a: np.ndarray, b: np.ndarray, seed: int, num: int = 10_000
 ) -> tuple[float, float, float]:
-    """Return the mean of a - b over queries and its percentile interval (low, high).
+    """Return the mean of a - b over queries and its 95 % percentile interval (low, high).
 
-    Queries are drawn with replacement, both systems' values of a query together (Sakai 2006). The
-    same seed gives the same interval.
+    Queries are drawn with replacement, both systems' values of a query together (Sakai 2006).
 
     Args:
         a, b: [Q] values of the same queries in the same order.
-        seed: of the drawing.
         num: samples drawn.
-        confidence: share of the samples inside the interval.
 
     Raises:
         ValueError: the values are not of the same queries, none, or not finite.
@@ -276,13 +267,13 @@ def paired_bootstrap(
         difference[generator.integers(size, size=(min(rows, num - start), size))].mean(1)
         for start in range(0, num, rows)
     ]
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
     return float(difference.mean()), float(low), float(high)
 
 
 class QueryValues(NamedTuple):
-    """What an evaluation says of its queries.
+    """Values of the queries of an evaluation.
 
     Args:
         queries: ids, in the order of the values.
@@ -307,10 +298,9 @@ SEED = 0  # of the bootstrap: the same values give the same intervals
 class QueryTable(Callback):
     """Prints the systems of an evaluation and writes ranking-SPLIT.json and queries-SPLIT.csv.
 
-    The module tells by `query_values(split)`, on every rank. In the json: `queries`, their number;
-    `systems`, system -> metric -> mean; `differences`, "SYSTEM - BASELINE" -> metric -> mean, low
-    and high of a 95 % interval of a paired bootstrap over queries. The csv has a row per query and
-    system, with numbers that are read back as they are.
+    The module gives them by `query_values(split)`. In the json: `queries`, their number; `systems`,
+    system -> metric -> mean; `differences`, "SYSTEM - BASELINE" -> metric -> mean, low and high of
+    a 95 % interval of a paired bootstrap over queries. The csv has a row per query and system.
     """
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -408,7 +398,6 @@ class HeadMetrics(nn.Module):
     """The measures of one head over a split.
 
     Args:
-        kind: of the head.
         label: how it is called in warnings; None says nothing.
         names: measures that are logged; None is all of the kind.
     """
@@ -428,8 +417,7 @@ class HeadMetrics(nn.Module):
 
         Args:
             prediction: [B, P], from `Head.prediction`.
-            target: [B] or [B, L].
-            is_labelled: bool, as target.
+            target, is_labelled: [B] or [B, L].
             batch: with `sample_id` and `weight`.
         """
         target, is_labelled = target.reshape(len(target), -1), is_labelled.reshape(len(target), -1)
@@ -447,15 +435,10 @@ class HeadMetrics(nn.Module):
         for name, figure in self.figures.items():
             value, why = values[name]
             if why and self.label is not None:
-                _warn(f"{self.label}_{name} is undefined: {why}.")
+                rank_zero_only(log.warning)(f"{self.label}_{name} is undefined: {why}.")
             one = torch.ones((), dtype=torch.float64, device=rows.prediction.device)
             figure.update(one * value, one)
         return dict(self.figures.items())
-
-
-@rank_zero_only
-def _warn(message: str) -> None:
-    log.warning(message)
 
 
 def measures(
@@ -464,16 +447,13 @@ def measures(
     """Return every measure of a kind, and why it is undefined where it is.
 
     Args:
-        kind: of the head.
         prediction: [N, P] float64, from `Head.prediction`.
         target: [N, L] float64; NaN = missing, which only a multilabel head may have.
     """
-    for is_so, why in (
-        (not len(target), "no text of the split has a label"),
-        (not np.isfinite(prediction).all(), "predictions are no numbers"),
-    ):
-        if is_so:
-            return dict.fromkeys(NAMES[kind], (np.nan, why))
+    if not len(target):
+        return dict.fromkeys(NAMES[kind], (np.nan, "no text of the split has a label"))
+    if not np.isfinite(prediction).all():
+        return dict.fromkeys(NAMES[kind], (np.nan, "predictions are no numbers"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of undefined values, which are told in our own words
         values = _values(kind, prediction, target)
@@ -482,14 +462,11 @@ def measures(
         name: (UNKNOWN.get(name, 0.0), why) if np.isnan(value) else (float(value), None)
         for name, value in values.items()
     }
-    single = [
-        str(n) for n, labels in enumerate(target.T) if len(np.unique(labels[labels >= 0])) < 2
-    ]
+    uniques = [len(np.unique(labels[labels >= 0])) for labels in target.T]
+    single = ", ".join(str(place) for place, number in enumerate(uniques) if number < 2)
     if kind == "multilabel" and single:
-        found["macro_auroc"] = (
-            found["macro_auroc"][0],
-            f"labels of a single class are left out: {', '.join(single)}",
-        )
+        why = f"labels of a single class are left out: {single}"
+        found["macro_auroc"] = (found["macro_auroc"][0], why)
     return found
 
 
@@ -503,11 +480,8 @@ def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, 
 
     column = target[:, 0]
     if kind == "multilabel":
-        known = [~np.isnan(labels) for labels in target.T]
-        pairs = [
-            (labels[k], chances[k])
-            for labels, chances, k in zip(target.T, prediction.T, known, strict=True)
-        ]
+        columns = zip(target.T, prediction.T, strict=True)
+        pairs = [(t[~np.isnan(t)], chances[~np.isnan(t)]) for t, chances in columns]
         areas = [sk.roc_auc_score(*pair) for pair in pairs if len(np.unique(pair[0])) == 2]
         f1s = [sk.f1_score(labels, chances >= 0.5, zero_division=0) for labels, chances in pairs]
         return {"macro_f1": np.mean(f1s), "macro_auroc": np.mean(areas) if areas else np.nan}
