@@ -80,6 +80,12 @@ class LoaderOptions:
     persistent_workers: bool = True
     pin_memory: bool | Literal["auto"] = "auto"
 
+    def __post_init__(self) -> None:
+        if self.num_workers != "auto" and self.num_workers < 0:
+            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
+        if self.prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
+
 
 def auto_workers(local_processes: int, on_cpu: bool) -> int:
     """Return how many loader processes `num_workers: auto` means for one training process, of
