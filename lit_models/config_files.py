@@ -19,11 +19,6 @@ import yaml
 
 from lit_models.training.rules import START_METHODS, STRATEGY_CLASSES, check_strategy
 
-REFUSED_KEYS = {
-    "config": "the outer file would silently replace whole groups of the inner one",
-    "defaults": "there is no such mechanism",
-    "include": "there is no such mechanism",
-}
 LOCAL_RANK = ("--local-rank", "--local_rank")  # of launchers that set the variable, too
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
@@ -253,12 +248,12 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"{path}:{line_of(path, key)}: {key} must be a mapping of options, NAME: VALUE on "
                 f"lines of their own, got the list {str(value)[:60]}."
             )
-    for key, reason in REFUSED_KEYS.items():
-        if key in content:
-            raise ValueError(
-                f"{path}:{line_of(path, key)}: the key `{key}` is refused, because {reason}. "
-                "Pass several --config options instead; later files win."
-            )
+    if "config" in content:
+        raise ValueError(
+            f"{path}:{line_of(path, 'config')}: the key `config` is refused, because the outer "
+            "file would silently replace whole groups of the inner one. Pass several --config "
+            "options instead; later files win."
+        )
     return content
 
 

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lit_models.config_files import (
-    GROUPS,
     config_paths,
     did_you_mean,
-    given_option,
     line_of,
     near_names,
     options,
@@ -37,15 +35,11 @@ OWN_PACKAGES = (ROOT / "lit_models", ROOT / "datamodules")
 MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
 EVERY_FLAG = "Flags of other programs, one by one: lit_models/migration.md."
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
-CLASS_SOURCES = {
-    "model": ["lit_models"],
-    "data": ["datamodules"],
-    "trainer.callbacks": ["lightning.pytorch.callbacks"],
-    "trainer.logger": ["lightning.pytorch.loggers"],
-    "trainer.strategy": ["lit_models.training.strategies", "lightning.pytorch.strategies"],
-    "optimizer": ["torch.optim"],
-    "lr_scheduler": ["torch.optim.lr_scheduler"],
-}
+CLASS_HOMES = (
+    *("lit_models", "datamodules", "lit_models.training.strategies"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers", "torch.optim"),
+    "torch.optim.lr_scheduler",
+)
 OTHER_FOLDER = "choose another --trainer.default_root_dir or --data.predict_output"
 STORAGE_ERRORS = {
     errno.EACCES: f"this user may not write there; {OTHER_FOLDER}",
@@ -206,8 +200,7 @@ class OneScreenErrors:
 
 
 def _explained(message: str, parser: Any) -> str:
-    """Returns a parser's message with the nearest option or value; which ones they are stands in
-    its text alone."""
+    """Returns a parser's message with the nearest option or value, which its text alone names."""
     if found := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
         words = found[1].split()
         wrong = next((w for w in words if w.startswith("-")), words[0]).partition("=")[0]
@@ -226,14 +219,8 @@ def _explained(message: str, parser: Any) -> str:
         return place + unknown_option(found[1], _keys_of(parser))
     if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
         return _bad_value(found[1], found[2].strip())
-    if found := re.search(r"argument (\S+): expected one argument", message):
-        return f"{found[1]} needs a value: {found[1]}=VALUE."
-    if found := re.search(r"the following arguments are required: (.+)", message):
-        names = [name.rpartition(".")[2] for name in found[1].split(", ")]
-        return (
-            f"the command line lacks {', '.join(names)}: give the config of a run with --config, "
-            f"or name a class with --{names[0]}=CLASS."
-        )
+    if "arguments are required" in message:
+        return f"{message}; give the config of a run with --config, or name a class, --model=CLASS."
     return message
 
 
@@ -292,63 +279,39 @@ def _bad_value(key: str, detail: str) -> str:
     """Returns the message for a value that is none of its type, a wrong class or no choice."""
     given = re.search(r"(?:Given value|Got value): (.+)", detail)
     value = given[1].strip() if given else ""
-    typed = re.findall(r"Expected an? <class '([\w.]+)'>", detail)
-    kinds = [KINDS.get(name, name.rpartition(".")[2]) for name in typed]
-    is_class = re.search("dot import path|has no attribute|No module named", detail)
-    if is_class and not {"int", "float"} & set(typed):
+    kinds = []
+    for plain, base in re.findall(r"Expected an? <class '([\w.]+)'>|subclass of (\w+)", detail):
+        kinds.append(KINDS.get(plain, plain.rpartition(".")[2]) if plain else f"options of {base}")
+    if re.search("dot import path|has no attribute|No module named", detail) and not (
+        {"a number", "a whole number"} & set(kinds)
+    ):
         named = re.search(r"class_path '([^']+)'", detail)
         return unknown_class(key, named[1] if named else value)
-    if wrong_base := re.search(r"not correspond to a subclass of (\w+)", detail):
-        known = _named(_known_classes(key))
-        return f"{key}: {value} is no {wrong_base[1]}. Name a class of that kind.{known}"
+    if base := re.search(r"not correspond to a subclass of (\w+)", detail):
+        return f"{key}: {value} is no {base[1]}. Name a class of that kind."
     key = next((o for o, _ in options(sys.argv[1:]) if o.endswith(f".{key}")), key)
-    choices = re.findall(r"Literal\[([^\]]+)\]", detail)
-    choices += re.findall(r"Expected a member of .*?\{([^}]+)\}", detail)
-    words = list(dict.fromkeys(w.strip(" '\"") for part in choices for w in part.split(",")))
-    if words:
-        near = [n for n in near_names(value, words) if n != value]
-        return f"{key} must be one of {', '.join(words)}, got {value}.{did_you_mean(near)}"
-    kinds = [f"options of {name}" for name in re.findall(r"subclass of (\w+)", detail)] + kinds
+    choices = re.findall(r"Literal\[([^\]]+)\]|Expected a member of .*?\{([^}]+)\}", detail)
+    words = [word.strip(" '\"") for part in choices for word in "".join(part).split(",")]
+    if words := list(dict.fromkeys(words)):
+        near = did_you_mean([name for name in near_names(value, words) if name != value])
+        return f"{key} must be one of {', '.join(words)}, got {value}.{near}"
     kinds = list(dict.fromkeys(kinds or re.findall(r"Expected an? ([^.,\n]+)", detail)))
     if "a number" in kinds and "a whole number" in kinds:
         kinds.remove("a whole number")
-    if kinds and value:
-        return f"{key} must be {' or '.join(kinds)}, got {value}."
-    if key in GROUPS and (text := given_option(sys.argv, key)):
-        return f"--{key} must be a YAML file or a mapping of options, got {text}."
-    return f"{key}: {detail}"
+    return f"{key} must be {' or '.join(kinds)}, got {value}." if kinds else f"{key}: {detail}"
 
 
 def unknown_class(key: str, name: str) -> str:
     """Returns the message for a class that cannot be imported, with the nearest that can."""
     module, _, last = name.rpartition(".")
-    known = _known_classes(key, module)
-    near = near_names(name, known)
-    names = near_names(last, [path.rpartition(".")[2] for path in known])
-    near += [path for n in names for path in known if path.endswith(f".{n}") and path not in near]
+    known: dict[str, list[str]] = {}  # class -> import paths
+    for home in dict.fromkeys([*([module] if module else []), *CLASS_HOMES]):
+        with suppress(ModuleNotFoundError):  # the named module is then what is wrong
+            loaded = importlib.import_module(home)
+            for one in getattr(loaded, "__all__", vars(loaded)):
+                known.setdefault(one, []).append(f"{home}.{one}")
+    near = [path for one in near_names(last, known) for path in known[one]]
     return (
         f"{key}: there is no class `{name}`.{did_you_mean(near[:3])}\n"
         "A class is named by its import path, such as lit_models.LitOccupationCoder."
-        + ("" if near else _named(_known_classes(key)))
     )
-
-
-def _known_classes(key: str, module: str = "") -> list[str]:
-    """Returns the import paths of classes that are usual for a key, after those of a module."""
-    usual = [m for k, m in CLASS_SOURCES.items() if f"{key}.".startswith(f"{k}.")]
-    usual = usual or [CLASS_SOURCES.get(key.rpartition(".")[2], [])]
-    paths = []
-    for home in dict.fromkeys([*([module] if module else []), *usual[0]]):
-        try:
-            loaded = importlib.import_module(home)
-        except ModuleNotFoundError:
-            continue  # the named module is what is wrong, which the message says
-        exported = getattr(loaded, "__all__", None)
-        names = exported or [n for n, value in vars(loaded).items() if isinstance(value, type)]
-        ending = "DataModule" if key == "data" and exported else ""
-        paths += [f"{home}.{n}" for n in names if n[:1].isupper() and n.endswith(ending)]
-    return paths
-
-
-def _named(paths: list[str]) -> str:
-    return f"\nKnown: {', '.join(paths)}." if paths else ""
