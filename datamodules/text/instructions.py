@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of
@@ -164,8 +165,8 @@ def kept_tokens(
     Args:
         offsets: [n, 2] characters of each token, of a prompt and what may follow it.
         prompt_end: characters of the prompt.
-        shrinks: first and past-the-last character of that part.
-        most: tokens that the prompt may have; it keeps more where the part is shorter than that.
+        shrinks: first and past-the-last character of that part, which loses no more than itself.
+        most: tokens that the prompt may have.
     """
     surplus = int((offsets[:, 0] < prompt_end).sum()) - most
     part = np.flatnonzero((offsets[:, 0] >= shrinks[0]) & (offsets[:, 1] <= shrinks[1]))
@@ -489,14 +490,7 @@ def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray)
 
 
 class InstructionDataset(RowDataset):
-    """One part of a store, each instruction a piece.
-
-    Args:
-        store: of the part.
-        part: 0 train, 1 validation, 2 test.
-        context_length: most positions of a row.
-        layout: see `InstructionDataModule`.
-        too_long: see `fitted`.
+    """One part of a store, each instruction a piece; see `InstructionDataModule`.
 
     Raises:
         ValueError: no sample is there, or none is left.
@@ -512,13 +506,13 @@ class InstructionDataset(RowDataset):
     ) -> None:
         self.store, self.part, name = store, store.part(part), PART_NAMES[part]
         self.fitted = fitted(self.part, name, context_length, too_long)
-        sizes = self.fitted.sizes
+        sizes, losses = self.fitted.sizes, "; ".join(self.fitted.losses)
         if not len(sizes):
-            losses, rest = "; ".join(self.fitted.losses), f"raise data.split.{name}_share."
             raise ValueError(
                 f"no sample of the {name} part is left: {losses}. Raise data.context_length."
                 if losses
-                else f"no sample is for {name}; name data.{name}_files, or {rest}"
+                else f"no sample is for {name}; name data.{name}_files, or raise "
+                f"data.split.{name}_share."
             )
         super().__init__(sizes, context_length, layout)
         self.target_counts = {TERM: self.per_row(self.fitted.num_targets)}
@@ -586,10 +580,7 @@ class InstructionDataModule(LanguageModelDataModule):
         )
         self.too_long, self.separator, self.on_bad_rows = too_long, separator, on_bad_rows
         if self.split.by != "documents":
-            raise ValueError(
-                f'split.by "{self.split.by}" would cut samples apart; instructions are divided by '
-                "documents."
-            )
+            raise ValueError(f'split.by "{self.split.by}" would cut samples apart; use documents.')
 
     def prepared(self, store: InstructionStore) -> None:
         """Say what does not fit, and copy rejected rows to the run."""
@@ -637,8 +628,6 @@ class InstructionDataModule(LanguageModelDataModule):
         return InstructionRequest(files, tokenizer, self.split, separator=self.separator)
 
     def demo_files(self) -> dict[int, list[Path]]:
-        from datamodules import demo
-
         return {TRAIN: [demo.demo_instructions(cache_root())], VALIDATION: [], TEST: []}
 
     def make_store(self, request: InstructionRequest) -> InstructionStore:

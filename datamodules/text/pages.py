@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of
@@ -39,7 +40,6 @@ from datamodules.text.prompts import (
     begun,
     completed,
     padded_prompts,
-    read_rows,
     write_rows,
 )
 from datamodules.text.store import naming_places
@@ -58,19 +58,12 @@ PAGES_VERSION = 2  # of how pages become prompts
 
 
 class WriterPage(NamedTuple):
-    """One page as a writer reads it.
+    """One page as a writer reads it; "" stands for what the row lacks."""
 
-    Args:
-        text: visible lines without the target.
-        target: what is to be written; "" where the row has none.
-        title: "" where it is the target, or there is none.
-        query: by which the page is to be found; mostly "".
-    """
-
-    text: str
-    target: str
-    title: str
-    query: str
+    text: str  # visible lines without the target
+    target: str  # what is to be written
+    title: str  # "" where it is the target
+    query: str  # by which the page is to be found
 
 
 def page_of(row: JsonRow, target: Target) -> WriterPage:
@@ -96,27 +89,13 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
     else:
         keys = ", ".join(row.values) or "nothing"
         raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
-    kept = [line for line in without_target(lines, given[target]) if line]
+    parts = (given[target], *SEPARATORS.split(given[target]))
+    kept = [line for line in lines if line and _folded(line) not in {*map(_folded, parts)} - {""}]
     if not kept:
         rule = f"the page has no visible text besides its {target}; leave the row out."
         raise RowFault("empty page", (text or html)[:60], rule)
     title = given["title"] if target != "title" else ""
     return WriterPage("\n".join(kept), given[target], title, given["query"])
-
-
-def framed(page: WriterPage, target: Target) -> tuple[str, tuple[int, int]]:
-    """Return the prompt of a page, the query, the title where it is not the target, the text; and
-    the characters of the text, which may lose its end."""
-    given = (("Query", page.query), ("Title", page.title))
-    head = "".join(f"{name}: {value}\n" for name, value in given if value) + "Page: "
-    end = len(head) + len(page.text)
-    return f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end)
-
-
-def without_target(lines: list[str], target: str) -> list[str]:
-    """Return the lines that are not the target, nor a part of it."""
-    taken = {_folded(part) for part in (target, *SEPARATORS.split(target))} - {""}
-    return [line for line in lines if _folded(line) not in taken]
 
 
 def _own(tree: "LexborHTMLParser", name: str) -> str:
@@ -134,9 +113,18 @@ def _folded(text: str) -> str:
     return " ".join(WORD.findall(text.casefold()))
 
 
+def framed(page: WriterPage, target: Target) -> tuple[str, tuple[int, int]]:
+    """Return the prompt of a page, the query, the title where it is not the target, the text; and
+    the characters of the text, which may lose its end."""
+    given = (("Query", page.query), ("Title", page.title))
+    head = "".join(f"{name}: {value}\n" for name, value in given if value) + "Page: "
+    end = len(head) + len(page.text)
+    return f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end)
+
+
 @dataclass(frozen=True)
 class PageRequest(InstructionRequest):
-    """All that a store of pages depends on.
+    """As `InstructionRequest`, of pages.
 
     Args:
         target: what is written.
@@ -147,12 +135,10 @@ class PageRequest(InstructionRequest):
     max_prompt: int = 384
 
     def folder(self) -> Path:
-        """Return the store's place in the cache."""
         facts = [PAGES_VERSION, super().folder().name, self.target, self.max_prompt]
         return cache_root() / "pages" / digest_of(facts)
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
-        """Return what turns rows into tokens."""
         return Marker(tokenizer, self.separator, self.max_prompt)
 
     def sample(self, row: JsonRow) -> Instruction:
@@ -165,21 +151,15 @@ class PageRequest(InstructionRequest):
             raise RowFault("no target", page.text[:60], rule)
         prompt, shrinks = framed(page, self.target)
         texts = json.dumps([page.text, page.target, page.query])
-        # One page that is asked for by several queries is on one side of the split.
         sample = Instruction(str(row.file), row.line, prompt, page.target)
+        # The queries of one page are on one side of the split.
         return sample._replace(shrinks=shrinks, group=page.text, extra=texts)
 
 
 def page_prompts(
     rows: Iterable[JsonRow], tokenizer: TextTokenizer, target: Target, max_prompt: int
 ) -> Iterator[list[Prompt]]:
-    """Yield the tokens of pages to write for; they may lack the target.
-
-    Args:
-        rows: of the pages.
-        tokenizer: of the model.
-        target: what is written.
-        max_prompt: see `PageRequest`.
+    """Yield the tokens of pages to write for, which may lack the target; see `PageRequest`.
 
     Raises:
         ValueError: a row is no page.
@@ -203,8 +183,7 @@ def page_prompts(
 
 
 class SnippetDataset(InstructionDataset):
-    """One part for evaluation: a sample is one page, to be rated and to be written for; see
-    `InstructionDataset`."""
+    """One part for evaluation: a sample is one page, to be rated and to be written for."""
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the tokens of one page, and its text, its target and its query."""
@@ -263,11 +242,7 @@ class PagesDataModule(InstructionDataModule):
         return self.context_length - self.max_target_tokens
 
     def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage; evaluation has one page per sample.
-
-        Raises:
-            ValueError: see `InstructionDataModule.build`.
-        """
+        """Return the dataset of one stage; evaluation has one page per sample."""
         if stage in ("train", "predict"):
             return super().build(stage)
         assert self.store is not None
@@ -276,7 +251,7 @@ class PagesDataModule(InstructionDataModule):
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""
-        rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
+        rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
         dataset = PromptDataset(page_prompts(rows, tokenizer, self.target, self.max_prompt))
         room = f"the {self.max_prompt} tokens that data.context_length leaves"
         self.warn_of_cuts(dataset, f"{room}: the page's end is cut")
@@ -291,8 +266,6 @@ class PagesDataModule(InstructionDataModule):
         return own_files_hint(command, self.store_request().files)
 
     def demo_files(self) -> dict[int, list[Path]]:
-        from datamodules import demo
-
         return {TRAIN: [demo.demo_pages(cache_root())], VALIDATION: [], TEST: []}
 
     @property
@@ -303,8 +276,7 @@ class PagesDataModule(InstructionDataModule):
         """Write each row with what was written for it; `results` as `complete` returns them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, PromptDataset)
-        rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
-        num_cut = dataset.num_cut
+        rows, tokenizer, num_cut = self.predict_rows(), self.prompt_tokenizer(), dataset.num_cut
 
         def added(number: int) -> tuple[Any, ...]:
             text, reason = completed(results, number, tokenizer)

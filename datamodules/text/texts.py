@@ -1,24 +1,24 @@
-"""Datamodules of language models: their base, with prompts for prediction, and text files.
-
-Shapes: D documents, N samples.
-"""
+"""Datamodules of language models: their base, with prompts for prediction, and text files."""
 
 import json
 import logging
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
 from datamodules.files.documents import DocumentsBy, Reading, text_files
-from datamodules.files.rows import SUFFIXES
+from datamodules.files.rows import SUFFIXES, JsonRow
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import expand_files
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
@@ -49,10 +49,8 @@ Files = str | list[str] | None
 
 
 class LanguageModelDataModule(PlannedDataModule):
-    """Makes the store of a stage, with the tokenizer of the model where that is trained, and reads
-    prompts for prediction. A subclass says how files are read, and their datasets.
-
-    After `setup`, `tokenizer` is what a model needs to know of the data, and `store` what it holds.
+    """Makes the store of a stage and reads prompts for prediction; the base of texts, instructions
+    and pages. After `setup`, `tokenizer` and `store` are there.
 
     Args:
         train_files: a path, a pattern or a folder, or several; without any file, embedded data.
@@ -101,18 +99,9 @@ class LanguageModelDataModule(PlannedDataModule):
         if predict_output is not None:
             check_output(Path(predict_output))  # not after hours of prediction
 
-    def predict_hint(self, command: str) -> str:
-        """Return the command with a first prompt."""
-        row = json.dumps({"prompt": "The"})
-        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
-
-    def paths(self, part: int) -> list[Path]:
-        """Return the files of one part; FileNotFoundError where one does not exist."""
-        return text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
-
     @abstractmethod
     def demo_files(self) -> dict[int, list[Path]]:
-        """Return the embedded data, which is made only where it is asked for."""
+        """Return the embedded data, made at first use."""
 
     @abstractmethod
     def request_of(
@@ -124,6 +113,21 @@ class LanguageModelDataModule(PlannedDataModule):
         """Return the store of a request, made at first use."""
         return request.open()
 
+    def prepared(self, store: Any) -> None:
+        """Say what a user should know of a store, once per machine; a subclass may."""
+
+    def predict_hint(self, command: str) -> str:
+        """Return the command with a first prompt."""
+        row = json.dumps({"prompt": "The"})
+        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
+
+    def _options(self) -> TokenizerOptions:
+        return options_of_model(self.model.tokenizer, self.tokenizer_options)
+
+    def _trained_tokenizer(self) -> TextTokenizer | None:
+        recipe = self.model.recipe
+        return None if recipe is None else TextTokenizer.from_dict(recipe["tokenizer"])
+
     def store_request(self, may_lack_training: bool = False) -> Any:
         """Return what is read and how; the embedded data where no file is named.
 
@@ -133,29 +137,27 @@ class LanguageModelDataModule(PlannedDataModule):
         Raises:
             FileNotFoundError: a named file does not exist.
         """
-        files = {part: self.paths(part) for part in (VALIDATION, TEST)}
-        try:
-            files = {TRAIN: self.paths(TRAIN), **files}
-        except FileNotFoundError:
-            if not (may_lack_training and files[VALIDATION]):
-                raise
+        files: dict[int, list[Path]] = {}
+        for part in (VALIDATION, TEST, TRAIN):
+            option = f"data.{PART_NAMES[part]}_files"
+            try:
+                files[part] = text_files(self.files[part], option, self.suffixes)
+            except FileNotFoundError:
+                if not (part == TRAIN and may_lack_training and files[VALIDATION]):
+                    raise
         if not any(files.values()):
             files = self.demo_files()
-        return self.request_of(
-            files, options_of_model(self.model.tokenizer, self.tokenizer_options)
-        )
+        return self.request_of(dict(sorted(files.items())), self._options())
 
     def open_store(self, stage: str) -> Any:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
-        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
-        has_gone = options.path is not None and not Path(options.path).expanduser().exists()
-        is_training = stage == "fit"
+        path, is_training = self._options().path, stage == "fit"
+        has_gone = path is not None and not Path(path).expanduser().exists()
         # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
-        recipe = self.model.recipe if has_gone or not is_training else None
-        if recipe is None:
+        given = self._trained_tokenizer() if has_gone or not is_training else None
+        if given is None:
             is_open = self.store is not None and not is_training
             return self.store if is_open else self.make_store(self.store_request())
-        given = TextTokenizer.from_dict(recipe["tokenizer"])
         request = self.store_request(may_lack_training=not is_training)
         folder = None if has_gone else request.folder()
         # The training on the same files has most likely made the store with this tokenizer.
@@ -171,9 +173,6 @@ class LanguageModelDataModule(PlannedDataModule):
         if getattr(getattr(self.trainer, "state", None), "fn", None) != "predict":
             self.prepared(self.open_store(self._trainer_stage()))
 
-    def prepared(self, store: Any) -> None:
-        """Say what a user should know of a store, once per machine; a subclass may."""
-
     def setup(self, stage: str) -> None:
         """Open the store and build the datasets of the stage; prediction reads prompts anew."""
         if stage == "predict":
@@ -188,9 +187,7 @@ class LanguageModelDataModule(PlannedDataModule):
     @property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the data, the model's in prediction; there after `setup`."""
-        if self.store is None:
-            return self.prompt_tokenizer()
-        return self.store.tokenizer
+        return self.prompt_tokenizer() if self.store is None else self.store.tokenizer
 
     def prompt_tokenizer(self) -> TextTokenizer:
         """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
@@ -198,16 +195,13 @@ class LanguageModelDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, or the user's tokenizer is not the model's.
         """
-        if self.model.recipe is not None:
-            return TextTokenizer.from_dict(self.model.recipe["tokenizer"])
-        if self.model.tokenizer is None:
+        if self.model.recipe is None and self.model.tokenizer is None:
             raise ValueError(
                 "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
                 "script trainer.ckpt_path = path before it, or "
                 "LitCausalLM.load_from_checkpoint(path)."
             )
-        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
-        return make_tokenizer(options, iter(()))
+        return self._trained_tokenizer() or make_tokenizer(self._options(), iter(()))
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction.
@@ -215,7 +209,7 @@ class LanguageModelDataModule(PlannedDataModule):
         Raises:
             ValueError: there is no trained model, no file, or a row breaks a rule.
         """
-        rows, tokenizer = read_rows(self._predict_paths()), self.prompt_tokenizer()
+        rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
         options, limit = (self.model.options[name] for name in ("generation", "max_positions"))
         size, cuts = (limit, options.max_new_tokens), options.context == "recent"
         prompts = read_prompts(rows, tokenizer, self.separator, options.mode, *size, cuts)
@@ -223,12 +217,45 @@ class LanguageModelDataModule(PlannedDataModule):
         self.warn_of_cuts(dataset, f"the network's {limit} positions: their beginning is cut")
         return dataset
 
-    def warn_of_cuts(self, dataset: PromptDataset, sentence: str) -> None:
-        """Say how many prompts are longer than what a sentence says, on one rank."""
-        if (num_cut := int((dataset.num_cut > 0).sum())) and self.trainer.is_global_zero:
-            log.warning(
-                "%d of %d prompts are longer than %s.", num_cut, len(dataset.num_cut), sentence
+    def predict_rows(self) -> Iterator[JsonRow]:
+        """Yield the rows of `predict_files`; ValueError where none is named."""
+        return read_rows(self._predict_paths())
+
+    def _predict_paths(self) -> list[Path]:
+        files = expand_files(self.predict_files, "data.predict_files", SUFFIXES)
+        if not files:
+            raise ValueError(
+                "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
             )
+        return files
+
+    def warn_of_cuts(self, dataset: PromptDataset, limit: str) -> None:
+        """Say how many prompts are longer than a limit, on one rank."""
+        if (num_cut := int((dataset.num_cut > 0).sum())) and self.trainer.is_global_zero:
+            log.warning(f"{num_cut} of {len(dataset.num_cut)} prompts are longer than {limit}.")
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where the completions or scores go."""
+        if self.predict_output is not None:
+            return Path(self.predict_output).expanduser()
+        name = f"{self._predict_paths()[0].stem}.{self.output_mark}.jsonl"
+        return Path(self.trainer.default_root_dir) / name
+
+    @property
+    def output_mark(self) -> str:
+        """Part of the output's name beside that of the input."""
+        return "scored" if self.model.options["generation"].mode == "score" else "completed"
+
+    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
+        """Write the completions or scores; `results` as `complete` returns them."""
+        dataset = self.datasets["predict"]
+        assert isinstance(dataset, PromptDataset)
+        rows = self.predict_rows()
+        if isinstance(dataset, ChoiceDataset):
+            write_scores(rows, results, path, dataset.num_cut)
+        else:
+            write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
 
     def add_part(
         self,
@@ -238,7 +265,7 @@ class LanguageModelDataModule(PlannedDataModule):
         dataset: RowDataset,
         tokenizer: TextTokenizer,
     ) -> None:
-        """Add one part, and the counts of its dataset.
+        """Add one part to an audit, with the counts of its rows.
 
         Args:
             audit: takes it.
@@ -261,37 +288,6 @@ class LanguageModelDataModule(PlannedDataModule):
         if part.name == "train":
             audit.excerpt = trained_pieces(dataset, tokenizer)
 
-    @property
-    def predict_output_path(self) -> Path:
-        """Where the completions or scores go."""
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        name = f"{self._predict_paths()[0].stem}.{self.output_mark}.jsonl"
-        return Path(self.trainer.default_root_dir) / name
-
-    @property
-    def output_mark(self) -> str:
-        """What the name of the output says beside that of the input."""
-        return "scored" if self.model.options["generation"].mode == "score" else "completed"
-
-    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the completions or scores; `results` as `complete` returns them."""
-        dataset = self.datasets["predict"]
-        assert isinstance(dataset, PromptDataset)
-        rows = read_rows(self._predict_paths())
-        if isinstance(dataset, ChoiceDataset):
-            write_scores(rows, results, path, dataset.num_cut)
-        else:
-            write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
-
-    def _predict_paths(self) -> list[Path]:
-        files = expand_files(self.predict_files, "data.predict_files", SUFFIXES)
-        if not files:
-            raise ValueError(
-                "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
-            )
-        return files
-
 
 def trained_pieces(dataset: RowDataset, tokenizer: TextTokenizer) -> list[tuple[str, bool]]:
     """Return a row from the middle of a dataset, cut where training begins and ends: the text of
@@ -300,14 +296,13 @@ def trained_pieces(dataset: RowDataset, tokenizer: TextTokenizer) -> list[tuple[
     for piece in dataset.example(len(dataset.lengths) // 2, 0):
         tokens = np.append(piece.input_ids, np.maximum(piece.labels[-1:], 0))
         is_trained = np.append(False, piece.labels != IGNORED)
-        if piece.labels[-1] == IGNORED:  # nobody knows this token
+        if piece.labels[-1] == IGNORED:  # the token is not known
             tokens, is_trained = tokens[:-1], is_trained[:-1]
-        borders = np.flatnonzero(np.diff(is_trained)) + 1
-        for ids, flags in zip(
-            np.split(tokens, borders), np.split(is_trained, borders), strict=True
-        ):
+        borders = [0, *(np.flatnonzero(np.diff(is_trained)) + 1), len(tokens)]
+        for start, end in pairwise(borders):
             decode = tokenizer.decode_continuation if found else tokenizer.decode
-            found.append((decode(ids, skip_special_tokens=False), bool(flags[0])))
+            text = decode(tokens[start:end], skip_special_tokens=False)
+            found.append((text, bool(is_trained[start])))
     return found
 
 
@@ -325,8 +320,8 @@ class TextDataModule(LanguageModelDataModule):
         text_column: of jsonl and parquet files, whose rows are documents.
         documents_by: a txt file is one document (`file`), or holds several, between blank lines
             (`blank_line`) or one in each line (`line`).
-        demo: what is read where no file is named: the `documentation` of Python, or `stories` of a
-            small grammar, each a document of at most 60 words, divided into files already.
+        demo: without files, the `documentation` of Python, or `stories` of a small grammar, each a
+            document of at most 60 words, divided into files already.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
@@ -357,11 +352,26 @@ class TextDataModule(LanguageModelDataModule):
         part = PART_NAMES.index(stage)
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
         if not stream.num_positions.sum():
-            raise ValueError(self._without_text(stage, len(self.store.hashes(TRAIN))))
+            raise ValueError(f"no text is for {stage}{self._way_to_text(stage)}.")
         if self.layout == "blocks":
             seed = self.seed if stage == "train" else None
             return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
         return TokenDataset(stream, fingerprint, self.context_length, self.layout, self.tokenizer)
+
+    def _way_to_text(self, stage: Stage) -> str:
+        """Return what helps where a part has no text."""
+        if stage == "train":
+            return "; give data.train_files longer texts, or lower data.split's shares"
+        if self.files[VALIDATION] or (stage == "test" and self.files[TEST]):
+            return f"; name data.{stage}_files"
+        share = getattr(self.split, f"{stage}_share")
+        if share and self.split.by == "documents":
+            return (
+                f": the training files hold {len(self.store.hashes(TRAIN))} documents, too few to "
+                f"keep one for {stage}; set data.split.by to tail, or data.documents_by to "
+                f"blank_line or line, or name data.{stage}_files"
+            )
+        return f"; name data.{stage}_files, or raise data.split.{stage}_share above {share}"
 
     def audit(self) -> Audit:
         """Return what is in the files."""
@@ -389,25 +399,7 @@ class TextDataModule(LanguageModelDataModule):
         return TokenRequest(files, tokenizer, self.split, reading=reading)
 
     def demo_files(self) -> dict[int, list[Path]]:
-        from datamodules import demo
-
         if self.demo == "documentation":
             return {TRAIN: [demo.demo_text(cache_root())], VALIDATION: [], TEST: []}
         folder = demo.demo_stories(cache_root())
         return {part: [folder / f"{name}.jsonl"] for part, name in enumerate(PART_NAMES)}
-
-    def _without_text(self, stage: Stage, num_documents: int) -> str:
-        """Return what to say where a part has no text."""
-        start = f"no text is for {stage}"
-        if stage == "train":
-            return f"{start}; give data.train_files longer texts, or lower data.split's shares."
-        if self.files[VALIDATION] or (stage == "test" and self.files[TEST]):
-            return f"{start}; name data.{stage}_files."
-        share = getattr(self.split, f"{stage}_share")
-        if share and self.split.by == "documents":
-            return (
-                f"{start}: the training files hold {num_documents} documents, too few to keep one "
-                f"for {stage}; set data.split.by to tail, or data.documents_by to blank_line or "
-                f"line, or name data.{stage}_files."
-            )
-        return f"{start}; name data.{stage}_files, or raise data.split.{stage}_share above {share}."
