@@ -22,6 +22,8 @@ from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.linear import LinearOptions
+from lit_models.occupation_coder.loss import OccupationLossOptions
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
@@ -30,7 +32,6 @@ from tests.causal_lm.folders import saved
 from tests.distributed.lens_family import LENS_LOSSES, consistency_lens
 from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
-from tests.distributed.text_gradient import write_documents
 from tests.seo.small_collection import bert_folder
 from tests.text_corpora import saved_tokenizer
 from tests.toy import LitToy, ToyData
@@ -135,7 +136,7 @@ def occupation_table(path: Path) -> None:
 
 
 def occupation_coder(
-    folder: Path, options: dict[str, Any]
+    folder: Path, options: dict[str, Any], loss: OccupationLossOptions | None = None
 ) -> tuple[ExactModule, PlannedDataModule]:
     table = str(folder.parent / "occupations.csv")
     options = {**options}
@@ -155,8 +156,17 @@ def occupation_coder(
         adamw,
         encoder=partial(CharacterEncoder, num_buckets=256, **SMALL),
         decoder=partial(BlockDecoder, **SMALL),
+        loss=loss,
     )
     return module, data
+
+
+def write_documents(path: Path, number: int) -> None:
+    """Write documents of 1 to 60 characters."""
+    words = ("the", "old", "baker", "sold", "bread", "and", "salt", "by", "weight")
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(words, rng.integers(1, 10))) + f" {n}" for n in range(number)]
+    path.write_text("".join(json.dumps({"text": line[:60]}) + "\n" for line in lines))
 
 
 def text_files(folder: Path) -> None:
@@ -212,8 +222,10 @@ GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": T
 # Sizes of which two devices' parts are odd, and no even shares of two more.
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
 ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
+LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # each process solves it
 SPECIAL: dict[str, Family] = {  # not in every test
-    "llama": partial(causal_lm, **GROUPED),
+    "linear_coder": partial(occupation_coder, loss=LINEAR),
+    "llama": partial(causal_lm, layout="documents", **GROUPED),
     "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
     **WAYS,

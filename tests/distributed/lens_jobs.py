@@ -6,32 +6,22 @@ torchrun --nproc_per_node=2 -m tests.distributed.lens_jobs FOLDER JOBS.json
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import Callback
 
 from datamodules import ActivationDumpDataModule
 from datamodules.core.loader import LoaderOptions
 from lit_models import LitSubject
-from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.training import default_callbacks
 from lit_models.training.predictions import PredictionWriter
 from lit_models.training.strategies import ReplicatedStrategy
 from tests.distributed.jobs import run_job
-from tests.distributed.lens_family import LENS_SUBJECT, consistency_lens, lens_documents
+from tests.distributed.lens_family import LENS_SUBJECT, lens_documents
 from tests.toy import toy_trainer
-
-WARM = LensLosses(teacher_text=LossWeight(1.0), teacher_reconstruction=LossWeight(1.0))
-JOINT = LensLosses(
-    reconstruction=LossWeight(1.0),
-    effect=LossWeight(0.5),
-    fluency=LossWeight(0.1),
-)
-PHASES = {"warm": WARM, "joint": JOINT}
 
 
 class Interrupted(Callback):
@@ -49,36 +39,6 @@ def world() -> dict[str, Any]:
     """Return the trainer's options for the processes that there are."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {"devices": devices, "strategy": ReplicatedStrategy() if devices > 1 else "auto"}
-
-
-def gradient(folder: Path, job: dict[str, Any]) -> None:
-    """Take one step of plain descent, and write what it took off every parameter of this rank.
-
-    Args:
-        folder: of the job.
-        job: `phase`, `precision`, `micro`, and perhaps `bypass`: the step then calls the module
-            itself, behind the back of whoever wrapped it.
-    """
-    seed_everything(1, verbose=False)
-    data = {"global_batch_size": 16, "micro_batch_size": job["micro"]}
-    descent = partial(torch.optim.SGD, lr=1.0)
-    module, data = consistency_lens(folder, data, PHASES[job["phase"]], descent, rate=1.0)
-    options = {"max_steps": 1, "limit_val_batches": 0, "precision": job["precision"]}
-    trainer = toy_trainer(folder, **world(), **options)
-    if job.get("bypass"):
-        trainer.strategy.training_step = lambda *args: module.training_step(*args)
-    before: dict[str, torch.Tensor] = {}
-
-    def noting(*args: Any) -> None:
-        before.update({n: p.detach().clone() for n, p in module.named_parameters()})
-        wrapped = trainer.strategy.model
-        facts = [getattr(wrapped, n, None) for n in ("find_unused_parameters", "broadcast_buffers")]
-        (folder / f"{trainer.global_rank}.json").write_text(json.dumps(facts))
-
-    module.on_train_start = noting
-    trainer.fit(module, data)
-    learning = [(n, p.detach()) for n, p in module.named_parameters() if p.requires_grad]
-    torch.save({n: before[n] - p for n, p in learning}, folder / f"{trainer.global_rank}.pt")
 
 
 def dump(folder: Path, job: dict[str, Any]) -> None:
@@ -99,7 +59,7 @@ def dump(folder: Path, job: dict[str, Any]) -> None:
     trainer.predict(LitSubject(LENS_SUBJECT), data, return_predictions=False)
 
 
-KINDS = {"gradient": gradient, "dump": dump, "fit": run_job}
+KINDS = {"dump": dump, "fit": run_job}
 
 
 def run_here(folder: Path, jobs: list[dict[str, Any]]) -> None:

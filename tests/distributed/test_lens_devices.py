@@ -1,4 +1,4 @@
-"""A consistency lens on one device and on two: gradients, stores, resumed runs, shards, export."""
+"""A consistency lens on one device and on two: stores, resumed runs, shards, export."""
 
 import json
 from pathlib import Path
@@ -21,14 +21,7 @@ from tests.toy import ledger_lines
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 Job = dict[str, Any]
 PLACES = {"before": JOINT_START - 1, "at": JOINT_START, "after": JOINT_START + 1}
-TOLERANCE = {64: 1e-10, 32: 1e-5}
 CLASS = "lit_models.LitConsistencyLens"
-
-
-def gradients(micro: int, phases: tuple[str, ...] = ("warm", "joint"), **more: Any) -> list[Job]:
-    jobs = [{"phase": p, "precision": bits, "micro": micro} for p in phases for bits in (64, 32)]
-    named = [{"name": "-".join(map(str, (*job.values(), *more))), **job} for job in jobs]
-    return [{"kind": "gradient", **job, **more} for job in named]
 
 
 def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
@@ -52,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs: what one device does before two, what two do, what one does after them."""
     folder = tmp_path_factory.mktemp("lens")
     story_files(folder)
-    begun = [*gradients(16), fit("one"), half("one until", JOINT_START)]
+    begun = [fit("one"), half("one until", JOINT_START)]
     run_here(folder, [*begun, {"name": "dump one", "kind": "dump", "threads": 2}])
     with pytest.raises(RuntimeError, match="interrupted"):
         run_here(folder, [{"name": "cut", "kind": "dump", "until": 30}])
@@ -60,8 +53,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(FileNotFoundError, match="holds no schema.json"):
         ActivationStore(folder / "cut" / "store")
     two = [
-        *gradients(3),
-        *gradients(8, ("joint",), bypass=True),
         {"name": "dump two", "kind": "dump"},
         {"name": "ended by two", "kind": "dump", "to": "cut"},
         *(half(f"two until {place}", steps, "ddp") for place, steps in PLACES.items()),
@@ -78,40 +69,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     run_here(folder, [*resumed, fit("from shards", resume=str(last(folder / "shards")))])
     return folder
-
-
-def taken_off(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
-    return torch.load(folder / f"{rank}.pt", weights_only=True)
-
-
-def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference of two gradients, as a share of the first one's norm."""
-    norm = torch.stack([value.norm() for value in one.values()]).norm()
-    return max(float((other[name] - value).abs().max() / norm) for name, value in one.items())
-
-
-@pytest.mark.parametrize("precision", [64, 32])
-@pytest.mark.parametrize("phase", ["warm", "joint"])
-def test_the_gradient_is_the_same_on_two_ranks_with_accumulation_and_fillers(
-    runs, phase, precision
-):
-    whole = taken_off(runs / f"{phase}-{precision}-16")
-    assert all(value.abs().max() > 0 for value in whole.values())  # it reaches every parameter
-    for rank in (0, 1):
-        found = taken_off(runs / f"{phase}-{precision}-3", rank)
-        assert found.keys() == whole.keys()
-        assert difference(whole, found) <= TOLERANCE[precision]
-
-
-def test_ddp_neither_looks_for_unused_parameters_nor_sends_buffers_that_stand_still(runs):
-    assert json.loads((runs / "warm-64-3" / "1.json").read_text()) == [False, False]
-
-
-def test_a_step_that_bypasses_the_wrapped_module_is_found_out(runs):
-    folder = runs / "joint-64-8-bypass"
-    ranks = [taken_off(folder, rank) for rank in (0, 1)]
-    assert difference(*ranks) > 1e-3
-    assert difference(taken_off(runs / "joint-64-16"), ranks[0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["dump two", "cut"])

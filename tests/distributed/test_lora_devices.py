@@ -10,8 +10,8 @@ from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.commands.export import export_checkpoint
 from tests.causal_lm.test_export import GPT2, LLAMA, logits
+from tests.distributed.families import write_documents
 from tests.distributed.launch import run
-from tests.distributed.text_gradient import write_documents
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines
 

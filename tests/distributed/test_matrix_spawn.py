@@ -1,8 +1,7 @@
-"""The column of ddp_spawn in the matrix: families on two processes, two of them on four.
+"""The column of ddp_spawn in the matrix: one family of each kind on two processes, one on four.
 
-Each run starts its own processes, for seconds: training alone is compared. What evaluates and
-predicts is that of ddp, which `test_matrix.py` holds beside one device; test_toy_devices.py and
-test_occupation_devices.py do both by ddp_spawn.
+Training alone is compared: evaluation and prediction are those of ddp, and test_toy_devices.py does
+both by ddp_spawn.
 """
 
 import json
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from lit_models.training.lineage import verify_run
-from tests.distributed.families import FAMILIES
 from tests.distributed.launch import run
 from tests.distributed.test_matrix import (
     GLOBAL_BATCH,
@@ -25,18 +23,18 @@ from tests.distributed.test_matrix import (
 
 pytestmark = pytest.mark.slow
 Cell = tuple[str, int, int]  # family, processes, accumulation
-# One of each kind of network and data; the other families are in the soak.
 FIRST = ("occupation_coder", "causal_lm", "consistency_lens", "retriever")
 CELLS: list[Cell] = [(family, 2, 1 if family in UNCUT else 4) for family in FIRST]
 CELLS += [(family, 4, 1) for family in IN_FULL]
-OTHER_CELLS: list[Cell] = [(family, 2, 4) for family in FAMILIES if family not in FIRST]
 
 
-def train(folder: Path, cells: list[Cell]) -> Path:
-    """Run cells, and their families on one device."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cells, and their families on one device."""
+    folder = tmp_path_factory.mktemp("spawn")
     write_tables(folder)
     jobs = []
-    for family, processes, accumulation in [*{(c[0], 1, 1): None for c in cells}, *cells]:
+    for family, processes, accumulation in [*((family, 1, 1) for family in FIRST), *CELLS]:
         micro = -(-GLOBAL_BATCH // processes // accumulation)
         strategy = {"strategy": "ddp_spawn" if processes > 1 else "auto", "devices": processes}
         data = {"global_batch_size": GLOBAL_BATCH, "micro_batch_size": micro}
@@ -50,17 +48,8 @@ def train(folder: Path, cells: list[Cell]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("spawn"), CELLS)
-
-
-@pytest.fixture(scope="module")
-def other_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("others"), OTHER_CELLS)
-
-
-def assert_as_one_device(runs: Path, cell: Cell) -> None:
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
+def test_spawned_processes_train_as_one_device(runs: Path, cell: Cell) -> None:
     one, other = runs / f"{cell[0]}-1", runs / f"{cell[0]}-{cell[1]}"
     assert_same_steps(one, other)
     for name, value in weights(other).items():
@@ -68,18 +57,3 @@ def assert_as_one_device(runs: Path, cell: Cell) -> None:
     first = json.loads((other / "ledger.jsonl").read_text().partition("\n")[0])
     assert first["world_size"] == cell[1]
     assert verify_run(other).faults == []
-
-
-def name_of(cell: Cell) -> str:
-    return "-".join(map(str, cell))
-
-
-@pytest.mark.parametrize("cell", CELLS, ids=name_of)
-def test_spawned_processes_train_as_one_device(runs: Path, cell: Cell) -> None:
-    assert_as_one_device(runs, cell)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("cell", OTHER_CELLS, ids=name_of)
-def test_so_do_those_of_the_other_families(other_runs: Path, cell: Cell) -> None:
-    assert_as_one_device(other_runs, cell)

@@ -87,6 +87,15 @@ def test_every_option_is_seen_and_none_changes_the_run(tmp_path: Path, world_of_
     assert fit(tmp_path / "buckets", bucket_cap_mb=5e-5)["buckets"] > 1
 
 
+def test_a_module_says_what_of_it_gets_no_gradient_and_stands_still(
+    tmp_path: Path, world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LitToy, "reaches_all_parameters", False, raising=False)
+    monkeypatch.setattr(LitToy, "buffers_stand_still", True, raising=False)
+    facts = fit(tmp_path, nn.Linear(2, 2))
+    assert (facts["grads"], facts["broadcast_buffers"]) == (4, False)
+
+
 def test_a_parameter_without_a_gradient_is_an_error_that_names_the_option(
     tmp_path: Path, world_of_one: None
 ) -> None:

@@ -10,7 +10,6 @@ from lit_models.training.lineage import verify_run
 from tests.distributed import slurm_jobs
 from tests.distributed.slurm_jobs import (
     Environ,
-    facts_of,
     said,
     slurm_says,
     submitted,
@@ -105,12 +104,3 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, minut
     assert int(facts["Restarts"]) >= 1
     assert f"job {job} ended with status 75 and is requeued" in said(folder)
     assert_whole(folder / f"runs/toy_{job}", 9)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("number", range(5))
-def test_it_does_so_every_time(slurm, tmp_path, number: int) -> None:
-    slurm_jobs.write_config(tmp_path, step_s=1.2)
-    (job,) = submitted(tmp_path, slurm, *TWO_TASKS, *MINUTE)
-    wait_for(lambda: facts_of(job, slurm)["JobState"] != "PENDING", "does not start")
-    test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, (tmp_path, job))

@@ -86,24 +86,3 @@ def test_spawned_processes_train_and_evaluate_as_one_does(one, tmp_path):
 def test_each_run_proves_that_it_used_each_sample_once(runs, name):
     verdict = verify_run(runs / name)
     assert (verdict.findings, len(verdict.epochs)) == ([], 4)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param("one", "ddp", id="1 to 2", marks=pytest.mark.soak),
-        pytest.param("ddp", "one", id="2 to 1", marks=pytest.mark.soak),
-    ],
-)
-def test_a_killed_run_goes_on_with_another_number_of_devices(runs, tmp_path, before, after):
-    script = ["-m", "tests.distributed.toy_run", str(tmp_path), "--fit_only"]
-    killed = run(*script, *RUNS[before], "--kill_at", "10")
-    assert killed.returncode != 0
-    resumed = run(*script, *RUNS[after], "--resume")
-    assert resumed.returncode == 0, resumed.stdout
-    verdict = verify_run(tmp_path)
-    assert (verdict.findings, len(verdict.epochs)) == ([], 4)
-    assert verdict.attempts == [len(RUNS[before]) // 4 + 1, len(RUNS[after]) // 4 + 1]
-    expected = weights(runs / "one")
-    for name, value in weights(tmp_path).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-12)
