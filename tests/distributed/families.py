@@ -225,7 +225,8 @@ ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
 LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # each process solves it
 SPECIAL: dict[str, Family] = {  # not in every test
     "linear_coder": partial(occupation_coder, loss=LINEAR),
-    "llama": partial(causal_lm, layout="documents", **GROUPED),
+    "documents": partial(causal_lm, layout="documents"),
+    "llama": partial(causal_lm, **GROUPED),
     "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
     **WAYS,

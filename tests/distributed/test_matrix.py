@@ -44,7 +44,8 @@ def first_shapes(family: str) -> list[tuple[int, str, int]]:
 
 FIRST_CELLS = [cell for family in FAMILIES for cell in cells_of(family, first_shapes(family))]
 FIRST_CELLS.append(("consistency_lens", 3, "ddp", 1))
-FIRST_CELLS += [("linear_coder", 1, "ddp", 1), ("linear_coder", 2, "ddp", 4)]
+for special in ("linear_coder", "documents"):
+    FIRST_CELLS += [(special, 1, "ddp", 1), (special, 2, "ddp", 4)]
 ALL_CELLS = [cell for family in FAMILIES for cell in cells_of(family, SHAPES)]
 OTHER_CELLS = [cell for cell in ALL_CELLS if cell not in FIRST_CELLS]
 
