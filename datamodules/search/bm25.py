@@ -166,11 +166,11 @@ def scores_of(texts: Sequence[str], query: str, options: Bm25Options = Bm25Optio
 def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     terms: defaultdict[str, int] = defaultdict()
     terms.default_factory = terms.__len__  # a new word gets the next number
-    lengths = np.zeros(collection.num_documents, np.int64)
+    lengths = np.zeros(len(collection.documents), np.int64)
     columns = array("i"), array("i"), array("i")  # term, document and count of each posting
     words = options.words()
-    for number in range(collection.num_documents):
-        numbers = [terms[word] for word in words(" ".join(collection.document(number)))]
+    for number, text in enumerate(collection.documents):
+        numbers = [terms[word] for word in words(f"{text.title} {text.text}")]
         counts = Counter(numbers)
         lengths[number] = len(numbers)
         for column, values in zip(

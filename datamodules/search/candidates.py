@@ -24,39 +24,36 @@ Source = Literal["judged", "bm25", "run"]
 
 @dataclass(frozen=True)
 class CandidateOptions:
-    """Which documents of a query are ranked.
+    """Documents that are ranked for a query.
 
     Args:
         source: the judged ones; the best of BM25; or those of a run, TREC's file of rankings.
-        top: how many of BM25 or of the run; `None` is 100.
+        top: how many of BM25 or of the run.
         run: file of the run, or several that hold different queries.
         bm25: how BM25 scores: beside the ranker in a test, and before it where the source is no
             run; `None` leaves BM25 out, which spares indexing the collection.
 
     Raises:
-        ValueError: options in conflict.
+        ValueError: a run without the source run, that source without one, or bm25 without BM25.
     """
 
     source: Source = "judged"
-    top: int | None = None
+    top: int = 100
     run: Files = None
     bm25: Bm25Options | None = Bm25Options()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        if self.source == "judged" and self.top is not None:
-            raise ValueError(
-                f"candidates.top {self.top} has no effect on source judged, of which all are "
-                "ranked; leave it out, or choose source bm25 or run."
-            )
-        if self.top is not None and self.top < 1:
-            raise ValueError(f"candidates.top must be at least 1, got {self.top}.")
-        if (self.source == "run") != bool(self.run):
-            raise ValueError(
-                f'candidates.source is "{self.source}" and candidates.run {self.run!r}; a run goes '
-                "with source run, and only with it."
-            )
+        _check_run("candidates", self.source, self.run)
         if self.source == "bm25" and self.bm25 is None:
             raise ValueError("candidates.source bm25 needs candidates.bm25; leave it as it is.")
+
+
+def _check_run(option: str, source: Source, run: Files) -> None:
+    if (source == "run") != bool(run):
+        raise ValueError(
+            f'{option}.source is "{source}" and {option}.run {run!r}; a run goes with source run, '
+            "and only with it."
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class GroupOptions:
             this they count in no loss but a teacher's.
 
     Raises:
-        ValueError: sizes that do not go together, or an option without an effect.
+        ValueError: sizes that do not go together.
     """
 
     size: int = 8
@@ -88,11 +85,6 @@ class GroupOptions:
             raise ValueError(
                 "groups.size must be at least 2, groups.mined 0 to one less and groups.after_rank "
                 f"0 or more, got {self.size}, {self.mined} and {self.after_rank}."
-            )
-        if not self.mined and (self.after_rank or self.unjudged_as_negative):
-            raise ValueError(
-                "groups.after_rank and groups.unjudged_as_negative concern mined documents, and "
-                "groups.mined is 0; raise that, or leave them out."
             )
 
     def sizes(self, num_judged: int, num_minable: int) -> tuple[int, int]:
@@ -130,7 +122,7 @@ class GroupOptions:
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Which documents come along with a query as negatives, drawn anew in every epoch.
+    """Negatives that come along with a query, drawn anew in every epoch.
 
     Nobody has judged most documents, and some of those may be relevant: negatives that are
     looked for, by bm25 or in a run, are wrong now and then. Documents known to be relevant never
@@ -162,11 +154,7 @@ class HardNegatives:
                 "negatives.count must be 0 or more and negatives.skip 0 to negatives.depth less "
                 f"one, got {self.count}, {self.skip} and {self.depth}."
             )
-        if (self.run is not None) != (self.source == "run"):
-            raise ValueError(
-                f'negatives.run is {self.run} and negatives.source "{self.source}"; a run file '
-                "and the source run belong together."
-            )
+        _check_run("negatives", self.source, self.run)
 
 
 class Lists:
@@ -192,24 +180,33 @@ class Lists:
         return np.array(self.documents[place, :size]), np.array(self.scores[place, :size])
 
 
-def _made(facts: list[Any], make: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Lists:
-    def write(folder: Path) -> None:
-        for name, values in zip(("documents", "scores"), make(), strict=True):
-            np.save(folder / f"{name}.npy", values)
+def candidate_lists(
+    options: CandidateOptions | HardNegatives,
+    most: int,
+    collection: Collection,
+    queries: Queries,
+    option: str,
+) -> Lists | None:
+    """Return the lists of the source of these options; `None` for judged documents.
 
-    folder = cache_root() / "candidates" / digest_of([LISTS_VERSION, *facts])
-    return Lists(made_once(folder, write))
+    Args:
+        most: documents of a query.
+        option: name of the options, for messages.
 
-
-def bm25_lists(options: Bm25Options, collection: Collection, queries: Queries, most: int) -> Lists:
-    """Return what BM25 finds, kept in the cache."""
+    Raises: as of `run_lists`.
+    """
+    if options.source == "run":
+        return run_lists(options.run, collection, queries, most, f"{option}.run")
+    if options.source == "judged" or options.bm25 is None:
+        return None
+    bm25 = options.bm25
 
     def make() -> tuple[np.ndarray, np.ndarray]:
-        texts = [queries.text(place) for place in range(len(queries))]
-        documents, scores = zip(*open_bm25(collection, options).search(texts, most), strict=True)
+        texts = [query.text for query in queries]
+        documents, scores = zip(*open_bm25(collection, bm25).search(texts, most), strict=True)
         return np.concatenate(documents), np.concatenate(scores)
 
-    facts = ["bm25", BM25_VERSION, collection.fingerprint, asdict(options), most, queries.digest]
+    facts = ["bm25", BM25_VERSION, collection.fingerprint, asdict(bm25), most, queries.digest]
     return _made(facts, make)
 
 
@@ -235,7 +232,7 @@ def run_lists(
     paths = expand_files(files, option, RUN_SUFFIXES)
 
     def make() -> tuple[np.ndarray, np.ndarray]:
-        places = {queries.id(place): place for place in range(len(queries))}
+        places = {query.id: place for place, query in enumerate(queries)}
         documents = [np.zeros(0, np.int64)] * len(queries)
         scores = [np.zeros(0, np.float32)] * len(queries)
         for path in paths:
@@ -258,9 +255,18 @@ def run_lists(
         if not (may_lack_all or any(map(len, documents))):
             raise ValueError(
                 f"{option} {', '.join(map(str, paths))} ranks none of the {len(queries)} queries, "
-                f'such as "{queries.id(0)}"; name a run of these queries.'
+                f'such as "{queries[0].id}"; name a run of these queries.'
             )
         return rows_of(documents, NO_DOCUMENT), rows_of(scores, 0.0)
 
     digests = [file_digest(path, cache_root()) for path in paths]
     return _made(["run", collection.fingerprint, digests, most, queries.digest], make)
+
+
+def _made(facts: list[Any], make: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Lists:
+    def write(folder: Path) -> None:
+        for name, values in zip(("documents", "scores"), make(), strict=True):
+            np.save(folder / f"{name}.npy", values)
+
+    folder = cache_root() / "candidates" / digest_of([LISTS_VERSION, *facts])
+    return Lists(made_once(folder, write))

@@ -6,9 +6,10 @@ import math
 import os
 import weakref
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,28 +28,23 @@ from datamodules.files.splitting import (
 )
 from datamodules.search.formats import (
     PAGE_SUFFIXES,
-    READERS,
+    BeirReader,
     CollectionFiles,
-    JudgementRows,
+    JudgementRow,
+    PagesReader,
     Reader,
     TextRecord,
     TextRow,
 )
 
 COLLECTION_VERSION = 5
-Format = Literal["demo", "beir", "pages"]
-SIGNS: dict[Format, tuple[str, ...]] = {  # files that tell a folder's format
-    "beir": ("corpus.jsonl*",),
-    "pages": tuple(f"**/*{suffix}" for suffix in PAGE_SUFFIXES),
-}
+JUDGEMENTS_AT_ONCE = 65_536
 KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
 
 @dataclass(frozen=True)
 class QuerySplit:
-    """How training queries are divided where a collection has no such part.
-
-    The lot of a query depends on the seed and its id alone.
+    """Division of training queries where a collection lacks a part, by seed and id of each.
 
     Args:
         validation_share: of the training queries, where nothing names validation, 0 to 0.9.
@@ -69,74 +65,57 @@ class CollectionRequest:
     """All that a collection depends on.
 
     Args:
-        format: of the files; `None` finds it from the folder, and without a folder it is `demo`.
-        folder: where they lie.
+        folder: a BEIR collection, if it holds corpus.jsonl or qrels, else pages; `None` for
+            the demo.
         files: those that lie elsewhere or have other names.
         split: how training queries are divided where a part is missing.
     """
 
-    format: Format | None = None
     folder: str | None = None
     files: CollectionFiles = field(default_factory=CollectionFiles)
     split: QuerySplit = field(default_factory=QuerySplit)
 
     def __post_init__(self) -> None:
-        is_demo = self.format == "demo" or (self.format is None and self.folder is None)
-        if is_demo and (self.folder or any(asdict(self.files).values())):
+        if self.folder is None and self.files != CollectionFiles():
             raise ValueError(
-                "the demo reads no files, and data.collection.files or .folder names some; name "
-                "the folder of the collection, and no format demo."
-            )
-        if not is_demo and not self.folder:
-            raise ValueError(
-                f'format "{self.format}" needs files; name their folder with '
-                "data.collection.folder."
+                "data.collection.files names files, and data.collection.folder is not given: the "
+                "demo reads none; name the folder of the documents."
             )
 
     @property
-    def layout(self) -> Format:
-        """The format, which is found from the folder where it is not given.
+    def layout(self) -> Literal["demo", "beir", "pages"]:
+        """The format, by the files of the folder.
 
         Raises:
             FileNotFoundError: the folder is not there.
-            ValueError: nothing tells the format.
+            ValueError: no file tells the format.
         """
-        if self.format is not None or self.folder is None:
-            return self.format or "demo"
+        if self.folder is None:
+            return "demo"
         folder = Path(self.folder).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
-        for layout, patterns in SIGNS.items():
-            if any(any(folder.glob(pattern)) for pattern in patterns):
-                return layout
-        signs = "; ".join(f"{name}: {', '.join(patterns)}" for name, patterns in SIGNS.items())
+        if any(any(folder.glob(name)) for name in ("corpus.jsonl*", "qrels")):
+            return "beir"
+        if any(any(folder.glob(f"**/*{suffix}")) for suffix in PAGE_SUFFIXES):
+            return "pages"
         raise ValueError(
             f"data.collection.folder {folder} holds none of the files that tell a format "
-            f"({signs}); name the folder that holds them."
+            f"(corpus.jsonl of BEIR, or pages: {', '.join(PAGE_SUFFIXES)}); name the folder that "
+            "holds them."
         )
 
     def reader(self) -> Reader:
-        """Return what reads these files.
+        """Return the reader of these files.
 
         Raises:
             FileNotFoundError: a file or folder is not there.
             ValueError: a file cannot be assigned to a part.
         """
         if (layout := self.layout) == "demo":
-            return READERS["beir"](demo_collection(cache_root()), self.files)
-        return READERS[layout](Path(self.folder or "").expanduser(), self.files)
-
-
-class CollectionDocument(NamedTuple):
-    """One document; the title is "" where a format has none."""
-
-    title: str
-    text: str
-
-    @property
-    def whole(self) -> str:
-        """The document as an encoder reads it: its title, and its text."""
-        return f"{self.title}\n{self.text}" if self.title else self.text
+            return BeirReader(demo_collection(cache_root()), self.files)
+        make = BeirReader if layout == "beir" else PagesReader
+        return make(Path(self.folder or "").expanduser(), self.files)
 
 
 class Judgements(NamedTuple):
@@ -160,13 +139,14 @@ class TextTable:
 
     Args:
         folder: in which `write_texts` wrote it.
+        has_titles: whether texts are read with their titles.
 
     Attributes:
         lengths: [n] int64, bytes of title and text in UTF-8.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
+    def __init__(self, folder: Path, name: str, has_titles: bool = True) -> None:
+        self.folder, self.name, self.has_titles = folder, name, has_titles
         self.lengths, self._starts, self._keys, self._order = (
             mapped_array(folder / f"{name}.{kind}.npy")
             for kind in ("lengths", "starts", "keys", "order")
@@ -174,24 +154,23 @@ class TextTable:
         self._handle: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TextTable, (self.folder, self.name)
+        return TextTable, (self.folder, self.name, self.has_titles)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> TextRecord:
-        """Return one text by its number.
+    def __iter__(self) -> Iterator[TextRecord]:
+        return map(self.__getitem__, range(len(self)))
 
-        Raises:
-            IndexError: there is no such text.
-        """
+    def __getitem__(self, index: int) -> TextRecord:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name} has {len(self)} texts, there is no number {index}.")
         if self._handle is None:  # read, not mapped: the pages of a large file would count as ours
             self._handle = os.open(self.folder / f"{self.name}.jsonl", os.O_RDONLY)
             weakref.finalize(self, os.close, self._handle)
         start, end = int(self._starts[index]), int(self._starts[index + 1])
-        return TextRecord(*json.loads(os.pread(self._handle, end - start, start)))
+        record = TextRecord(*json.loads(os.pread(self._handle, end - start, start)))
+        return record if self.has_titles else record._replace(title="")
 
     def indices_of(self, ids: Sequence[str]) -> np.ndarray:
         """Return the number of each id, [n] int64; -1 where there is none."""
@@ -201,49 +180,35 @@ class TextTable:
         place = np.minimum(np.searchsorted(self._keys, wanted), len(self) - 1)
         return np.where(self._keys[place] == wanted, self._order[place], -1)
 
-    def index_of(self, id: str) -> int:
-        """Return the number of an id.
-
-        Raises:
-            KeyError: there is none.
-        """
-        index = int(self.indices_of([id])[0])
-        if index < 0:
-            raise KeyError(f'the collection\'s {self.name} have no id "{id}".')
-        return index
-
 
 def _key(id: str) -> bytes:
     return hashlib.blake2b(id.encode(errors="replace"), digest_size=16).digest()
 
 
-def write_texts(
-    folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadRows, may_be_empty: bool = True
-) -> TextTable:
-    """Copy texts into a folder, as a table; every id must be there once.
+def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadRows) -> TextTable:
+    """Copy texts into a folder, as a table.
 
     Args:
+        name: `documents` may be empty, as some of the field's own files are; `queries` may not.
         rows: all texts, each with its place.
-        bad_rows: takes texts that break a rule.
-        may_be_empty: whether a text of no word is taken, as a document; the field's own files
-            have some.
+        bad_rows: takes empty queries, and texts whose id an earlier one has.
     """
     numbers: dict[bytes, int] = {}
     starts, lengths, lines, files = array("q", [0]), array("q"), array("q"), array("q")
     paths: dict[str, int] = {}
     with (folder / f"{name}.jsonl").open("wb") as copy:
         for record, path, line in rows:
-            number = numbers.setdefault(_key(record.id), len(numbers))
-            if number < len(lengths):
+            key = _key(record.id)
+            if (number := numbers.get(key)) is not None:
                 before = f"{list(paths)[files[number]]}:{lines[number]}"
                 rule = f"this id stands at {before} already; every id must be there once."
                 bad_rows.add(BadRow(str(path), line, record.id, rule, "repeated id"))
                 continue
-            if not (may_be_empty or record.text.strip()):
-                del numbers[_key(record.id)]
+            if name == "queries" and not record.text.strip():
                 rule = "the query is empty; write what was asked, or take it out."
                 bad_rows.add(BadRow(str(path), line, record.id, rule, name))
                 continue
+            numbers[key] = len(numbers)
             content = json.dumps(record, ensure_ascii=False).encode()
             copy.write(content)
             starts.append(starts[-1] + len(content))
@@ -269,49 +234,18 @@ class Collection:
         self.folder, self.has_titles = folder, has_titles
         self.facts = json.loads((folder / "facts.json").read_text("utf-8"))
         self.fingerprint: str = self.facts["fingerprint"] + "-untitled" * (not has_titles)
-        self.documents = TextTable(folder, "documents")
+        self.documents = TextTable(folder, "documents", has_titles)
         self.queries = TextTable(folder, "queries")
-        self.num_documents, self.num_queries = len(self.documents), len(self.queries)
-        self.document_lengths, self.query_lengths = self.documents.lengths, self.queries.lengths
-        self.document_index, self.query_index = self.documents.index_of, self.queries.index_of
 
     def without_leak(self) -> "Collection":
         """Return the collection as training and evaluation may see it: where the queries are the
         titles of the documents, without these."""
-        if not (self.has_titles and self.facts["asks_titles"]):
-            return self
-        return Collection(self.folder, has_titles=False)
-
-    def document(self, index: int) -> CollectionDocument:
-        """Return a document by its number."""
-        record = self.documents[index]
-        return CollectionDocument(record.title if self.has_titles else "", record.text)
-
-    def address(self, index: int) -> str:
-        """Return where a document is to be found: its address on the web, else its id."""
-        record = self.documents[index]
-        return record.address or record.id
-
-    def document_text(self, index: int) -> str:
-        """Return a document as an encoder reads it: its title, and its text."""
-        return self.document(index).whole
-
-    def query(self, index: int) -> str:
-        """Return a query by its number."""
-        return self.queries[index].text
-
-    def document_id(self, index: int) -> str:
-        """Return the id of a document."""
-        return self.documents[index].id
-
-    def query_id(self, index: int) -> str:
-        """Return the id of a query."""
-        return self.queries[index].id
+        return Collection(self.folder, has_titles=False) if self.facts["asks_titles"] else self
 
     def judgements(self, part: int) -> Judgements:
         """Return the judgements of one part: 0 train, 1 validation, 2 test."""
         query, document, grade = np.load(self.folder / f"{PART_NAMES[part]}.npy")
-        return Judgements(*(query.astype(np.int64), document.astype(np.int64), grade.astype("f4")))
+        return Judgements(query.astype(np.int64), document.astype(np.int64), grade.astype("f4"))
 
     @cached_property
     def bad_rows(self) -> list[BadRow]:
@@ -358,50 +292,65 @@ def _write(folder: Path, reader: Reader, split: QuerySplit, facts: dict[str, Any
     """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
     bad_rows = BadRows("reject")
     documents, queries = (
-        write_texts(folder, name, reader.rows(name, bad_rows), bad_rows, name == "documents")
+        write_texts(folder, name, reader.rows(name, bad_rows), bad_rows)
         for name in ("documents", "queries")
     )
-    for table in (documents, queries):
-        if not len(table):
-            empty = f"the files hold no {table.name}; check that they are those of the collection."
+    for texts in (documents, queries):
+        if not len(texts):
+            empty = f"the files hold no {texts.name}; check that they are those of the collection."
             raise ValueError(bad_rows.message() if bad_rows.count else empty)
     files: dict[str, int] = {}
-    columns: list[list[np.ndarray]] = [[] for _ in PART_NAMES]
-    for rows in reader.judgements(bad_rows):
-        if rows.lines:
-            file = files.setdefault(rows.file, len(files))
-            columns[rows.part].append(_resolved(rows, file, documents, queries, bad_rows))
-    is_missing = [not blocks for blocks in columns]
-    parts = [np.concatenate([np.zeros((5, 0)), *blocks], axis=1) for blocks in columns]
-    parts = [_unique(part, list(files), documents, queries, bad_rows) for part in parts]
-    for name, part in zip(PART_NAMES, _divided(parts, is_missing, queries, split), strict=True):
-        np.save(folder / f"{name}.npy", part)
+    blocks, known_parts = [np.zeros((6, 0))], set[int]()
+    rows = reader.judgements(bad_rows)
+    while some := list(islice(rows, JUDGEMENTS_AT_ONCE)):
+        known_parts.update(row.part for row in some)
+        blocks.append(_resolved(some, files, documents, queries, bad_rows))
+    table = np.concatenate(blocks, axis=1)
+    parts = []
+    for part in (TRAIN, VALIDATION, TEST):
+        own = table[1:, table[0] == part]
+        parts.append(_unique(own, list(files), documents, queries, bad_rows))
+    # Drawn training queries, each by its lot, are moved to the parts that no file names.
+    numbers, place = np.unique(parts[TRAIN][0], return_inverse=True)
+    lots = (keyed_hashes((queries[int(n)].id for n in numbers), split.seed) / 2.0**64)[place]
+    test_share = 0.0 if TEST in known_parts else split.test_share
+    validation_share = 0.0 if VALIDATION in known_parts else split.validation_share
+    part_of = np.where(lots < test_share + validation_share, VALIDATION, TRAIN)
+    part_of = np.where(lots < test_share, TEST, part_of)
+    for part, name in enumerate(PART_NAMES):
+        is_drawn = part == TRAIN or part not in known_parts
+        own = parts[TRAIN][:, part_of == part] if is_drawn else parts[part]
+        np.save(folder / f"{name}.npy", own)
     bad_rows.settle(folder)
     facts = {**facts, "asks_titles": not reader.files()["queries"]}
     (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
 def _resolved(
-    rows: JudgementRows, file: int, documents: TextTable, queries: TextTable, bad_rows: BadRows
+    rows: Sequence[JudgementRow],
+    files: dict[str, int],
+    documents: TextTable,
+    queries: TextTable,
+    bad_rows: BadRows,
 ) -> np.ndarray:
-    """Return query, document, grade, line and file, [5, n] float64, which holds any number of
-    them; what is unknown or wrong is a bad row."""
-    query, document = queries.indices_of(rows.queries), documents.indices_of(rows.documents)
-    grade = np.fromiter(map(_grade, rows.grades), np.float64, len(rows.grades))
+    """Return part, query, document, grade, line and file of sound judgements, [6, n] float64, which
+    holds any number of them; what is unknown or wrong is a bad row."""
+    query = queries.indices_of([row.query for row in rows])
+    document = documents.indices_of([row.document for row in rows])
+    grade = np.array([_grade(row.grade) for row in rows])
     is_sound = (query >= 0) & (document >= 0) & ~np.isnan(grade)
     for i in np.flatnonzero(~is_sound).tolist():
-        value, kind = str(rows.grades[i]), "grade"
+        row, value, kind = rows[i], str(rows[i].grade), "grade"
         rule = "a grade must be a number, 0 or more, higher for what is more relevant."
-        for name, ids, numbers in (
-            ("document", rows.documents, document),
-            ("query", rows.queries, query),
-        ):
-            if numbers[i] < 0:
-                value, kind = ids[i], f"unknown {name}"
+        for name, id, number in (("document", row.document, document), ("query", row.query, query)):
+            if number[i] < 0:
+                value, kind = id, f"unknown {name}"
                 rule = f'no {name} has the id "{value}"; take the judgement out or add the {name}.'
-        bad_rows.add(BadRow(rows.file, rows.lines[i], value, rule, kind))
-    values = (query, document, grade.astype(np.float32), rows.lines, np.full(len(grade), file))
-    return np.stack([np.asarray(value, np.float64) for value in values])[:, is_sound]
+        bad_rows.add(BadRow(row.file, row.line, value, rule, kind))
+    file = [files.setdefault(row.file, len(files)) for row in rows]
+    part, line = [row.part for row in rows], [row.line for row in rows]
+    columns = (part, query, document, grade.astype(np.float32), line, file)
+    return np.stack([np.asarray(column, np.float64) for column in columns])[:, is_sound]
 
 
 def _grade(value: Any) -> float:
@@ -431,19 +380,3 @@ def _unique(
         )
         bad_rows.add(BadRow(files[int(file)], int(line), f"{grade:g}", rule, "contradiction"))
     return rows[:3, is_first]
-
-
-def _divided(
-    parts: list[np.ndarray], is_missing: list[bool], queries: TextTable, split: QuerySplit
-) -> list[np.ndarray]:
-    """Move drawn training queries, each by its lot, to the parts that no file names."""
-    numbers, place = np.unique(parts[TRAIN][0], return_inverse=True)
-    lots = (keyed_hashes((queries[int(n)].id for n in numbers), split.seed) / 2.0**64)[place]
-    test_share = split.test_share if is_missing[TEST] else 0.0
-    validation_share = split.validation_share if is_missing[VALIDATION] else 0.0
-    part_of = np.where(lots < test_share + validation_share, VALIDATION, TRAIN)
-    part_of = np.where(lots < test_share, TEST, part_of)
-    return [
-        parts[TRAIN][:, part_of == part] if part == TRAIN or is_missing[part] else own
-        for part, own in enumerate(parts)
-    ]

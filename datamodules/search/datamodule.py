@@ -1,5 +1,6 @@
 """SearchDataModule: the collection of rankers and retrievers, its tokens, and tables of results."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from datamodules.core.planned import Stage
+from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
@@ -40,26 +41,23 @@ def kept_documents(
     Args:
         is_whole: keep what is beyond the length that an encoder sees, too.
     """
-    return kept_tokens(
-        ["documents", collection.fingerprint],
-        encoding,
-        lambda: map(collection.document_text, range(collection.num_documents)),
-        None if is_whole else encoding.limits.max_length,
-    )
+    most = None if is_whole else encoding.limits.max_length
+    facts = ["documents", collection.fingerprint]
+    return kept_tokens(facts, encoding, lambda: (d.whole for d in collection.documents), most)
 
 
 def kept_queries(queries: Queries, encoding: TextEncoding, is_whole: bool = False) -> TokenRows:
     """Return the tokens of queries, by their place; arguments as of `kept_documents`."""
     most = None if is_whole else encoding.limits.max_query_length
-    texts = lambda: map(queries.text, range(len(queries)))  # noqa: E731
-    return kept_tokens(["queries", queries.digest], encoding, texts, most)
+    facts = ["queries", queries.digest]
+    return kept_tokens(facts, encoding, lambda: (query.text for query in queries), most)
 
 
 def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
     """Return the tokens per byte of some documents of a collection, evenly drawn."""
-    sizes = collection.document_lengths
+    sizes = collection.documents.lengths
     probes = np.unique(np.linspace(0, len(sizes) - 1, LENGTH_PROBES).astype(np.int64))
-    texts = (collection.document_text(int(number)) for number in probes)
+    texts = (collection.documents[number].whole for number in probes.tolist())
     tokens = sum(len(encoding.ids(text)) for text in texts)
     return tokens / max(1, int(sizes[probes].sum()))
 
@@ -94,11 +92,7 @@ class SearchDataModule(EncodedTextDataModule):
 
     def collection_of(self, stage: Stage) -> Collection:
         """Return the collection as a stage may read it, see `Collection.without_leak`."""
-        return self.collection if stage == "predict" else self._without_leak
-
-    @cached_property
-    def _without_leak(self) -> Collection:
-        return self.collection.without_leak()
+        return self.collection if stage == "predict" else self.collection.without_leak()
 
     def judged(self, stage: Stage, may_lack: bool = False) -> JudgedQueries:
         """Return the judgements of a stage; those of the test in prediction.
@@ -124,23 +118,35 @@ class SearchDataModule(EncodedTextDataModule):
             return None
         return file_queries(Path(self.predict_queries).expanduser())
 
+    @abstractmethod
+    def make_dataset(self, stage: Stage, encoding: TextEncoding) -> PlannedDataset:
+        """Return the dataset of one stage; all that it reads is made in the cache."""
+
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
-        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
-        hand_over_rejected(self.collection.folder, Path(run_folder))
+        hand_over_rejected(self.collection.folder, self.output_folder)
         super().prepare_data()
+
+    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
+        """Make lists, indexes and tokens of a stage in the cache."""
+        self.make_dataset(stage, encoding)
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage."""
+        assert self.encoding is not None
+        return self.make_dataset(stage, self.encoding)
 
     def training_texts(self) -> Iterator[str]:
         """Yield documents with their titles; of very many, evenly spread ones."""
-        count = self.collection.num_documents
+        count = len(self.collection.documents)
         for index in range(0, count, 1 + count // MOST_TOKENIZER_TEXTS):
-            yield self.collection.document_text(index)
+            yield self.collection.documents[index].whole
 
     def texts_digest(self) -> str:
         return self.collection.fingerprint
 
     def audit(self) -> Audit:
-        """Return what is in the collection, and what is wrong with it, whatever the model."""
+        """Return the findings over the collection, whatever the model."""
         collection = open_collection(self.collection_request, "reject")
         contents = _contents(collection.queries)
         audit = Audit("queries", "bytes", bad_rows=collection.bad_rows)
@@ -148,47 +154,45 @@ class SearchDataModule(EncodedTextDataModule):
         for number, name in enumerate(PART_NAMES):
             judgements = collection.judgements(number)
             queries, is_relevant = np.unique(judgements.query), judgements.grade > 0
-            num_judged += len(queries)
             if not len(queries):
                 continue
+            num_judged += len(queries)
             num_relevant = int(is_relevant.sum())
             columns: dict[str, int | str] = {
                 "judgements": len(judgements.query),
                 "relevant": num_relevant,
                 "relevant per query": f"{num_relevant / len(queries):.1f}",
             }
-            lengths = np.asarray(collection.query_lengths)[queries]
+            lengths = collection.queries.lengths[queries]
             audit.parts.append(AuditPart(name, lengths, contents[queries], columns))
             grades, counts = np.unique(judgements.grade, return_counts=True)
-            named = (f"{grade:g}" for grade in grades)
-            audit.labels[f"{name} grades"] = dict(zip(named, counts.tolist(), strict=True))
-            num_without = len(queries) - len(np.unique(judgements.query[is_relevant]))
-            if num_without:
-                sentence = f"{name} queries with no document above grade 0: {num_without:,}"
-                audit.warnings.append(sentence)
-        documents = _contents(collection.documents)
-        is_empty = documents == text_key("")
-        num_repeated = (~is_empty).sum() - len(np.unique(documents[~is_empty]))
-        lengths = np.asarray(collection.document_lengths)
+            names = (f"{grade:g}" for grade in grades)
+            audit.labels[f"{name} grades"] = dict(zip(names, counts.tolist(), strict=True))
+            if count := len(queries) - len(np.unique(judgements.query[is_relevant])):
+                audit.warnings.append(f"{name} queries with no document above grade 0: {count:,}")
+        documents, lengths = _contents(collection.documents), collection.documents.lengths
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"
         audit.notes.append(("documents", f"{len(lengths):,}; {sentence}"))
-        sentence = f"{collection.num_queries - num_judged:,} queries have no judgement"
+        sentence = f"{len(collection.queries) - num_judged:,} queries have no judgement"
         audit.notes.append(("unjudged", f"{sentence} and are in no part"))
-        for count, sentence in (
-            (is_empty.sum(), "documents with neither title nor text"),
-            (num_repeated, "documents with the words of an earlier one"),
-        ):
-            if count:
-                audit.warnings.append(f"{sentence}: {count:,}")
+        full = documents[documents != text_key("")]
+        if count := len(documents) - len(full):
+            audit.warnings.append(f"documents with neither title nor text: {count:,}")
+        if count := len(full) - len(np.unique(full)):
+            audit.warnings.append(f"documents with the words of an earlier one: {count:,}")
         return audit
+
+    @property
+    def output_folder(self) -> Path:
+        """The folder of the run, where it has one."""
+        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
 
     def output_path(self, default_name: str) -> Path:
         """Return where a prediction goes."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
-        folder = self.trainer.default_root_dir if self.trainer is not None else "."
-        return Path(folder) / default_name
+        return self.output_folder / default_name
 
     @property
     def shows_found(self) -> bool:
@@ -202,16 +206,16 @@ class SearchDataModule(EncodedTextDataModule):
         Args:
             path: .csv, .tsv or .parquet.
         """
-        texts = {queries.id(place): queries.text(place) for place in range(len(queries))}
+        texts = {query.id: query.text for query in queries}
         rows: list[tuple[Any, ...]] = []
         for ranking in rankings:
-            pairs = list(zip(ranking.documents, ranking.scores, strict=True))[:NUM_FOUND]
-            for rank, (id, score) in enumerate(pairs, start=1):
-                index, query = self.collection.document_index(id), texts[ranking.query]
-                document = self.collection.document(index)
+            query = texts[ranking.query]
+            numbers = self.collection.documents.indices_of(ranking.documents[:NUM_FOUND]).tolist()
+            for rank, (number, score) in enumerate(zip(numbers, ranking.scores, strict=False), 1):
+                document = self.collection.documents[number]
+                place = (document.address or document.id, document.title)
                 shown = snippet(document.text, query)
-                place = (self.collection.address(index), document.title, shown)
-                rows.append((ranking.query, query, rank, round(score, 6), *place))
+                rows.append((ranking.query, query, rank, round(score, 6), *place, shown))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
         with new_table(path, overwrite=True) as table:
             table.write(pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS))
@@ -231,6 +235,5 @@ def snippet(text: str, query: str) -> str:
 
 def _contents(table: TextTable) -> np.ndarray:
     """Return [n] integers, equal for texts that differ in case and spacing alone."""
-    texts = (table[number] for number in range(len(table)))
-    words = (" ".join(f"{text.title} {text.text}".casefold().split()) for text in texts)
+    words = (" ".join(f"{text.title} {text.text}".casefold().split()) for text in table)
     return np.array([text_key(one) for one in words])

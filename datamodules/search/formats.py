@@ -1,10 +1,9 @@
 """Files of a collection in their formats: lines of BEIR, and folders of pages."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, V
 from datamodules.files.tables import Table, expand_files
 
 Files = str | list[str] | None
-LINES_AT_ONCE = 65_536
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
 BEIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
@@ -49,24 +47,29 @@ class TextRecord(NamedTuple):
     text: str
     address: str = ""
 
+    @property
+    def whole(self) -> str:
+        """The title, and the text in the next line: input of an encoder."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
 
 class TextRow(NamedTuple):
-    """A text, and where it stands in the user's files."""
+    """A text, and its place in the user's files."""
 
     record: TextRecord
     path: Path
     line: int
 
 
-class JudgementRows(NamedTuple):
-    """Some judgements of one file and part, as ids, and grades as text or numbers."""
+class JudgementRow(NamedTuple):
+    """A judgement with its place; ids of query and document, and the grade as text or number."""
 
     part: int
     file: str
-    lines: list[int]
-    queries: list[str]
-    documents: list[str]
-    grades: list[Any]
+    line: int
+    query: str
+    document: str
+    grade: Any
 
 
 @dataclass(frozen=True)
@@ -86,38 +89,39 @@ class CollectionFiles:
     test: Files = None
 
     def judgements(self) -> dict[int, Files]:
-        """Return the named files of judgements per part; empty where none is named."""
+        """Return the named files of judgements per part."""
         named = {TRAIN: self.train, VALIDATION: self.validation, TEST: self.test}
         return {part: files for part, files in named.items() if files}
 
 
 class BeirReader:
-    """Reads `corpus.jsonl`, `queries.jsonl` and `qrels/*.tsv` of a folder.
+    """Reader of `corpus.jsonl`, `queries.jsonl` and `qrels/*.tsv` of a folder.
 
     Source: https://github.com/beir-cellar/beir.
 
     Raises:
         FileNotFoundError: a file is not there.
-        ValueError: it is not clear what a file holds.
+        ValueError: a file of judgements is of no part, or of one that another has.
     """
 
     def __init__(self, folder: Path, named: CollectionFiles) -> None:
-        def files(pattern: str, role: str) -> list[Path]:
-            if given := asdict(named).get(role):
+        def files(role: str, pattern: str, given: Files = None) -> list[Path]:
+            if given:
                 return expand_files(given, f"data.collection.files.{role}", BEIR_SUFFIXES)
             if not (found := sorted(folder.glob(pattern))):
-                packed = (
-                    " It is compressed; unpack it." if any(folder.glob(f"{pattern}.gz")) else ""
-                )
+                is_packed = any(folder.glob(f"{pattern}.gz"))
+                packed = " It is compressed; unpack it." * is_packed
                 raise FileNotFoundError(f"{folder} has no {role} ({pattern}).{packed}")
             return found
 
-        self.texts = {"documents": files("corpus.jsonl", "documents")}
-        self.texts["queries"] = files("queries.jsonl", "queries")
-        self.judged: dict[int, list[Path]] = {}
-        for part in named.judgements():
-            self.judged[part] = files("", PART_NAMES[part])
-        for path in [] if self.judged else files("qrels/*.tsv", "judgements"):
+        self.texts = {
+            "documents": files("documents", "corpus.jsonl"),
+            "queries": files("queries", "queries.jsonl", named.queries),
+        }
+        self.judged = {
+            part: files(PART_NAMES[part], "", given) for part, given in named.judgements().items()
+        }
+        for path in [] if self.judged else files("judgements", "qrels/*.tsv"):
             if (part := part_of(path)) in self.judged:
                 raise ValueError(
                     f"{self.judged[part][0]} and {path} both hold judgements of "
@@ -127,10 +131,7 @@ class BeirReader:
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role; all are part of the fingerprint."""
-        return {
-            **self.texts,
-            **{PART_NAMES[part]: self.judged[part] for part in sorted(self.judged)},
-        }
+        return {**self.texts, **{PART_NAMES[part]: own for part, own in self.judged.items()}}
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
         """Yield every sound row of `documents` or `queries`."""
@@ -141,39 +142,27 @@ class BeirReader:
         for path in self.texts[role]:
             yield from sound_rows(path, row_of, bad_rows)
 
-    def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRows]:
-        """Yield every judgement that can be cut into its values, some at a time: query, document
-        and grade with tabs, or TREC's four columns."""
-        for part in sorted(self.judged):
-            for path in self.judged[part]:
+    def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
+        """Yield every line that can be cut into its values: query, document and grade with tabs,
+        or TREC's four columns."""
+        for part, paths in sorted(self.judged.items()):
+            for path in paths:
                 # What is not UTF-8 becomes an id that no text has.
                 with path.open(encoding="utf-8-sig", errors="replace") as file:
-                    numbered = enumerate(file, start=1)
-                    while block := list(islice(numbered, LINES_AT_ONCE)):
-                        yield self._cut(block, part, path, bad_rows)
-
-    def _cut(
-        self, block: list[tuple[int, str]], part: int, path: Path, bad_rows: BadRows
-    ) -> JudgementRows:
-        rows = JudgementRows(part, str(path), [], [], [], [])
-        for line, text in block:
-            values, words = text.strip("\r\n").split("\t"), text.split()
-            if not words:
-                continue
-            if len(values) != 3:  # an id may hold a blank
-                if len(words) != 4:
-                    rule = (
-                        f"the line has {len(values)} columns, and must have 3 with tabs between "
-                        "them (query, document, grade) or TREC's 4 (query, 0, document, grade)."
-                    )
-                    bad_rows.add(BadRow(str(path), line, text.strip(), rule))
-                    continue
-                values = [words[0], words[2], words[3]]
-            if line > 1 or values[2].lower() not in GRADE_NAMES:
-                rows.lines.append(line)
-                for column, value in zip(rows[3:], values, strict=True):
-                    column.append(value)
-        return rows
+                    for line, text in enumerate(file, start=1):
+                        values, words = text.strip("\r\n").split("\t"), text.split()
+                        if len(values) != 3 and len(words) == 4:  # an id may hold a blank
+                            values = [words[0], words[2], words[3]]
+                        if len(values) == 3:
+                            if words and (line > 1 or values[2].lower() not in GRADE_NAMES):
+                                yield JudgementRow(part, str(path), line, *values)
+                        elif words:
+                            rule = (
+                                f"the line has {len(values)} columns, and must have 3 with tabs "
+                                "between them (query, document, grade) or TREC's 4 (query, 0, "
+                                "document, grade)."
+                            )
+                            bad_rows.add(BadRow(str(path), line, text.strip(), rule))
 
 
 def part_of(path: Path) -> int:
@@ -229,18 +218,8 @@ def value_of(row: dict[str, Any], names: tuple[str, ...]) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-class PageWish(NamedTuple):
-    """A query with one relevant page, as a row of a table says it."""
-
-    file: Path
-    line: int
-    query: str
-    page: str
-    grade: Any
-
-
 class PagesReader:
-    """Reads a folder of pages; a page's id is its path in the folder, blanks as %20.
+    """Reader of a folder of pages; a page's id is its path in the folder, blanks as %20.
 
     Queries and their pages stand in `queries.csv` (or .tsv, .xlsx, .jsonl, .parquet) of the folder,
     or in a named file: a row has query and page (its path, name or address), perhaps a grade above
@@ -254,8 +233,8 @@ class PagesReader:
     def __init__(self, folder: Path, named: CollectionFiles) -> None:
         if named.judgements():
             raise ValueError(
-                "format pages reads data.collection.folder and data.collection.files.queries "
-                "alone; leave the other files out."
+                "a folder of pages is read with data.collection.files.queries alone; leave the "
+                "other files out."
             )
         self.folder = folder
         beside = (folder / f"queries{suffix}" for suffix in QUERY_TABLES)
@@ -278,26 +257,20 @@ class PagesReader:
         elif not self.asked:
             yield from self._titles
         else:
-            firsts: dict[str, PageWish] = {}
-            for wish in self._wishes:
-                firsts.setdefault(wish.query, wish)
-            for query, first in firsts.items():
-                record = TextRecord(self._numbers[query], "", query)
-                yield TextRow(record, first.file, first.line)
+            for number, (query, row) in enumerate(self._firsts.items(), start=1):
+                yield TextRow(TextRecord(str(number), "", query), Path(row.file), row.line)
 
-    def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRows]:
+    def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
         """Yield every pair of a query and a page that is there."""
-        if not self.asked:
-            ids = [row.record.id for row in self._titles]
-            ones = [1] * len(ids)
-            yield JudgementRows(TRAIN, str(self.folder), ones, ids, ids, [1.0] * len(ids))
-        for wish in self._wishes:
-            if (page := self._ids.get(wish.page.strip("/"))) is None:
+        for title in () if self.asked else self._titles:
+            yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
+        numbers = {query: str(number) for number, query in enumerate(self._firsts, start=1)}
+        for row in self._wishes:
+            if (page := self._ids.get(row.document.strip("/"))) is None:
                 rule = "no page has this path, name or address; correct it, or add the page."
-                bad_rows.add(BadRow(str(wish.file), wish.line, wish.page, rule, "unknown document"))
-                continue
-            values = [wish.line], [self._numbers[wish.query]], [page], [wish.grade]
-            yield JudgementRows(TRAIN, str(wish.file), *values)
+                bad_rows.add(BadRow(row.file, row.line, row.document, rule, "unknown document"))
+            else:
+                yield row._replace(query=numbers[row.query], document=page)
 
     def _documents(self) -> Iterator[TextRow]:
         by_name: dict[str, list[str]] = {}
@@ -314,13 +287,8 @@ class PagesReader:
                 self._ids.setdefault(name, ids[0])
 
     @cached_property
-    def _numbers(self) -> dict[str, str]:
-        """Query -> its id, a number from 1."""
-        queries = dict.fromkeys(wish.query for wish in self._wishes)
-        return {query: str(number) for number, query in enumerate(queries, start=1)}
-
-    @cached_property
-    def _wishes(self) -> list[PageWish]:
+    def _wishes(self) -> list[JudgementRow]:
+        """Rows of the tables, with the words of the query and the page as the user names it."""
         wishes = []
         for path in self.asked:
             for line, row in table_rows(path):
@@ -333,15 +301,19 @@ class PagesReader:
                 grade = value_of(row, GRADE_NAMES)
                 for page in pages if isinstance(pages, list) else [pages]:
                     values = (query.strip(), str(page), 1.0 if grade is None else grade)
-                    wishes.append(PageWish(path, line, *values))
+                    wishes.append(JudgementRow(TRAIN, str(path), line, *values))
         return wishes
+
+    @cached_property
+    def _firsts(self) -> dict[str, JudgementRow]:
+        """Query -> the first row that has it; ids of queries count them from 1."""
+        firsts: dict[str, JudgementRow] = {}
+        for row in self._wishes:
+            firsts.setdefault(row.query, row)
+        return firsts
 
 
 Reader = BeirReader | PagesReader
-READERS: dict[str, Callable[[Path, CollectionFiles], Reader]] = {
-    "beir": BeirReader,
-    "pages": PagesReader,
-}
 
 
 def page_record(page: Path, folder: Path) -> TextRecord:

@@ -14,6 +14,7 @@ import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.files.documents import Reading, read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
 from datamodules.files.tables import check_file, naming, new_text_file
 from datamodules.search.collection import (
@@ -113,19 +114,17 @@ class Queries:
 
     @property
     def digest(self) -> str:
-        """Tells these queries from others."""
+        """Hex digest that tells these queries from others."""
         return digest_of([self.source, numbers_digest(self.numbers)])
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def id(self, place: int) -> str:
-        """Return the id of a query."""
-        return self.table[int(self.numbers[place])].id
+    def __iter__(self) -> Iterator[TextRecord]:
+        return map(self.__getitem__, range(len(self)))
 
-    def text(self, place: int) -> str:
-        """Return the text of a query."""
-        return self.table[int(self.numbers[place])].text
+    def __getitem__(self, place: int) -> TextRecord:
+        return self.table[int(self.numbers[place])]
 
 
 def file_queries(path: Path) -> Queries:
@@ -142,18 +141,9 @@ def file_queries(path: Path) -> Queries:
 
     def rows() -> Iterator[TextRow]:
         if path.suffix.lower() == ".txt":
-            content = path.read_bytes()
-            try:
-                lines = content.decode("utf-8-sig").split("\n")
-            except UnicodeDecodeError as error:
-                line = content[: error.start].count(b"\n") + 1
-                raise ValueError(
-                    f"{path}:{line}: byte 0x{content[error.start]:02X} is not UTF-8; save the file "
-                    "as UTF-8."
-                ) from error
-            for line, text in enumerate(lines, start=1):
-                if text.strip():
-                    yield TextRow(TextRecord(str(line), "", text.strip()), path, line)
+            for place, text in read_documents(path, Reading(documents_by="line")):
+                number = place.rpartition(":")[2]
+                yield TextRow(TextRecord(number, "", text.strip()), path, int(number))
             return
         known: set[str] = set()  # a table of queries and pages names a query several times
         for line, row in table_rows(path):
@@ -167,9 +157,8 @@ def file_queries(path: Path) -> Queries:
                 raise ValueError(f'{path}:{line}: "{half}" {HALF_RULE}')
             if id is not None or query not in known:
                 known.add(query)
-                yield TextRow(
-                    TextRecord(str(line if id is None else id), "", query.strip()), path, line
-                )
+                record = TextRecord(str(line if id is None else id), "", query.strip())
+                yield TextRow(record, path, line)
 
     def write(folder: Path) -> None:
         repeated = BadRows("collect")

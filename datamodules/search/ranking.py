@@ -4,7 +4,7 @@ Shapes: B queries in the micro-batch, K candidates of one, P pairs, J judgements
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from datamodules.search.candidates import (
     CandidateOptions,
     GroupOptions,
     Lists,
-    bm25_lists,
+    candidate_lists,
     run_lists,
 )
 from datamodules.search.collection import Collection
@@ -47,7 +47,6 @@ from datamodules.text.encoding import Framed, TextEncoding, padded
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
-MOST_LISTED = 100  # candidates of a list, where `top` does not say
 MOST_NAMED = 3  # queries of a message
 log = logging.getLogger(__name__)
 
@@ -66,11 +65,13 @@ class RankingExample(NamedTuple):
 
 
 class RankingDataset(PlannedDataset):
-    """Queries, each with all its candidates: for evaluation and prediction.
+    """Queries, each with all its candidates, or with a group of them for training.
 
     Args:
         judgements: of these queries; `None` in prediction for a file of queries.
         teacher: scores of a teacher.
+        groups: how candidates are drawn in every epoch; `None` takes all.
+        seed: key of the draw, together with epoch and sample id.
         with_baselines: whether the scores of the first stage and of BM25 come along.
         is_even: whether all batches are as wide as the longest list, so that results join.
     """
@@ -83,20 +84,16 @@ class RankingDataset(PlannedDataset):
         options: CandidateOptions,
         judgements: JudgedQueries | None = None,
         teacher: Lists | None = None,
+        groups: GroupOptions | None = None,
+        seed: int = 0,
         with_baselines: bool = False,
         is_even: bool = False,
     ) -> None:
         self.collection, self.encoding, self.queries = collection, encoding, queries
         self.options, self.judgements, self.teacher = options, judgements, teacher
-        self.with_baselines = with_baselines
+        self.groups, self.seed, self.with_baselines = groups, seed, with_baselines
         self.bm25 = None if options.bm25 is None else open_bm25(collection, options.bm25)
-        self.lists: Lists | None = None
-        most = MOST_LISTED if options.top is None else options.top
-        if options.source == "run":
-            self.lists = run_lists(options.run, collection, queries, most, "candidates.run")
-        elif options.source == "bm25":
-            assert options.bm25 is not None
-            self.lists = bm25_lists(options.bm25, collection, queries, most)
+        self.lists = candidate_lists(options, options.top, collection, queries, "candidates")
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
         self._tokens_per_byte = tokens_per_byte(encoding, collection)
@@ -104,7 +101,8 @@ class RankingDataset(PlannedDataset):
         lengths = np.fromiter(map(self._length, places), np.int64, len(places))
         self.lengths = np.maximum(1, lengths)
         lists = [lists.fingerprint for lists in (self.lists, teacher) if lists]
-        facts = [collection.fingerprint, encoding.digest, lists, len(places), self._options()]
+        drawn = groups and asdict(groups)
+        facts = [collection.fingerprint, encoding.digest, lists, len(places), drawn]
         self.fingerprint = digest_of([*facts, options.bm25 and asdict(options.bm25)])
         self.target_counts = {TERM: None}
         widths = (len(self.candidates(place)) for place in places) if is_even else ()
@@ -132,20 +130,30 @@ class RankingDataset(PlannedDataset):
             return self.judged(place).documents
         return np.sort(self.listed(place))
 
-    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def graded(self, place: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the candidates of this epoch [K] int64, ascending, and their grades [K] float32,
         NaN = unjudged."""
-        documents = self.candidates(sample_id)
-        return documents, looked_up(documents, *self.judged(sample_id))
+        judged = self.judged(place)
+        if self.groups is None:
+            documents = self.candidates(place)
+            return documents, looked_up(documents, *judged)
+        minable = self.groups.minable(self.listed(place), judged.documents)
+        rng = rng_for(self.seed, epoch, place)
+        chosen = self.groups.drawn(judged.grades, len(minable), rng)
+        mined_grade = 0.0 if self.groups.unjudged_as_negative else np.nan
+        documents = np.append(judged.documents, minable)[chosen]
+        grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))[chosen]
+        order = np.argsort(documents)
+        return documents[order], grades[order]
 
     def bm25_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
-        """Return what BM25 gives documents, [n] float32; 0 where BM25 is left out."""
+        """Return BM25's scores of documents, [n] float32; 0 where BM25 is left out."""
         if self.bm25 is None:
             return np.zeros(len(documents), np.float32)
-        return self.bm25.scores(self.queries.text(place), documents).astype(np.float32)
+        return self.bm25.scores(self.queries[place].text, documents).astype(np.float32)
 
     def first_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
-        """Return what the first stage gives documents, [n] float32, 0 where there is none.
+        """Return the first stage's scores of documents, [n] float32, 0 where there is none.
 
         A document that a run does not list has the lowest score of the query's list.
         """
@@ -199,93 +207,58 @@ class RankingDataset(PlannedDataset):
         longest_first = [pairs[place] for place in order.tolist()]
         # Where no query has a candidate there is one empty row.
         rows = padded(longest_first or [self.encoding.framing.single(np.zeros(0, np.int64))])
+
+        def column(name: str, filler: float, width: int = width) -> torch.Tensor:
+            values = [getattr(example, name) for example in examples]
+            return torch.from_numpy(rows_of(values, filler, width))
+
         batch = {
             **rows,
             "pair_lengths": rows["attention_mask"].sum(1).numpy(),
             "num_parts": self.num_parts(len(examples)),
             "pair_index": torch.from_numpy(index),
-            "document": _rows([e.document for e in examples], NO_DOCUMENT, width),
-            "relevance": _rows([e.relevance for e in examples], np.nan, width),
-            "prior": _rows([e.prior for e in examples], 0.0, width),
-            "all_relevance": _rows([e.all_relevance for e in examples], np.nan, 1),
+            "document": column("document", NO_DOCUMENT),
+            "relevance": column("relevance", np.nan),
+            "prior": column("prior", 0.0),
+            "all_relevance": column("all_relevance", np.nan, 1),
         }
         if self.teacher is not None:
-            batch["teacher"] = _rows([e.teacher for e in examples], np.nan, width)
+            batch["teacher"] = column("teacher", np.nan)
         if self.with_baselines:
-            scores = {
-                "first": [e.first_stage for e in examples],
-                "bm25": [e.bm25 for e in examples],
-            }
-            batch["baselines"] = {n: _rows(scores[n], 0.0, width) for n in self.baselines}
+            names = {"first": "first_stage", "bm25": "bm25"}
+            batch["baselines"] = {name: column(names[name], 0.0) for name in self.baselines}
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the query, and the grades of its candidates of this epoch."""
         documents, grades = self.graded(sample_id, epoch)
-        names = [self.collection.document_id(int(number)) for number in documents]
+        names = [self.collection.documents[int(number)].id for number in documents]
         shown = (f"{name}:{grade:g}" for name, grade in zip(names, grades.tolist(), strict=True))
-        return {"query": self.queries.text(sample_id), "candidates": " ".join(shown)}
+        return {"query": self.queries[sample_id].text, "candidates": " ".join(shown)}
 
     def num_parts(self, num_queries: int) -> int:
         """Return in how many parts a training step computes the rows of so many queries."""
-        return 1
-
-    def row_lengths(self, documents: np.ndarray) -> np.ndarray:
-        """Return about how many positions the rows of documents have, [n] int64."""
-        limits = self.encoding.limits
-        num_bytes = self.collection.document_lengths[documents] * self._tokens_per_byte
-        longest = limits.max_length - limits.max_query_length
-        return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
-
-    def _options(self) -> Any:
-        return None
-
-    def _length(self, place: int) -> int:
-        """Return about how many positions the rows of a query have together."""
-        return int(self.row_lengths(self.candidates(place)).sum())
-
-
-class GroupDataset(RankingDataset):
-    """Queries, each with a group of candidates that is drawn anew in every epoch: for training.
-
-    Args:
-        groups: how they are drawn.
-        seed: key of the draw, together with epoch and sample id.
-        ranking: as of `RankingDataset`.
-    """
-
-    def __init__(self, groups: GroupOptions, seed: int, *ranking: Any) -> None:
-        self.groups, self.seed = groups, seed
-        super().__init__(*ranking)
-
-    def graded(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the group of this epoch."""
-        judged, minable = self._pool(sample_id)
-        rng = rng_for(self.seed, epoch, sample_id)
-        chosen = self.groups.drawn(judged.grades, len(minable), rng)
-        mined_grade = 0.0 if self.groups.unjudged_as_negative else np.nan
-        documents = np.append(judged.documents, minable)[chosen]
-        grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))[chosen]
-        order = np.argsort(documents)
-        return documents[order], grades[order]
-
-    def num_parts(self, num_queries: int) -> int:
+        if self.groups is None:
+            return 1
         # By the size that groups may have, which is the same on all replicas; each has a pair.
         return max(1, min(num_queries, num_queries * self.groups.size // ROWS_OF_PART))
 
-    def _pool(self, place: int) -> tuple[QueryJudgements, np.ndarray]:
-        judged = self.judged(place)
-        return judged, self.groups.minable(self.listed(place), judged.documents)
-
-    def _options(self) -> Any:
-        return asdict(self.groups)
-
     def _length(self, place: int) -> int:
-        """Return the expected length: that of a mean document, times the size of the group."""
-        judged, minable = self._pool(place)
-        size = sum(self.groups.sizes(len(judged.documents), len(minable)))
-        documents = np.append(judged.documents, minable)
-        return int(size * self.row_lengths(documents).mean())
+        """Return about how many positions the rows of a query have together; of a group that is
+        drawn, of its size times a mean document."""
+        limits = self.encoding.limits
+        longest = limits.max_length - limits.max_query_length
+
+        def rows(documents: np.ndarray) -> np.ndarray:
+            num_bytes = self.collection.documents.lengths[documents] * self._tokens_per_byte
+            return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
+
+        if self.groups is None:
+            return int(rows(self.candidates(place)).sum())
+        judged = self.judged(place).documents
+        minable = self.groups.minable(self.listed(place), judged)
+        size = sum(self.groups.sizes(len(judged), len(minable)))
+        return int(size * rows(np.append(judged, minable)).mean())
 
 
 class RankingDataModule(SearchDataModule):
@@ -331,51 +304,39 @@ class RankingDataModule(SearchDataModule):
                 "data.candidates.source to bm25 or run."
             )
 
+    @property
+    def scores_first(self) -> bool:
+        """Whether each candidate, in training too, has the score of a first stage."""
+        return self.candidates.source == "run" or self.candidates.bm25 is not None
+
     def check_stage(self, stage: Stage) -> None:
         """Raise where the stage has no query, or its file of them breaks a rule."""
         self._queries(stage)
 
-    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
-        """Make BM25's index, the candidates of a stage and all tokens in the cache."""
-        self._dataset(stage, encoding)
-
-    def build(self, stage: Stage) -> PlannedDataset:
+    def make_dataset(self, stage: Stage, encoding: TextEncoding) -> RankingDataset:
         """Return the dataset of one stage.
 
         Raises:
             FileNotFoundError: a file is not there.
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
-        assert self.encoding is not None
-        return self._dataset(stage, self.encoding)
-
-    @property
-    def scores_first(self) -> bool:
-        """Whether each candidate, in training too, has the score of a first stage."""
-        return self.candidates.source == "run" or self.candidates.bm25 is not None
-
-    def setup(self, stage: str) -> None:
-        """Build the datasets; refuse to write where a table lies that is not of this prediction."""
-        super().setup(stage)
-        if stage != "predict" or self.predict_output is None or not self.shows_found:
-            return
-        beside = self.predict_output_path.with_suffix(".csv")
-        if beside.exists():
-            raise FileExistsError(
-                f"{beside} exists and is not overwritten, but the table of what was found goes "
-                "there; move it, or choose another data.predict_output."
-            )
+        collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
+        teacher = None
+        if self.teacher is not None and stage != "predict":
+            facts = (self.teacher, self.collection, queries, None, "data.teacher")
+            teacher = run_lists(*facts, may_lack_all=stage != "train")
+        return RankingDataset(
+            *(collection, encoding, queries, self.candidates, judgements, teacher),
+            groups=self.groups if stage == "train" else None,
+            seed=self.seed,
+            with_baselines=stage == "test",
+            is_even=stage == "predict",
+        )
 
     @property
     def predict_output_path(self) -> Path:
         """Where the run goes."""
-        path = self.output_path(RUN_NAME)
-        if path.suffix == ".csv":
-            raise ValueError(
-                f"data.predict_output {path} is a run of TREC, and the table of what was found "
-                "stands beside it as .csv; name it .trec."
-            )
-        return path
+        return self.output_path(RUN_NAME)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the run, best first, equal scores in the order of documents; for queries of a file,
@@ -389,42 +350,27 @@ class RankingDataModule(SearchDataModule):
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)
         queries = dataset.queries
-        write_run(path, self._rankings(dataset, results["score"]), TAG)
+
+        def rankings() -> Iterator[Ranking]:
+            for place, query in enumerate(queries):
+                documents = dataset.candidates(place)
+                own = results["score"][place, : len(documents)].astype(np.float64).round(DECIMALS)
+                order = np.argsort(-own, kind="stable")
+                ids = [self.collection.documents[n].id for n in documents[order].tolist()]
+                yield Ranking(query.id, ids, own[order].tolist())
+
+        write_run(path, rankings(), TAG)
         if self.shows_found:
-            rankings = self._rankings(dataset, results["score"])
-            self.write_found(path.with_suffix(".csv"), rankings, queries)
+            self.write_found(path.with_name(f"{path.name}.csv"), rankings(), queries)
         if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
-            names = ", ".join(queries.id(place) for place in lacking[:MOST_NAMED])
+            names = ", ".join(queries[place].id for place in lacking[:MOST_NAMED])
             log.warning(
                 "%d of %d queries have no candidate and are not in %s, such as %s.",
                 *(len(lacking), len(queries), path, names),
             )
-
-    def _rankings(self, dataset: RankingDataset, scores: np.ndarray) -> Iterator[Ranking]:
-        for place in range(len(dataset.queries)):
-            documents = dataset.candidates(place)
-            own = scores[place, : len(documents)].astype(np.float64).round(DECIMALS)
-            order = np.argsort(-own, kind="stable")
-            ids = [self.collection.document_id(int(index)) for index in documents[order]]
-            yield Ranking(dataset.queries.id(place), ids, own[order].tolist())
-
-    def _dataset(self, stage: Stage, encoding: TextEncoding) -> RankingDataset:
-        collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
-        teacher = None
-        if self.teacher is not None and stage != "predict":
-            facts = (self.teacher, self.collection, queries, None, "data.teacher")
-            teacher = run_lists(*facts, may_lack_all=stage != "train")
-        ranking = (collection, encoding, queries, self.candidates, judgements, teacher)
-        if stage == "train":
-            return GroupDataset(self.groups, self.seed, *ranking)
-        return RankingDataset(*ranking, stage == "test", is_even=stage == "predict")
 
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and (queries := self.queries_of_file()) is not None:
             return queries, None
         judgements = self.judged(stage)
         return self.queries(judgements.queries), judgements
-
-
-def _rows(values: Sequence[np.ndarray], filler: float, width: int) -> torch.Tensor:
-    return torch.from_numpy(rows_of(values, filler, width))

@@ -6,9 +6,8 @@ among the texts of a batch, J most judgements of one query, F documents of a fir
 
 import json
 import os
-import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,14 +16,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from datamodules.core.plan import hash_ids, rng_for, rngs_for
+from datamodules.core.plan import hash_ids, rng_for
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import digest_of, sync
+from datamodules.core.store import digest_of, remove, sync
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
 from datamodules.search.bm25 import Bm25Options, open_bm25
-from datamodules.search.candidates import HardNegatives, Lists, bm25_lists, run_lists
-from datamodules.search.collection import Collection, CollectionDocument
+from datamodules.search.candidates import HardNegatives, Lists, candidate_lists
+from datamodules.search.collection import Collection
 from datamodules.search.datamodule import (
     TERM,
     SearchDataModule,
@@ -32,6 +31,7 @@ from datamodules.search.datamodule import (
     kept_queries,
     tokens_per_byte,
 )
+from datamodules.search.formats import TextRecord
 from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
@@ -40,14 +40,12 @@ from datamodules.search.queries import (
     numbers_digest,
     rows_of,
 )
-from datamodules.text.encoding import Framing, TextEncoding, sentences_of
+from datamodules.text.encoding import Framing, TextEncoding, padded, sentences_of
 
 KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 KEPT_TEXTS = 1 << 13  # whose sentences a process remembers
-QueryPart = Literal["train", "validation", "test", "all"]
-TEXTS = ("documents", "queries")
 RUN_FILE = "run.trec"
 
 
@@ -100,7 +98,7 @@ class TrainingMix:
         Raises:
             ValueError: nothing is left to train on.
         """
-        num_documents = collection.num_documents
+        num_documents = len(collection.documents)
         counts = dict(zip(KINDS, (len(judged.queries), num_documents, num_documents), strict=True))
         if not any(counts[kind] and getattr(self, kind) for kind in KINDS):
             raise ValueError(
@@ -109,11 +107,6 @@ class TrainingMix:
                 "data.mix.sentences."
             )
         return counts
-
-
-@lru_cache(KEPT_TEXTS)
-def _document(collection: Collection, number: int) -> CollectionDocument:
-    return collection.document(number)
 
 
 @lru_cache(KEPT_TEXTS)
@@ -130,8 +123,8 @@ def document_sentences(text: str) -> tuple[list[str], list[int]]:
 
 
 def drawn_sentence(
-    document: CollectionDocument, removal: float, rng: np.random.Generator
-) -> tuple[str, CollectionDocument | None]:
+    document: TextRecord, removal: float, rng: np.random.Generator
+) -> tuple[str, TextRecord | None]:
     """Return one sentence of a document, and the document without it if it is taken out.
 
     Args:
@@ -142,22 +135,34 @@ def drawn_sentence(
     if rng.random() >= removal or len(sentences) == 1:
         return sentences[place], None
     rest = " ".join(sentences[:place] + sentences[place + 1 :])
-    return sentences[place], CollectionDocument(document.title, rest)
+    return sentences[place], document._replace(text=rest)
 
 
-def framed(texts: Sequence[np.ndarray], framing: Framing) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return input_ids [n, T] int64, padded with 0, and attention_mask [n, T] bool of token ids,
-    each between its marks and cut before."""
-    first = framing.num_marks - 1
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    ends = (first + sizes)[:, None]
-    place = np.arange(ends.max() + 1)
-    ids = np.zeros((len(texts), len(place)), np.int64)
-    ids[(place >= first) & (place < ends)] = np.concatenate(texts)
-    ids[place == ends] = framing.separator_id
-    if framing.begin_id is not None:
-        ids[:, 0] = framing.begin_id
-    return torch.from_numpy(ids), torch.from_numpy(place <= ends)
+def framed(texts: Iterable[np.ndarray], framing: Framing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return input_ids [n, T] int64 and attention_mask [n, T] bool of token ids."""
+    rows = padded([framing.single(ids) for ids in texts])
+    return rows["input_ids"], rows["attention_mask"]
+
+
+def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:
+    """Return about how many positions each document takes, [documents] int64: its bytes by the
+    tokens per byte of some, cut at the encoder's length."""
+    sizes = collection.documents.lengths
+    positions = np.ceil(sizes * tokens_per_byte(encoding, collection)).astype(np.int64)
+    return np.clip(positions + encoding.framing.num_marks, 1, encoding.limits.max_length)
+
+
+class Pair(NamedTuple):
+    """One draw: kind and number among those of the kind, the document that answers, all documents
+    known to, hard negatives; of a document's own pair the query, and the rest if it is not all."""
+
+    kind: str
+    number: int
+    answer: int
+    known: np.ndarray
+    negatives: list[int]
+    query: str = ""
+    rest: str | None = None
 
 
 class PairExample(NamedTuple):
@@ -225,31 +230,54 @@ class PairDataset(PlannedDataset):
         documents, grades = self.judged.judged(place)
         return documents[grades <= RELEVANT_ABOVE]
 
+    def pair(self, sample_id: int, rng: np.random.Generator) -> Pair:
+        """Draw the pair of a sample."""
+        place = bisect_right(self.ends, sample_id)
+        kind, first = KINDS[place], self.ends[place - 1] if place else 0
+        number = (sample_id - first) % self.counts[kind]
+        if kind == "judged":
+            known, grades = self.relevant(number)
+            shares = np.cumsum(grades / grades.sum())  # as `rng.choice` draws, in a quarter of it
+            place = int(np.searchsorted(shares / shares[-1], rng.random(), side="right"))
+            negatives = []
+            if self.negatives.count:
+                pool = np.setdiff1d(self.pool(number), known)
+                count = min(self.negatives.count, len(pool))
+                negatives = rng.choice(pool, count, replace=False).tolist()
+            return Pair(kind, number, int(known[place]), known, negatives)
+        document, known = self.collection.documents[number], np.array([number])
+        if kind == "titles" and document.title:
+            # Some texts begin with their title, by which they would be found without learning.
+            text = document.text.removeprefix(document.title)
+            return Pair(kind, number, number, known, [], document.title, text)
+        sentence, rest = drawn_sentence(document, self.mix.removal, rng)
+        return Pair(kind, number, number, known, [], sentence, rest and rest.whole)
+
     def example(self, sample_id: int, epoch: int) -> PairExample:
         """Return one sample as it is in this epoch."""
-        return self.examples(np.array([sample_id]), epoch)[0]
-
-    def examples(self, sample_ids: np.ndarray, epoch: int) -> list[PairExample]:
-        rngs = rngs_for(self.seed, epoch, sample_ids)
-        return [self._drawn(*own) for own in zip(sample_ids.tolist(), rngs, strict=True)]
-
-    def _drawn(self, sample_id: int, rng: np.random.Generator) -> PairExample:
-        (kind, number), limits = self._place(sample_id), self.encoding.limits
-        if kind == "judged":
-            answer, known, negatives = self._judged_pair(number, rng)
-            query, text = self.query_tokens[number], self.document_tokens[answer]
-        else:
-            asked, rest = self._own_pair(kind, number, rng)
-            answer, known, negatives = number, np.array([number]), []
-            query = self.encoding.ids(asked)  # drawn again in a later epoch
-            text = self.document_tokens[number] if rest is None else self.encoding.ids(rest)
+        rng, limits = rng_for(self.seed, epoch, sample_id), self.encoding.limits
+        pair = self.pair(sample_id, rng)
+        is_judged = pair.kind == "judged"
+        query = self.query_tokens[pair.number] if is_judged else self.encoding.ids(pair.query)
+        tokens, rest = self.document_tokens, pair.rest
+        texts = [tokens[pair.answer] if rest is None else self.encoding.ids(rest)]
+        texts += [tokens[other] for other in pair.negatives]
         room = limits.max_length - self.encoding.framing.num_marks
-        texts = [text, *(self.document_tokens[other] for other in negatives)]
         texts = [self._kept(ids, rng)[:room] for ids in texts]
-        missing = self.negatives.count - len(negatives)
+        missing = self.negatives.count - len(pair.negatives)
         texts += [np.zeros(0, np.int64)] * missing
-        numbers = np.array([answer, *negatives, *[NO_DOCUMENT] * missing], np.int64)
-        return PairExample(self._kept(query, rng)[: limits.max_query_length], texts, numbers, known)
+        numbers = np.array([pair.answer, *pair.negatives, *[NO_DOCUMENT] * missing], np.int64)
+        query = self._kept(query, rng)[: limits.max_query_length]
+        return PairExample(query, texts, numbers, pair.known)
+
+    def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return token ids without those that are dropped in this epoch."""
+        probability = self.mix.token_dropout
+        if not probability or not len(ids):
+            return ids
+        distinct, which = np.unique(ids, return_inverse=True)
+        is_kept = rng.random(len(distinct)) >= probability
+        return ids[is_kept[which]] if is_kept.any() else ids
 
     def collate(self, examples: list[PairExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch."""
@@ -267,61 +295,13 @@ class PairDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
-        kind, number = self._place(sample_id)
-        rng, document_id = rng_for(self.seed, epoch, sample_id), self.collection.document_id
-        if kind == "judged":
-            answer, _, negatives = self._judged_pair(number, rng)
-            query = self.queries.text(number)
-        else:
-            (query, _), answer, negatives = self._own_pair(kind, number, rng), number, []
-        others = " ".join(map(document_id, negatives))
-        return {"kind": kind, "query": query, "answer": document_id(answer), "negatives": others}
-
-    def _place(self, sample_id: int) -> tuple[str, int]:
-        """Return the kind of a sample and its number among those."""
-        kind = bisect_right(self.ends, sample_id)
-        first = self.ends[kind - 1] if kind else 0
-        return KINDS[kind], (sample_id - first) % self.counts[KINDS[kind]]
-
-    def _judged_pair(
-        self, place: int, rng: np.random.Generator
-    ) -> tuple[int, np.ndarray, list[int]]:
-        """Return the numbers of a document that answers a query, of all that do, and of at most
-        `negatives.count` hard negatives."""
-        known, grades = self.relevant(place)
-        shares = np.cumsum(grades / grades.sum())  # as `rng.choice` draws, in a quarter of its time
-        answer = int(known[np.searchsorted(shares / shares[-1], rng.random(), side="right")])
-        if not self.negatives.count:
-            return answer, known, []
-        pool = np.setdiff1d(self.pool(place), known)
-        count = min(self.negatives.count, len(pool))
-        return answer, known, rng.choice(pool, count, replace=False).tolist()
-
-    def _own_pair(self, kind: str, number: int, rng: np.random.Generator) -> tuple[str, str | None]:
-        """Return the query and the answer that a document makes itself; `None` is all of it."""
-        document = _document(self.collection, number)
-        if kind == "titles" and document.title:
-            # Some texts begin with their title, by which they would be found without learning.
-            return document.title, document.text.removeprefix(document.title)
-        sentence, rest = drawn_sentence(document, self.mix.removal, rng)
-        return sentence, rest and rest.whole
-
-    def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return token ids without those that are dropped in this epoch."""
-        probability = self.mix.token_dropout
-        if not probability or not len(ids):
-            return ids
-        distinct, which = np.unique(ids, return_inverse=True)
-        is_kept = rng.random(len(distinct)) >= probability
-        return ids[is_kept[which]] if is_kept.any() else ids
-
-
-def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:
-    """Return about how many positions each document takes, [documents] int64: its bytes by the
-    tokens per byte of some, cut at the encoder's length."""
-    sizes = collection.document_lengths
-    positions = np.ceil(sizes * tokens_per_byte(encoding, collection)).astype(np.int64)
-    return np.clip(positions + encoding.framing.num_marks, 1, encoding.limits.max_length)
+        pair = self.pair(sample_id, rng_for(self.seed, epoch, sample_id))
+        query = self.queries[pair.number].text if pair.kind == "judged" else pair.query
+        answer, *others = (
+            self.collection.documents[number].id for number in (pair.answer, *pair.negatives)
+        )
+        negatives = " ".join(others)
+        return {"kind": pair.kind, "query": query, "answer": answer, "negatives": negatives}
 
 
 class TextExample(NamedTuple):
@@ -387,7 +367,7 @@ class TextsDataset(PlannedDataset):
         judged = self.judged.judged(sample_id)
         if self.bm25 is None:
             return TextExample(ids, True, number, *judged)
-        (hits,) = self.bm25.search([self.queries.text(sample_id)], self.depth, self.documents)
+        (hits,) = self.bm25.search([self.queries[sample_id].text], self.depth, self.documents)
         return TextExample(ids, True, number, *judged, hits.documents[0], hits.scores[0])
 
     def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:
@@ -402,20 +382,28 @@ class TextsDataset(PlannedDataset):
         if self.judged is None:
             return texts
         queries, most = [example for example in examples if example.is_query], self.judged.most
+
+        def column(name: str, filler: float, width: int) -> torch.Tensor:
+            rows = np.full((len(queries), width), filler, getattr(examples[0], name).dtype)
+            for row, query in zip(rows, queries, strict=True):
+                values = getattr(query, name)
+                row[: len(values)] = values
+            return torch.from_numpy(rows)
+
         return {
             **texts,
-            "judged": _table([e.judged for e in queries], NO_DOCUMENT, most, np.int64),
-            "grade": _table([e.grade for e in queries], np.nan, most, np.float32),
-            "first_document": _table([e.first for e in queries], NO_DOCUMENT, self.depth, np.int64),
-            "first_score": _table([e.first_score for e in queries], 0.0, self.depth, np.float32),
+            "judged": column("judged", NO_DOCUMENT, most),
+            "grade": column("grade", np.nan, most),
+            "first_document": column("first", NO_DOCUMENT, self.depth),
+            "first_score": column("first_score", 0.0, self.depth),
         }
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the id of the text."""
         if sample_id < len(self.queries):
-            return {"query": self.queries.id(sample_id)}
+            return {"query": self.queries[sample_id].id}
         number = int(self.documents[sample_id - len(self.queries)])
-        return {"document": self.collection.document_id(number)}
+        return {"document": self.collection.documents[number].id}
 
 
 def chosen_documents(
@@ -437,21 +425,12 @@ def chosen_documents(
     return np.sort(np.concatenate([of_queries, drawn]))
 
 
-def _table(
-    values: Sequence[np.ndarray], filler: float, width: int, dtype: type[np.generic]
-) -> torch.Tensor:
-    if not values:
-        return torch.from_numpy(np.zeros((0, width), dtype))
-    return torch.from_numpy(rows_of([v.astype(dtype) for v in values], filler, width))
-
-
 class EncodedCollection:
     """A folder of encoded texts, as a prediction of a retriever writes it.
 
     Attributes:
         documents: [D, W] memory-mapped, unit vectors.
         queries: [Q, W] memory-mapped.
-        document_ids, query_ids: one id per row, as in the collection.
 
     Raises:
         FileNotFoundError: it holds no encoded texts.
@@ -463,66 +442,14 @@ class EncodedCollection:
                 f"{folder} holds no encoded texts; make it with unisono predict of a retriever."
             )
         self.folder = folder
-        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         self.documents, self.queries = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in TEXTS
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "queries")
         )
 
-    @property
-    def document_ids(self) -> list[str]:
-        return self._ids("documents")
-
-    @property
-    def query_ids(self) -> list[str]:
-        return self._ids("queries")
-
-    def _ids(self, name: str) -> list[str]:
+    def ids(self, name: Literal["documents", "queries"]) -> list[str]:
+        """Return one id per row, as in the collection."""
         with (self.folder / f"{name}.ids.jsonl").open(encoding="utf-8") as file:
             return [json.loads(line) for line in file]
-
-
-def write_encoded(
-    folder: Path,
-    texts: Mapping[str, tuple[np.ndarray, Iterable[str]]],
-    facts: dict[str, Any],
-    finish: Callable[[EncodedCollection], None],
-) -> None:
-    """Write encoded texts, whole or not at all.
-
-    Args:
-        folder: which must not be there yet.
-        texts: `documents` and `queries`: vectors [n, W], larger than memory where they are
-            mapped, and the id of each row.
-        facts: what else a reader should know.
-        finish: called with the unfinished folder, to which it may add files.
-
-    Raises:
-        FileExistsError: the folder is there.
-    """
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists and is not overwritten; move it away.")
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with naming(folder):
-            unfinished.mkdir(parents=True)
-            for name, (vectors, ids) in texts.items():
-                np.save(unfinished / f"{name}.npy", vectors)
-                lines = (json.dumps(id) + "\n" for id in ids)
-                with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
-                    file.writelines(lines)
-            (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        finish(EncodedCollection(unfinished))
-        for path in (*unfinished.iterdir(), unfinished):
-            sync(path)
-        os.rename(unfinished, folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def no_search(encoded: EncodedCollection) -> None:
-    """Leave encoded texts as they are."""
 
 
 class RetrievalDataModule(SearchDataModule):
@@ -553,24 +480,19 @@ class RetrievalDataModule(SearchDataModule):
         num_others: int | None = None,
         bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
         bm25_depth: int = 1000,
-        predict_part: QueryPart = "test",
+        predict_part: Literal["train", "validation", "test", "all"] = "test",
         predict_depth: int = 1000,
         **search: Any,
     ) -> None:
         super().__init__(**search)
-        for name, value in (("bm25_depth", bm25_depth), ("predict_depth", predict_depth)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if num_others is not None and num_others < 0:
-            raise ValueError(f"num_others must be 0 or more, got {num_others}.")
+        if bm25_depth < 1 or predict_depth < 1 or (num_others is not None and num_others < 0):
+            raise ValueError(
+                "bm25_depth and predict_depth must be at least 1, and num_others 0 or more, got "
+                f"{bm25_depth}, {predict_depth} and {num_others}."
+            )
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.bm25, self.bm25_depth = bm25, bm25_depth
         self.predict_part, self.predict_depth = predict_part, predict_depth
-
-    @property
-    def predict_output_path(self) -> Path:
-        """The folder of encoded texts that a prediction makes."""
-        return self.output_path("encoded")
 
     def check_stage(self, stage: Stage) -> None:
         """Raise where there is nothing to train on, or no query to evaluate or search with."""
@@ -579,24 +501,17 @@ class RetrievalDataModule(SearchDataModule):
         elif (judged := self.judged(stage, may_lack=stage == "train")) and stage == "train":
             self.mix.counts(self.collection, judged.with_relevant())
 
-    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
-        """Make the tokens of the stage's texts, and the lists of negatives, in the cache."""
-        self._dataset(stage, encoding)
-
-    def build(self, stage: Stage) -> PlannedDataset:
+    def make_dataset(self, stage: Stage, encoding: TextEncoding) -> PairDataset | TextsDataset:
         """Return the dataset of one stage.
 
         Raises:
             ValueError: there is nothing to train on, or no query to evaluate or search with.
         """
-        assert self.encoding is not None
-        return self._dataset(stage, self.encoding)
-
-    def _dataset(self, stage: Stage, encoding: TextEncoding) -> PairDataset | TextsDataset:
         collection = self.collection_of(stage)
-        everything = np.arange(collection.num_documents)
+        num_documents = len(collection.documents)
         if stage == "predict":
-            return TextsDataset(collection, encoding, self._predicted(), everything)
+            documents = np.arange(num_documents)
+            return TextsDataset(collection, encoding, self._predicted(), documents)
         judged = self.judged(stage, may_lack=stage == "train")
         if stage == "train":
             own = judged.with_relevant()
@@ -604,33 +519,64 @@ class RetrievalDataModule(SearchDataModule):
             lists = negative_lists(self.negatives, collection, judged, queries)
             facts = (self.mix, self.negatives, lists, self.seed)
             return PairDataset(collection, encoding, own, queries, *facts)
-        documents = chosen_documents(judged, collection.num_documents, self.num_others)
+        documents = chosen_documents(judged, num_documents, self.num_others)
         first = (self.bm25, self.bm25_depth, self.mix.reads_whole)
         queries = self.queries(judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, *first)
 
+    @property
+    def predict_output_path(self) -> Path:
+        """The folder of encoded texts that a prediction makes."""
+        return self.output_path("encoded")
+
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the encoded texts, and whatever the model's `search` finds in them."""
-        dataset = self.datasets["predict"]
+        """Write the encoded texts, and whatever the model's `search` finds in them, whole or not
+        at all.
+
+        Args:
+            results: `vector` [Q + D, W], larger than memory where it is mapped.
+
+        Raises:
+            FileExistsError: the folder is there.
+        """
+        if path.exists():
+            raise FileExistsError(f"{path} exists and is not overwritten; move it away.")
+        dataset, vectors = self.datasets["predict"], results["vector"]
         assert isinstance(dataset, TextsDataset)
-        vectors, queries = results["vector"], dataset.queries
-        names = map(self.collection.document_id, range(self.collection.num_documents))
-        texts = {
-            "queries": (vectors[: len(queries)], map(queries.id, range(len(queries)))),
-            "documents": (vectors[len(queries) :], names),
+        num_queries = len(dataset.queries)
+        texts: dict[str, tuple[np.ndarray, Iterable[TextRecord]]] = {
+            "queries": (vectors[:num_queries], dataset.queries),
+            "documents": (vectors[num_queries:], self.collection.documents),
         }
         facts = {
             "collection": self.collection.fingerprint,
             "queries": self.predict_queries or self.predict_part,
         }
-        write_encoded(path, texts, facts, self.model.options.get("search", no_search))
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+        remove(unfinished)
+        try:
+            with naming(path):
+                unfinished.mkdir(parents=True)
+                for name, (own, records) in texts.items():
+                    np.save(unfinished / f"{name}.npy", own)
+                    with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
+                        file.writelines(json.dumps(record.id) + "\n" for record in records)
+                (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+            if search := self.model.options.get("search"):
+                search(EncodedCollection(unfinished))
+            for file_path in (*unfinished.iterdir(), unfinished):
+                sync(file_path)
+            os.rename(unfinished, path)
+            sync(path.parent)
+        finally:
+            remove(unfinished)
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""
         if (queries := self.queries_of_file()) is not None:
             return queries
         if self.predict_part == "all":
-            return self.queries(np.arange(self.collection.num_queries))
+            return self.queries(np.arange(len(self.collection.queries)))
         judgements = self.collection.judgements(PART_NAMES.index(self.predict_part))
         numbers = np.unique(judgements.query)
         if not len(numbers):
@@ -648,14 +594,12 @@ def negative_lists(
 
     Raises: as of `run_lists`, and ValueError where nobody was found not relevant.
     """
-    if options.count and options.source == "bm25":
-        return bm25_lists(options.bm25, collection, queries, options.depth)
-    if options.count and options.source == "run":
-        facts = (collection, queries, options.depth, "data.negatives.run")
-        return run_lists(options.run, *facts)
-    if options.count and not (judged.judgements.grade <= RELEVANT_ABOVE).any():
+    if not options.count:
+        return None
+    lists = candidate_lists(options, options.depth, collection, queries, "data.negatives")
+    if lists is None and not (judged.judgements.grade <= RELEVANT_ABOVE).any():
         raise ValueError(
             'negatives.source is "judged", but no document was judged and found not relevant '
             "(grade 0); take bm25 or run, or set negatives.count to 0."
         )
-    return None
+    return lists

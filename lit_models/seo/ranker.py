@@ -126,7 +126,7 @@ class LitRanker(EncodedTextModule):
         for system in ("ranker", *dataset.baselines):
             rows = self.tested[system].take()
             systems[system] = {n: getattr(rows, n).cpu().numpy() for n in self.test_metrics}
-        names = [dataset.queries.id(place) for place in rows.id.tolist()]
+        names = [dataset.queries[place].id for place in rows.id.tolist()]
         return QueryValues(names, systems, f"{len(names)} queries")
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:

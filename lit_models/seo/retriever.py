@@ -538,15 +538,15 @@ class LitRetriever(EncodedTextModule):
         data, weight = self.trainer.datamodule, self.fusion_weight()
         bm25 = None if weight is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
-        ids, texts = encoded.document_ids, data.datasets["predict"].queries
-        names, path = encoded.query_ids, encoded.folder / RUN_FILE
+        ids, texts = encoded.ids("documents"), data.datasets["predict"].queries
+        names, path = encoded.ids("queries"), encoded.folder / RUN_FILE
 
         def rankings() -> Iterator[Ranking]:
             for start in range(0, len(names), QUERIES_OF_RUN):
                 queries = np.asarray(encoded.queries[start : start + QUERIES_OF_RUN])
                 found = searched(queries, encoded.documents, depth, self.device, self.feedback)
                 if bm25 is not None and weight is not None:
-                    asked = [texts.text(start + place) for place in range(len(queries))]
+                    asked = [texts[start + place].text for place in range(len(queries))]
                     hits = zip(*bm25.search(asked, data.bm25_depth), strict=True)
                     # Rows of the matrix are numbers of documents: all are encoded.
                     first, scores = (torch.from_numpy(np.concatenate(part)) for part in hits)
@@ -592,13 +592,13 @@ class LitRetriever(EncodedTextModule):
         collection = self.trainer.datamodule.collection
         numbers, among = evaluation.queries.id.tolist(), evaluation.num_documents
         title = f"{len(numbers)} queries over {among} documents"
-        if among < collection.num_documents:
-            title += f" of {collection.num_documents}, which is easier than all"
+        if among < len(collection.documents):
+            title += f" of {len(collection.documents)}, which is easier than all"
         notes = []
         if FUSED in evaluation.ranked:
             how = ", chosen on these queries" * (split == "val" and self.fusion_is_open)
             notes.append(f"fused: BM25 weighs {self.fusion_weight():g}{how}")
-        names = [collection.query_id(number) for number in numbers]
+        names = [collection.queries[number].id for number in numbers]
         values = evaluation.per_query()
         return QueryValues(names, values, title, notes, self._errors(evaluation, names))
 
@@ -612,9 +612,9 @@ class LitRetriever(EncodedTextModule):
         order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))
         for place in [place for place in order if ranks[place] != 1][:MOST_ERRORS]:
             relevant = queries.judged[place][queries.grade[place] > 0].tolist()
-            truth = " ".join(collection.document_id(number) for number in relevant)
+            truth = " ".join(collection.documents[number].id for number in relevant)
             answer = f"rank {ranks[place]}" if ranks[place] else "none found"
-            text = collection.query(int(queries.id[place]))
+            text = collection.queries[int(queries.id[place])].text
             rows.append([text, truth, answer, names[place], f"{values[place]:.3g}"])
         return rows
 

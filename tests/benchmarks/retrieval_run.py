@@ -23,7 +23,7 @@ import torch
 from datamodules import RetrievalDataModule
 from datamodules.core.planned import LoaderOptions
 from datamodules.search.collection import CollectionRequest
-from datamodules.search.retrieval import EncodedCollection, no_search
+from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
@@ -58,7 +58,7 @@ def ours(folder: Path) -> dict[str, Any]:
         shutil.rmtree(left, ignore_errors=True)
     os.environ["UNISONO_CACHE"] = str(cache)
     data = RetrievalDataModule(
-        collection=CollectionRequest("beir", str(folder)),
+        collection=CollectionRequest(str(folder)),
         predict_output=str(folder / "encoded"),
         text=TextLimits(max_length=POSITIONS, max_query_length=32),
         global_batch_size=64,
@@ -74,7 +74,7 @@ def ours(folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     data.setup("fit")  # makes the tokenizer's recipe, as a training does
     module.recipe = {**data.recipe}
-    module.write_run = no_search  # measured by itself below
+    module.write_run = lambda encoded: None  # measured by itself below
     trainer.predict(module, data, return_predictions=False)
     encoding_s = time.perf_counter() - began
     encoded = EncodedCollection(folder / "encoded")

@@ -183,7 +183,7 @@ def doubtful_collection(folder: Path) -> Audit:
     write_qrels(folder / "qrels" / "train.tsv", train)
     write_qrels(folder / "qrels" / "test.tsv", [*TEST, ("q4", "d1", "0")])
     split = QuerySplit(validation_share=0.0)
-    return RankingDataModule(collection=CollectionRequest("beir", str(folder), split=split)).audit()
+    return RankingDataModule(collection=CollectionRequest(str(folder), split=split)).audit()
 
 
 def test_parts_grades_and_doubts_are_counted(tmp_path: Path) -> None:

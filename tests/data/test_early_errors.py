@@ -33,7 +33,7 @@ def no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def collection_without(folder: Path, part: str) -> CollectionRequest:
     (write_collection(folder) / "qrels" / f"{part}.tsv").unlink()
-    return CollectionRequest("beir", str(folder), split=NO_SPLIT)
+    return CollectionRequest(str(folder), split=NO_SPLIT)
 
 
 @pytest.mark.parametrize("family", [RetrievalDataModule, RankingDataModule])

@@ -61,7 +61,7 @@ def collection(folder: Path, texts: list[str]) -> CollectionRequest:
     for part, lines in (("train", judged), ("validation", judged[:2]), ("test", judged[:2])):
         header = "query-id\tcorpus-id\tscore\n"
         (folder / "qrels" / f"{part}.tsv").write_text(header + "".join(lines))
-    return CollectionRequest("beir", str(folder))
+    return CollectionRequest(str(folder))
 
 
 def text(folder: Path, texts: list[str], **options: Any) -> Any:

@@ -25,7 +25,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     folder = write_beir(tmp_path_factory.mktemp("beir"))
     rows = [{"_id": f"d{i + 1}", "title": "e" * (i == 1), "text": t} for i, t in enumerate(TEXTS)]
     write_lines(folder / "corpus.jsonl", *map(json.dumps, rows))
-    return open_collection(CollectionRequest("beir", str(folder)))
+    return open_collection(CollectionRequest(str(folder)))
 
 
 def reference(collection: Collection, query: str, k1: float, b: float) -> list[float]:
@@ -34,7 +34,7 @@ def reference(collection: Collection, query: str, k1: float, b: float) -> list[f
     def cut(text: str) -> list[str]:
         return re.findall(r"\w+", text.lower())
 
-    texts = [cut(" ".join(collection.document(i))) for i in range(collection.num_documents)]
+    texts = [cut(f"{document.title} {document.text}") for document in collection.documents]
     mean = sum(map(len, texts)) / len(texts)
     scores = []
     for words in texts:
@@ -62,7 +62,7 @@ def test_scores_equal_a_plain_reference(collection, query: str, k1: float, b: fl
     np.testing.assert_allclose(index.scores(query, np.arange(7)), wanted, rtol=1e-6)
     chosen = np.array([6, 0, 3, 3])
     np.testing.assert_allclose(index.scores(query, chosen), wanted[chosen], rtol=1e-6)
-    texts = [" ".join(collection.document(i)) for i in range(7)]
+    texts = [f"{document.title} {document.text}" for document in collection.documents]
     unindexed = scores_of(texts, query, Bm25Options(k1, b))
     np.testing.assert_allclose(unindexed, wanted, rtol=1e-12)
     documents, scores = best(index, query, 7)
@@ -126,12 +126,12 @@ def test_options_out_of_range_are_refused(collection: Collection) -> None:
 def test_cranfield_has_the_known_figures() -> None:
     from lit_models.seo.metrics import ndcg, rank_queries, reciprocal_rank
 
-    collection = open_collection(CollectionRequest("beir", str(CRANFIELD)))
+    collection = open_collection(CollectionRequest(str(CRANFIELD)))
     judged = collection.judgements(VALIDATION)
     queries = np.unique(judged.query)
     index = open_bm25(collection, Bm25Options(k1=0.9, b=0.4))
-    (hits,) = index.search([collection.query(q) for q in queries.tolist()], 100)
-    grades = np.zeros((len(queries), collection.num_documents))
+    (hits,) = index.search([collection.queries[q].text for q in queries.tolist()], 100)
+    grades = np.zeros((len(queries), len(collection.documents)))
     all_grades = np.full(grades.shape, -1.0)
     row = np.searchsorted(queries, judged.query)
     grades[row, judged.document] = all_grades[row, judged.document] = judged.grade

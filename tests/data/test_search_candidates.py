@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def collection(folder):
-    return open_collection(CollectionRequest("beir", str(folder)))
+    return open_collection(CollectionRequest(str(folder)))
 
 
 def built(folder, stage, **options):
@@ -99,7 +99,7 @@ def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):
     bm25 = open_bm25(collection, Bm25Options())
     for place in (0, 5):
         example = data.example(place, 0)
-        expected = bm25.scores(data.queries.text(place), example.document)
+        expected = bm25.scores(data.queries[place].text, example.document)
         assert example.first_stage == pytest.approx(expected)
         spread = (expected - expected.mean()) / (expected.std() or 1)
         assert example.prior == pytest.approx(spread, abs=1e-5)
@@ -123,7 +123,7 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     options = CandidateOptions("run", top=2, run=str(tmp_path / "first.trec"))
     data = built(folder, "test", candidates=options)
     example, other = data.example(0, 0), data.example(1, 0)
-    assert data.queries.id(0) == "q39"
+    assert data.queries[0].id == "q39"
     assert example.document.tolist() == [1, 5]
     assert example.first_stage.tolist() == [2.0, 3.0]
     assert example.prior.tolist() == [-1.0, 1.0]
@@ -143,9 +143,9 @@ def test_the_rows_of_a_group_are_those_of_its_texts(folder):
     encode, framing = data.encoding.ids, data.encoding.framing
     for place in range(len(data.lengths)):
         example = data.example(place, 2)
-        query = encode(data.queries.text(place))
+        query = encode(data.queries[place].text)
         for document, row in zip(example.document.tolist(), example.pairs, strict=True):
-            text = encode(data.collection.document_text(document))
+            text = encode(data.collection.documents[document].whole)
             (expected,) = framing.pairs(query, [text])
             assert row.ids.tolist() == expected.ids.tolist()
 

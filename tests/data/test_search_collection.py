@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.search.collection import (
     Collection,
-    CollectionDocument,
     CollectionRequest,
     QuerySplit,
     open_collection,
 )
-from datamodules.search.formats import CollectionFiles
+from datamodules.search.formats import CollectionFiles, TextRecord
 from tests.search_collections import DOCUMENTS, QUERIES, write_beir, write_lines, write_qrels
 from tests.search_collections import TRAIN as TRAIN_ROWS
 
@@ -47,11 +46,11 @@ def make(folder, num_documents):
     (folder / "queries.jsonl").write_text('{"_id": "1", "text": "q"}\\n')
     (folder / "qrels").mkdir()
     (folder / "qrels" / "train.tsv").write_text("1\\t0\\t7\\t1\\n")
-    collection = open_collection(CollectionRequest("beir", str(folder)))
+    collection = open_collection(CollectionRequest(str(folder)))
     step = num_documents // 10_000
     for i in range(0, num_documents, step):
-        assert collection.document(i).text.endswith(str(i))
-    assert collection.document_index("9999") == 9999
+        assert collection.documents[i].text.endswith(str(i))
+    assert collection.documents.indices_of(["9999"]) == 9999
     return peak_mib()
 
 folder = Path(sys.argv[1])
@@ -60,35 +59,33 @@ print(make(folder / "small", 20_000), make(folder / "large", 200_000))
 
 
 def opened(folder: Path, **options: Any) -> Collection:
-    return open_collection(CollectionRequest("beir", str(folder), **{"split": WHOLE, **options}))
+    return open_collection(CollectionRequest(str(folder), **{"split": WHOLE, **options}))
 
 
 def judged(collection: Collection, part: int) -> list[tuple[str, str, float]]:
     found = collection.judgements(part)
     return [
-        (collection.query_id(q), collection.document_id(d), round(float(g), 6))
+        (collection.queries[q].id, collection.documents[d].id, round(float(g), 6))
         for q, d, g in zip(found.query.tolist(), found.document.tolist(), found.grade, strict=True)
     ]
 
 
 def test_beir_is_read(tmp_path: Path) -> None:
     collection = opened(write_beir(tmp_path))
-    assert (collection.num_documents, collection.num_queries) == (3, 3)
+    assert (len(collection.documents), len(collection.queries)) == (3, 3)
     for i, (id, title, text) in enumerate(DOCUMENTS):
-        assert collection.document(i) == CollectionDocument(title, text)
-        assert (collection.document_id(i), collection.document_index(id)) == (id, i)
+        assert collection.documents[i] == TextRecord(id, title, text)
+        assert (collection.documents[i].id, collection.documents.indices_of([id])) == (id, i)
     for i, (id, text) in enumerate(QUERIES):
-        assert (collection.query(i), collection.query_id(i)) == (text, id)
-    assert collection.document_lengths.tolist() == [19, 14, 8]
+        assert (collection.queries[i].text, collection.queries[i].id) == (text, id)
+    assert collection.documents.lengths.tolist() == [19, 14, 8]
     assert judged(collection, TRAIN) == [("q1", "d1", 2), ("q1", "d2", 0), ("q2", "d2", 1)]
     assert judged(collection, VALIDATION) == []
     assert judged(collection, TEST) == [("q3", "d3", 1)]
-    with pytest.raises(KeyError, match='documents have no id "d4"'):
-        collection.document_index("d4")
-    with pytest.raises(KeyError, match='queries have no id "d1"'):
-        collection.query_index("d1")
+    assert collection.documents.indices_of(["d4", "d2"]).tolist() == [-1, 1]
+    assert collection.queries.indices_of(["d1"]).tolist() == [-1]
     with pytest.raises(IndexError, match="has 3 texts, there is no number 3"):
-        collection.document(3)
+        collection.documents[3]
 
 
 def test_files_of_judgements_may_lie_anywhere(tmp_path: Path) -> None:
@@ -109,9 +106,9 @@ def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path
     qrels = "\ufeffquery-id\tcorpus-id\tscore\r\nq1\t7\t1\r\n"
     (folder / "qrels" / "train.tsv").write_text(qrels, "utf-8", newline="")
     collection = opened(folder)
-    assert [collection.document_id(i) for i in range(2)] == ["7", "8"]
-    assert collection.document(0) == CollectionDocument("", "été")
-    assert collection.document_lengths.tolist() == [5, 0]
+    assert [collection.documents[i].id for i in range(2)] == ["7", "8"]
+    assert collection.documents[0] == TextRecord("7", "", "été")
+    assert collection.documents.lengths.tolist() == [5, 0]
     assert judged(collection, TRAIN) == [("q1", "7", 1)]
 
 
@@ -122,9 +119,9 @@ def test_any_text_is_a_document(texts: list[str]) -> None:
         rows = [{"_id": f"x{i}", "text": text} for i, text in enumerate(texts)]
         folder = write_beir(Path(name), [])
         write_lines(folder / "corpus.jsonl", *map(json.dumps, rows))
-        request = CollectionRequest("beir", str(folder))
+        request = CollectionRequest(str(folder))
         collection = open_collection(request, "reject")
-        assert [collection.document(i).text for i in range(len(texts))] == texts
+        assert [collection.documents[i].text for i in range(len(texts))] == texts
 
 
 @pytest.mark.parametrize(
@@ -150,15 +147,17 @@ def test_the_demo_has_three_parts_and_no_query_is_a_title() -> None:
     collection = open_collection(CollectionRequest())
     parts = [collection.judgements(part) for part in (TRAIN, VALIDATION, TEST)]
     queries = [set(part.query.tolist()) for part in parts]
-    assert sum(map(len, queries)) == collection.num_queries == len(set.union(*queries))
+    assert sum(map(len, queries)) == len(collection.queries) == len(set.union(*queries))
     assert min(map(len, queries)) > 50
     for part in parts:
         assert set(part.grade.tolist()) == {1.0, 2.0}
         for query, document, grade in list(zip(*part, strict=True))[:100]:
-            title = collection.document(int(document)).title.lower()
-            assert collection.query(int(query)) != title
+            title = collection.documents[int(document)].title.lower()
+            assert collection.queries[int(query)].text != title
             if grade == 2:
-                assert collection.query_id(int(query)) == f"how-{collection.document_id(document)}"
+                assert (
+                    collection.queries[int(query)].id == f"how-{collection.documents[document].id}"
+                )
 
 
 PAGES = {
@@ -171,11 +170,11 @@ PAGES = {
     ".hidden/x.html": "<p>no",
 }
 RECORDS = {
-    "bread/index.html": ("All breads", "White and dark.", "bread/index.html"),
+    "bread/index.html": ("All breads", "White and dark.", ""),
     "bread/rye%20bread.html": ("Rye bread", "Takes sour dough.", "https://ex.org/rye"),
-    "notes.txt": ("Flour", "Keep it *dry*: 2*3 of max_length.", "notes.txt"),
-    "old.htm": ("Café", "Crème", "old.htm"),
-    "oven.md": ("The oven", "Heat it to 230 degrees of max_length.", "oven.md"),
+    "notes.txt": ("Flour", "Keep it *dry*: 2*3 of max_length.", ""),
+    "old.htm": ("Café", "Crème", ""),
+    "oven.md": ("The oven", "Heat it to 230 degrees of max_length.", ""),
 }
 
 
@@ -188,18 +187,19 @@ def write_pages(folder: Path) -> Path:
 
 def test_a_folder_of_pages_asks_for_its_titles(tmp_path: Path) -> None:
     collection = open_collection(CollectionRequest(folder=str(write_pages(tmp_path)), split=WHOLE))
-    numbers = range(collection.num_documents)
-    found = {
-        collection.document_id(n): (*collection.document(n), collection.address(n)) for n in numbers
-    }
+    found = {d.id: (d.title, d.text, d.address) for d in collection.documents}
     assert found == RECORDS
     assert judged(collection, TRAIN) == [(id, id, 1) for id in RECORDS]
-    assert [collection.query(n) for n in numbers] == [title for title, _, _ in RECORDS.values()]
+    assert [query.text for query in collection.queries] == [
+        title for title, _, _ in RECORDS.values()
+    ]
     # What is trained and measured on titles does not read them in the documents.
     bare = collection.without_leak()
-    assert [bare.document_text(n) for n in numbers] == [text for _, text, _ in RECORDS.values()]
+    assert [document.whole for document in bare.documents] == [
+        text for _, text, _ in RECORDS.values()
+    ]
     assert bare.fingerprint != collection.fingerprint
-    assert bare.without_leak().without_leak().document_text(0) == "White and dark."
+    assert bare.without_leak().documents[0].whole == "White and dark."
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -219,7 +219,12 @@ def test_a_folder_of_pages_has_queries_beside_it(tmp_path: Path, kind: str) -> N
     write_lines(tmp_path / f"queries.{kind}", *lines)
     request = CollectionRequest(folder=str(tmp_path), split=WHOLE)
     collection = open_collection(request)
-    assert [collection.query(n) for n in range(4)] == ["sour dough", "keep dry", "how hot", "bread"]
+    assert [collection.queries[n].text for n in range(4)] == [
+        "sour dough",
+        "keep dry",
+        "how hot",
+        "bread",
+    ]
     assert judged(collection, TRAIN) == [
         ("1", "bread/index.html", 1),
         ("1", "bread/rye%20bread.html", 2),
@@ -246,37 +251,37 @@ def with_queries(folder: Path, count: int) -> CollectionRequest:
     write_lines(folder / "queries.jsonl", *map(json.dumps, rows))
     write_qrels(folder / "qrels" / "train.tsv", [(f"q{i}", "d1", "1") for i in range(count)])
     (folder / "qrels" / "test.tsv").unlink()
-    return CollectionRequest("beir", str(folder))
+    return CollectionRequest(str(folder))
 
 
 def queries_of(collection: Collection, part: int) -> set[str]:
-    return {collection.query_id(q) for q in collection.judgements(part).query.tolist()}
+    return {collection.queries[q].id for q in collection.judgements(part).query.tolist()}
 
 
 def test_two_processes_read_one_pickled_collection(tmp_path: Path) -> None:
     collection = opened(write_beir(tmp_path))
-    before = [collection.document(i) for i in range(3)]  # handles and maps stay here
+    before = [collection.documents[i] for i in range(3)]  # handles and maps stay here
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.map(collection.document, range(3), chunksize=1) == before
+        assert pool.map(collection.documents.__getitem__, range(3), chunksize=1) == before
     copy = pickle.loads(pickle.dumps(collection))
-    assert [copy.document_index(id) for id, *_ in DOCUMENTS] == [0, 1, 2]
+    assert copy.documents.indices_of([id for id, *_ in DOCUMENTS]).tolist() == [0, 1, 2]
     assert copy.fingerprint == collection.fingerprint
 
 
 def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path: Path) -> None:
     request = with_queries(tmp_path / "a", 400)
     shares = QuerySplit(validation_share=0.2, test_share=0.1)
-    drawn = open_collection(CollectionRequest("beir", request.folder, split=shares))
+    drawn = open_collection(CollectionRequest(request.folder, split=shares))
     parts = [queries_of(drawn, part) for part in (TRAIN, VALIDATION, TEST)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 400
     assert 50 < len(parts[VALIDATION]) < 110
     assert 20 < len(parts[TEST]) < 60
     fewer = with_queries(tmp_path / "b", 200)  # other queries move none of these
-    few = open_collection(CollectionRequest("beir", fewer.folder, split=shares))
+    few = open_collection(CollectionRequest(fewer.folder, split=shares))
     for part in (TRAIN, VALIDATION, TEST):
         assert queries_of(few, part) <= parts[part]
     seeded = QuerySplit(validation_share=0.2, test_share=0.1, seed=1)
-    other = open_collection(CollectionRequest("beir", request.folder, split=seeded))
+    other = open_collection(CollectionRequest(request.folder, split=seeded))
     assert queries_of(other, VALIDATION) != parts[VALIDATION]
 
 
@@ -298,15 +303,15 @@ def test_judgements_are_sorted_whatever_the_order_of_their_lines(tmp_path: Path)
 
 def test_a_changed_file_changes_no_open_collection_and_is_indexed_anew(tmp_path: Path) -> None:
     folder = write_beir(tmp_path)
-    request = CollectionRequest("beir", str(folder))
+    request = CollectionRequest(str(folder))
     collection = open_collection(request)
     corpus = folder / "corpus.jsonl"
     status, content = corpus.stat(), corpus.read_text()
     corpus.write_text(content.replace("lift of a wing", "LIFT of a wing"))
     os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))  # same size, same time
-    assert collection.document(0).text == "lift of a wing"
+    assert collection.documents[0].text == "lift of a wing"
     anew = open_collection(request)
-    assert anew.document(0).text == "LIFT of a wing"
+    assert anew.documents[0].text == "LIFT of a wing"
     assert anew.fingerprint != collection.fingerprint
 
 
@@ -362,11 +367,11 @@ def test_a_wrong_row_is_named_and_left_out(
     with (folder / name).open("a") as file:
         file.write(row + "\n")
     refused(folder, message)
-    request = CollectionRequest("beir", str(folder), split=WHOLE)
+    request = CollectionRequest(str(folder), split=WHOLE)
     collection = open_collection(request, "reject")
     assert len(collection.judgements(TRAIN).query) == 3  # the sound ones
-    assert (collection.num_documents, collection.num_queries) == (3, 3)
-    assert collection.document(0).title == "Wings"  # the first of a repeated id stays
+    assert (len(collection.documents), len(collection.queries)) == (3, 3)
+    assert collection.documents[0].title == "Wings"  # the first of a repeated id stays
     assert [bad.line for bad in collection.bad_rows] == [4 + name.startswith("qrels")]
 
 
@@ -404,11 +409,9 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CollectionRequest("demo", "x"), "the demo reads no files, and data.collection"),
-        (lambda: CollectionRequest("beir"), 'format "beir" needs files; name their folder with'),
         (
-            lambda: CollectionRequest("pages", "x", CollectionFiles(train="y")).reader(),
-            "format pages reads data.collection.folder and data.collection.files.queries alone",
+            lambda: CollectionRequest(files=CollectionFiles(train="y")),
+            "data.collection.folder is not given: the demo reads none",
         ),
         (lambda: QuerySplit(validation_share=1.0), r"validation_share must be 0 to 0.9, got 1.0"),
         (lambda: QuerySplit(0.5, 0.5), r"must be at most 0.9, got 1: too little is left"),
@@ -427,6 +430,8 @@ def test_the_format_is_found_from_the_folder(tmp_path: Path) -> None:
     assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).layout == "beir"
     write_lines(tmp_path / "site" / "a" / "page.htm", "<p>x")
     assert CollectionRequest(folder=str(tmp_path / "site")).layout == "pages"
+    with pytest.raises(ValueError, match=r"with data.collection.files.queries alone; leave"):
+        CollectionRequest(str(tmp_path / "site"), CollectionFiles(train="y")).reader()
     assert CollectionRequest().layout == "demo"
     (tmp_path / "bare").mkdir()
     words = "bare holds none of the files that tell a format .*corpus.jsonl.*html"

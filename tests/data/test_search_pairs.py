@@ -15,10 +15,10 @@ from datamodules.search.bm25 import open_bm25
 from datamodules.search.candidates import HardNegatives
 from datamodules.search.collection import (
     Collection,
-    CollectionDocument,
     CollectionRequest,
     open_collection,
 )
+from datamodules.search.formats import TextRecord
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
 from datamodules.search.retrieval import (
     PairDataset,
@@ -37,7 +37,7 @@ LIMITS = {"max_length": 24, "max_query_length": 8, "lower_case": True}
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     folder = write_collection(tmp_path_factory.mktemp("small"))
-    return open_collection(CollectionRequest("beir", str(folder)))
+    return open_collection(CollectionRequest(str(folder)))
 
 
 def pairs(
@@ -54,9 +54,7 @@ def pairs(
     return PairDataset(collection, encoding, own, queries, mix, negatives, lists, seed=5)
 
 
-def sentence_and_rest(
-    document: CollectionDocument, seed: int, removal: float
-) -> tuple[str, CollectionDocument]:
+def sentence_and_rest(document: TextRecord, seed: int, removal: float) -> tuple[str, TextRecord]:
     sentence, rest = drawn_sentence(document, removal, rng_for(0, 0, seed))
     return sentence, document if rest is None else rest
 
@@ -100,7 +98,9 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
     write_run(tmp_path / "a.run", [Ranking("train-0", names, [-float(n) for n in range(40)])], "x")
     options = HardNegatives(40, "run", str(tmp_path / "a.run"), depth=6, skip=2)
     dataset = pairs(collection, negatives=options)
-    place = int(np.searchsorted(dataset.judged.queries, collection.query_index("train-0")))
+    place = int(
+        np.searchsorted(dataset.judged.queries, collection.queries.indices_of(["train-0"])[0])
+    )
     example = dataset.example(place, 0)
     expected = {2, 3, 4, 5} - set(example.known.tolist())
     assert set(example.document[1:].tolist()) - {-1} == expected
@@ -120,9 +120,7 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
 
 
 def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
-    document = CollectionDocument(
-        "title", "The first one is here. Short. And a second one follows."
-    )
+    document = TextRecord("", "title", "The first one is here. Short. And a second one follows.")
     long = {"The first one is here.", "And a second one follows."}
     gone = 0
     for seed in range(200):
@@ -132,7 +130,7 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
         gone += sentence not in rest.text
         assert "Short." in rest.text
     assert gone / 200 == pytest.approx(0.75, abs=0.1)
-    alone = CollectionDocument("", "Nothing but this.")
+    alone = TextRecord("", "", "Nothing but this.")
     assert sentence_and_rest(alone, 0, 1.0) == ("Nothing but this.", alone)
 
 
@@ -148,15 +146,15 @@ def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
     ],
 )
 def test_a_drawn_sentence_is_a_whole_one(sentences: list[str]) -> None:
-    document = CollectionDocument("", "\n".join(sentences))
+    document = TextRecord("", "", "\n".join(sentences))
     whole = [" ".join(sentence.split()) for sentence in sentences]
     drawn = {sentence_and_rest(document, n, 1.0) for n in range(9)}
     assert drawn == {
-        (whole[0], CollectionDocument("", whole[1])),
-        (whole[1], CollectionDocument("", whole[0])),
+        (whole[0], TextRecord("", "", whole[1])),
+        (whole[1], TextRecord("", "", whole[0])),
     }
     for text in ("", "*** ."):
-        alone = CollectionDocument("", text)
+        alone = TextRecord("", "", text)
         assert sentence_and_rest(alone, 0, 1.0) == (text, alone)
 
 
@@ -179,7 +177,10 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collecti
         (lambda: TrainingMix(removal=2), r"mix\.removal must be 0 to 1, got 2"),
         (lambda: HardNegatives(-1), r"negatives\.count must be 0 or more"),
         (lambda: HardNegatives(1, "bm25", depth=3, skip=3), r"less one, got 1, 3 and 3"),
-        (lambda: HardNegatives(1, "run"), r"a run file and the source run belong together"),
+        (
+            lambda: HardNegatives(1, "run"),
+            r"negatives\.run None; a run goes with source run, and only",
+        ),
     ],
 )
 def test_wrong_options_are_refused(make, message) -> None:
@@ -192,12 +193,12 @@ def test_data_that_cannot_teach_is_refused(tmp_path: Path) -> None:
     judged = (folder / "qrels" / "train.tsv").read_text().splitlines()
     kept = [judged[0], *(line for line in judged[1:] if not line.endswith("\t0"))]
     (folder / "qrels" / "train.tsv").write_text("\n".join(kept) + "\n")
-    opened = open_collection(CollectionRequest("beir", str(folder)))
+    opened = open_collection(CollectionRequest(str(folder)))
     with pytest.raises(ValueError, match=r"no document was judged and found not relevant"):
         pairs(opened, negatives=HardNegatives(1))
     zeros = [judged[0], *(f"{line[:-1]}0" for line in judged[1:])]
     (folder / "qrels" / "train.tsv").write_text("\n".join(zeros) + "\n")
-    opened = open_collection(CollectionRequest("beir", str(folder)))
+    opened = open_collection(CollectionRequest(str(folder)))
     with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
         pairs(opened)
 
@@ -220,25 +221,25 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
         others: list[int] = []
         if sample_id < SIZES["train"]:
             relevant, grades = dataset.relevant(sample_id)
-            answer = collection.document_text(int(rng.choice(relevant, p=grades / grades.sum())))
+            answer = collection.documents[int(rng.choice(relevant, p=grades / grades.sum()))].whole
             query_number = int(dataset.judged.queries[sample_id])
             pool = np.setdiff1d(dataset.pool(sample_id), relevant)
             others = rng.choice(pool, min(2, len(pool)), replace=False).tolist()
-            query, way = collection.query(query_number), f"judged, {len(others)} negatives"
-        elif sample_id < SIZES["train"] + 40 and collection.document(number).title:
-            document, way = collection.document(number), "title"
+            query, way = collection.queries[query_number].text, f"judged, {len(others)} negatives"
+        elif sample_id < SIZES["train"] + 40 and collection.documents[number].title:
+            document, way = collection.documents[number], "title"
             query, answer = document.title, document.text.removeprefix(document.title)
         else:
-            document = collection.document(number)
+            document = collection.documents[number]
             sentences, _ = document_sentences(document.text)
             long = [text for text in sentences if len(text.split()) >= 4] or sentences
             query = long[int(rng.integers(len(long))) if len(long) > 1 else 0]
             is_removed = rng.random() < DRAWS.removal and len(sentences) > 1
             left = list(sentences)
             left.remove(query)
-            rest = CollectionDocument(document.title, " ".join(left))
+            rest = document._replace(text=" ".join(left))
             answer, way = (rest if is_removed else document).whole, f"sentence, {is_removed}"
-        texts = [answer, *map(collection.document_text, others)]
+        texts = [answer, *(collection.documents[other].whole for other in others)]
         rows = [framing.single(np.array(kept(encode(text), rng), np.int64)) for text in texts]
         rows.insert(0, framing.query(np.array(kept(encode(query), rng))))
         example = dataset.example(sample_id, epoch)
@@ -255,6 +256,6 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
 def test_lists_of_negatives_are_made_before_the_run(collection: Collection) -> None:
     dataset = pairs(collection, negatives=HardNegatives(2, "bm25", depth=9, skip=3))
     assert len(pickle.dumps(dataset.lists)) < 500
-    (hits,) = open_bm25(collection).search([dataset.queries.text(0)], 9)
+    (hits,) = open_bm25(collection).search([dataset.queries[0].text], 9)
     expected = [number for number in hits.documents[0].tolist()[3:] if number >= 0]
     assert dataset.pool(0).tolist() == expected

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> Collection:
-    return open_collection(CollectionRequest("beir", str(folder)))
+    return open_collection(CollectionRequest(str(folder)))
 
 
 def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
@@ -41,7 +41,7 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
 
 
 def kept(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> tuple:
-    everything = np.arange(collection.num_queries)
+    everything = np.arange(len(collection.queries))
     queries = Queries(collection.queries, everything, collection.fingerprint)
     documents = kept_documents(collection, encoding, is_whole)
     return documents, kept_queries(queries, encoding, is_whole)
@@ -52,11 +52,11 @@ def check(collection: Collection, encoding: TextEncoding, is_whole: bool = False
     documents, queries = kept(collection, encoding, is_whole)
     limits = encoding.limits
     most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
-    for number in range(collection.num_documents):
-        ids = encoding.ids(collection.document_text(number))[: most[0]]
+    for number in range(len(collection.documents)):
+        ids = encoding.ids(collection.documents[number].whole)[: most[0]]
         assert documents[number].tolist() == ids.tolist()
-    for number in range(collection.num_queries):
-        ids = encoding.ids(collection.query(number))[: most[1]]
+    for number in range(len(collection.queries)):
+        ids = encoding.ids(collection.queries[number].text)[: most[1]]
         assert queries[number].tolist() == ids.tolist()
 
 

@@ -65,7 +65,7 @@ def relevance(folder: Path, size: int) -> PlannedDataset:
     judged = "".join(f"{n}\t{n}\t1\n" for n in range(NUMBER))
     for part in ("train", "validation", "test"):
         (folder / "qrels" / f"{part}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
-    collection = CollectionRequest("beir", str(folder))
+    collection = CollectionRequest(str(folder))
     data = RetrievalDataModule(collection=collection, tokenizer=BYTES, bm25=None)
     data.prepare_data()
     data.setup("fit")

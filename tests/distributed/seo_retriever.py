@@ -53,7 +53,7 @@ def retriever(
     options = {**options}
     options.pop("num_samples", None)
     data = RetrievalDataModule(
-        collection=CollectionRequest("beir", str(folder.parent / "collection")),
+        collection=CollectionRequest(str(folder.parent / "collection")),
         mix=TrainingMix(judged=1, titles=1),
         negatives=HardNegatives(1, "bm25", depth=8),
         predict_output=str(folder / "coded.encoded"),

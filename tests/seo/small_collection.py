@@ -51,7 +51,7 @@ def relevance_files(folder: Path) -> Path:
 def ranking_data(folder: Path, **options: Any) -> RankingDataModule:
     """Return the datamodule of `relevance_files(folder)`."""
     defaults = {
-        "collection": CollectionRequest("beir", str(folder)),
+        "collection": CollectionRequest(str(folder)),
         "text": TextLimits(max_length=48, max_query_length=16),
         "loader": LoaderOptions(num_workers=0),
         "global_batch_size": 8,

@@ -222,17 +222,17 @@ def test_grades_are_found_wherever_they_stand() -> None:
 
 
 def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> None:
-    request = CollectionRequest("beir", str(write_collection(tmp_path / "small")))
+    request = CollectionRequest(str(write_collection(tmp_path / "small")))
     collection = open_collection(request)
     index = open_bm25(collection, Bm25Options())
     judged = JudgedQueries(collection.judgements(2))
-    documents = chosen_documents(judged, collection.num_documents, 3)
+    documents = chosen_documents(judged, len(collection.documents), 3)
     of_queries = set(judged.judgements.document.tolist())
     assert len(documents) == len(of_queries) + 3
     assert of_queries <= set(documents.tolist())
     for number in judged.queries.tolist():
-        query = collection.query(number)
-        (hits,) = index.search([query], collection.num_documents)
+        query = collection.queries[number].text
+        (hits,) = index.search([query], len(collection.documents))
         expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
         (best,) = index.search([query], 10, among=documents)
         assert [d for d in best.documents[0].tolist() if d >= 0] == expected[:10]
