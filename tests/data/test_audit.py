@@ -219,7 +219,7 @@ def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
 ) -> None:
     folder = write_beir(tmp_path / "beir")
     mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
-    collection = {"format": "beir", "folder": str(folder), "split": {"validation_share": 0.0}}
+    collection = {"folder": str(folder), "split": {"validation_share": 0.0}}
     data = "--data=datamodules.RankingDataModule"
     assert check([data, f"--data.collection={json.dumps(collection)}"]) == 0
     assert "every row can be used" in capsys.readouterr().out
