@@ -39,6 +39,7 @@ from datamodules.search.formats import (
 
 COLLECTION_VERSION = 5
 JUDGEMENTS_AT_ONCE = 65_536
+Format = Literal["demo", "beir", "pages"]
 KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
 
@@ -65,26 +66,27 @@ class CollectionRequest:
     """All that a collection depends on.
 
     Args:
-        folder: a BEIR collection, if it holds corpus.jsonl or qrels, else pages; `None` for
-            the demo.
+        folder: where the files lie; `None` is the demo.
         files: those that lie elsewhere or have other names.
         split: how training queries are divided where a part is missing.
+        format: of the files; `None` finds it from the folder.
     """
 
     folder: str | None = None
     files: CollectionFiles = field(default_factory=CollectionFiles)
     split: QuerySplit = field(default_factory=QuerySplit)
+    format: Format | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is None and self.files != CollectionFiles():
-            raise ValueError(
-                "data.collection.files names files, and data.collection.folder is not given: the "
-                "demo reads none; name the folder of the documents."
-            )
+        has_files = self.folder is not None or self.files != CollectionFiles()
+        if self.format == "demo" and has_files:
+            raise ValueError("data.collection.format demo reads no files; leave it out.")
+        if self.folder is None and (has_files or self.format not in (None, "demo")):
+            raise ValueError("data.collection.folder is missing; name that of the documents.")
 
     @property
-    def layout(self) -> Literal["demo", "beir", "pages"]:
-        """The format, by the files of the folder.
+    def layout(self) -> Format:
+        """The format, by the files of the folder where it is not given.
 
         Raises:
             FileNotFoundError: the folder is not there.
@@ -95,7 +97,9 @@ class CollectionRequest:
         folder = Path(self.folder).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
-        if any(any(folder.glob(name)) for name in ("corpus.jsonl*", "qrels")):
+        if self.format is not None:
+            return self.format
+        if any(folder.glob("corpus.jsonl*")):
             return "beir"
         if any(any(folder.glob(f"**/*{suffix}")) for suffix in PAGE_SUFFIXES):
             return "pages"

@@ -396,7 +396,7 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
         opened(folder)
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no documents \(corpus.jsonl\)"):
-        opened(folder)
+        opened(folder, format="beir")
     write_lines(folder / "corpus.jsonl.gz", "")
     with pytest.raises(FileNotFoundError, match=r"has no documents .*compressed; unpack it"):
         opened(folder)
@@ -409,10 +409,9 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: CollectionRequest(files=CollectionFiles(train="y")),
-            "data.collection.folder is not given: the demo reads none",
-        ),
+        (lambda: CollectionRequest(files=CollectionFiles(train="y")), "folder is missing; name th"),
+        (lambda: CollectionRequest(format="beir"), "folder is missing; name that of the documents"),
+        (lambda: CollectionRequest("x", format="demo"), "format demo reads no files; leave it out"),
         (lambda: QuerySplit(validation_share=1.0), r"validation_share must be 0 to 0.9, got 1.0"),
         (lambda: QuerySplit(0.5, 0.5), r"must be at most 0.9, got 1: too little is left"),
         (
