@@ -1,15 +1,20 @@
-"""ActivationDataModule: the activations that a consistency lens explains."""
+"""Activations that a consistency lens explains: planned samples, and explanations as jsonl.
+
+Shapes: N activations, B of a micro-batch, T tokens of the longest document, A attributes.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from datamodules.activations.dataset import ActivationDataset, explanation_line
 from datamodules.activations.documents import (
+    NONE,
     DocumentFacts,
     DocumentsDataModule,
     Pieces,
@@ -17,41 +22,200 @@ from datamodules.activations.documents import (
     check_parts,
 )
 from datamodules.activations.store import ActivationStore
+from datamodules.core.batches import TERMS
+from datamodules.core.loader import PlannedDataset, Sample
+from datamodules.core.plan import hash_ids
 from datamodules.core.planned import Stage
+from datamodules.core.store import mapped_array
 from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST
 from datamodules.files.tables import naming
 from datamodules.text.prompts import check_output, new_json_file
 from datamodules.text.store import TokenStore
+from datamodules.tokenizers.text import TextTokenizer
 
+AROUND = 8  # tokens before and after the one that is shown
+NEAREST = 3  # controls that a line names
+EPOCHS_APART = 1_000_003  # between the keys of two seeds
+STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
 OF_THE_DUMP = (
     *("train_files", "validation_files", "test_files", "tokenizer", "split", "text_column"),
     *("attributes_column", "documents_by", "context_length", "positions"),
 )
 
 
-def check_agrees(options: dict[str, Any], store: ActivationStore) -> None:
-    """Refuse options that belong to the dump, and would change nothing.
+class ActivationDataset(PlannedDataset):
+    """One part of a store, or of documents whose activations are computed in the step.
 
     Args:
-        options: as a `DocumentsDataModule` takes them.
-        store: that was dumped with others.
-
-    Raises:
-        ValueError: one differs from its default and from the store's.
+        pieces: the documents.
+        piece: [N], the piece that an activation is in.
+        position: [N], its position there.
+        path: npy file of the activations [N, D]; `None` where the step computes them.
+        facts: attributes and files of the documents; `None` in training.
+        fingerprint: of the store and the part.
+        seed: key of all draws for a sample.
+        pairs_others: give each sample another one, of another document.
     """
-    stored = {"context_length": store.context_length, "positions": store.positions}
-    for name in OF_THE_DUMP:
-        default = signature(DocumentsDataModule).parameters[name].default
-        if options.get(name, default) not in (default, stored.get(name, default)):
-            known = f" with {stored[name]}" if name in stored else ", its documents read"
-            raise ValueError(
-                f"data.{name} is {options[name]}, and {store.folder} was dumped{known}: leave it "
-                "out, or dump the activations again with it."
-            )
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        piece: np.ndarray,
+        position: np.ndarray,
+        path: Path | None,
+        facts: DocumentFacts | None,
+        fingerprint: str,
+        seed: int,
+        pairs_others: bool = False,
+    ) -> None:
+        self.pieces, self.piece, self.position = pieces, piece, position
+        self.path, self.facts, self.seed, self.fingerprint = path, facts, seed, fingerprint
+        self.lengths = pieces.sizes[piece]
+        self.target_counts = dict.fromkeys(TERMS)
+        self.others = partners(pieces.document[piece]) if pairs_others else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the memory map out of what a spawned worker gets: it maps the file itself."""
+        return {name: value for name, value in vars(self).items() if name != "activations"}
+
+    @cached_property
+    def activations(self) -> np.ndarray | None:
+        """[N, D], memory-mapped."""
+        return None if self.path is None else mapped_array(self.path)
+
+    def example(self, sample_id: int, epoch: int) -> Sample:
+        """Return the sample's number; `collate` reads all of a batch at once."""
+        return Sample(sample_id, epoch)
+
+    def collate(self, examples: list[Sample]) -> dict[str, Any]:
+        """Return the `batch` of examples of one epoch."""
+        numbers = np.array([example.number for example in examples])
+        return self.batch(numbers, examples[0].epoch)
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the batch of sample ids [B], with any partners of them in `other`."""
+        batch = self._batch(sample_ids, epoch)
+        if self.others is not None:
+            batch["other"] = self._batch(self.others[sample_ids], epoch)
+        return batch
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the document up to the position, and how it goes on."""
+        tokens, position = self.pieces.tokens(int(self.piece[sample_id])), self.position[sample_id]
+        decode = self.pieces.store.tokenizer.decode
+        return {
+            "position": str(position),
+            "text": decode(tokens[: position + 1], skip_special_tokens=False),
+            "goes on": decode(tokens[position + 1 :], skip_special_tokens=False),
+        }
+
+    def _batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Any]:
+        piece, position = self.piece[numbers], np.asarray(self.position[numbers])
+        lengths = self.pieces.sizes[piece] + 1  # the token after the last position
+        rows = self.pieces.rows(piece, lengths)
+        keys = hash_ids(numbers, self.seed * EPOCHS_APART + epoch) >> np.uint64(1)
+        hashes = self.pieces.document_hashes[piece]
+        batch = {
+            "input_ids": torch.from_numpy(rows),
+            "lengths": torch.from_numpy(lengths),
+            "position": torch.from_numpy(position),
+            "noise_key": torch.from_numpy(keys.astype(np.int64)),
+            "document": torch.from_numpy(hashes.astype(np.int64)),
+        }
+        if self.activations is not None:
+            batch["activation"] = torch.from_numpy(self.activations[numbers])
+        if self.facts is not None:
+            document = self.pieces.document[piece]
+            seen = seen_words(self.facts.attributes[document], rows, position)
+            batch["group"] = torch.from_numpy(self.facts.group[document])
+            batch["attributes"] = torch.from_numpy(seen)
+        return batch
 
 
-STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
+def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Return [B, A] the words that stand before the position and are not the current token, else
+    -1.
+
+    Args:
+        words: [B, A] int64 tokens, -1 = none.
+        rows: [B, T] int64 tokens.
+        position: [B] int64.
+    """
+    is_before = np.arange(rows.shape[1]) < position[:, None]  # [B, T]
+    has_stood = ((words[:, :, None] == rows[:, None]) & is_before[:, None]).any(2)
+    current = rows[np.arange(len(rows)), position]
+    return np.where(has_stood & (words != current[:, None]), words, NONE)
+
+
+def partners(document: np.ndarray) -> np.ndarray:
+    """Return [N] for each activation another one, of another document if there are two.
+
+    Samples stand in a keyed random order of documents, and each takes the one half a round on:
+    every sample is the partner of one, unless a document holds more than half of them.
+
+    Args:
+        document: [N] of each activation.
+    """
+    order = np.lexsort((np.arange(len(document)), document, hash_ids(document, 1)))
+    others = np.empty(len(document), np.int64)
+    others[order] = np.roll(order, -(len(order) // 2))
+    alone = np.flatnonzero(document[others] == document)  # all of the same document
+    if len(alone):
+        rest = order[document[order] != document[alone[0]]]
+        others[alone] = np.resize(rest, len(alone)) if len(rest) else others[alone]
+    return others
+
+
+def token_texts(tokenizer: TextTokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """Return the text of each token of a text that may go on from another; \ufffd for a part of a
+    character."""
+    return [tokenizer.decode_continuation([i], skip_special_tokens=False) for i in ids]
+
+
+def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> dict[str, str]:
+    """Return the text `before`, of the `token`, and `after` a position of a document with token ids
+    [n]; \ufffd stands for parts of a character."""
+    places = {
+        "before": slice(max(0, position - AROUND), position),
+        "token": slice(position, position + 1),
+        "after": slice(position + 1, position + 1 + AROUND),
+    }
+    decode = tokenizer.decode_continuation
+    return {name: decode(ids[at], skip_special_tokens=False) for name, at in places.items()}
+
+
+def explanation_line(
+    dataset: ActivationDataset,
+    number: int,
+    values: dict[str, np.ndarray],
+    controls: tuple[str, ...],
+) -> dict[str, Any]:
+    """Return the line of one activation.
+
+    document: part and index. position: from 0. before, token, after: the text around it; the
+    token is the last one that the activation knows of. explanation. error: squared, in units of
+    the training part's variance. nearest_controls: those that come nearest to the activation, and
+    their errors.
+
+    Args:
+        dataset: of the activations.
+        number: of the sample.
+        values: token_ids [t], error [] and control_errors [C].
+        controls: names of the C controls.
+    """
+    pieces, piece = dataset.pieces, int(dataset.piece[number])
+    position, tokenizer = int(dataset.position[number]), pieces.store.tokenizer
+    errors = dict(zip(controls, values["control_errors"].tolist(), strict=True))
+    nearest = sorted(errors, key=lambda name: (errors[name], name))
+    return {
+        "document": f"{PART_NAMES[pieces.part]}:{int(pieces.document[piece])}",
+        "position": position,
+        **context_of(tokenizer, pieces.tokens(piece), position),
+        "explanation": tokenizer.decode(values["token_ids"]),
+        "error": round(float(values["error"]), 6),
+        "nearest_controls": {name: round(errors[name], 6) for name in nearest[:NEAREST]},
+    }
 
 
 class ActivationDataModule(DocumentsDataModule):
@@ -65,8 +229,8 @@ class ActivationDataModule(DocumentsDataModule):
         documents: files, tokenizer, positions and split where there is no store, see
             `DocumentsDataModule`.
 
-    Without a store the plan, the samples and what is drawn for them are the same as with a store of
-    these documents. The statistics are then those of the first activations of training only; where
+    Without a store the plan, the samples and their draws are the same as with a store of these
+    documents. The statistics are then those of the first activations of training only; where
     training has no more, losses are the same as well.
 
     Raises:
@@ -92,21 +256,26 @@ class ActivationDataModule(DocumentsDataModule):
 
         Raises:
             FileNotFoundError: there is no store of this name.
-            ValueError: it is incomplete, or of other options than those that are given.
+            ValueError: it is incomplete, or an option belongs to the dump, and would change nothing
+                here.
         """
         if self.folder is None:
             return super().open_store()
         store = ActivationStore(self.folder)
-        check_agrees(self.options, store)
         self.context_length, self.positions = store.context_length, store.positions
+        stored = {"context_length": store.context_length, "positions": store.positions}
+        for name in OF_THE_DUMP:
+            default = signature(DocumentsDataModule).parameters[name].default
+            if self.options.get(name, default) not in (default, stored.get(name, default)):
+                known = f" with {stored[name]}" if name in stored else ", its documents read"
+                raise ValueError(
+                    f"data.{name} is {self.options[name]}, and {store.folder} was dumped{known}: "
+                    "leave it out, or dump the activations again with it."
+                )
         return store
 
     def build(self, stage: Stage) -> ActivationDataset:
-        """Return the activations of one part.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """Return the activations of one part; a ValueError where it has none."""
         part = PART_NAMES.index(self.predict_part if stage == "predict" else stage)
         pieces, piece, position = self.places(part)
         check_activations(len(piece), PART_NAMES[part])
@@ -122,14 +291,12 @@ class ActivationDataModule(DocumentsDataModule):
         )
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
-        """Return the documents of a part, and the piece [N] and position [N] of each activation."""
         if self.folder is None:
             return super().places(part)
         pieces = Pieces(self.store, part, self.context_length)
         return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
 
     def facts(self, part: int) -> DocumentFacts:
-        """Return the attributes and files of a part's documents."""
         if self.folder is None:
             return super().facts(part)
         name = PART_NAMES[part]
@@ -182,12 +349,11 @@ class ActivationDataModule(DocumentsDataModule):
 
     @property
     def attribute_names(self) -> list[str]:
-        """What is known of the documents."""
+        """The attributes of documents of the test part."""
         return self.facts(TEST).names
 
     @property
     def predict_output_path(self) -> Path:
-        """Where the explanations go."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
         return Path(self.trainer.default_root_dir) / "explanations.jsonl"

@@ -1,4 +1,4 @@
-"""Documents that a subject reads: positions drawn in them, their pieces, and what is known of them.
+"""Documents that a subject reads: positions drawn in them, their pieces and their attributes.
 
 Rows of jsonl and parquet files may hold attributes, a mapping of names to words of the text. They
 are found again by the text's hash. Shapes: D documents of a part, A attributes, N activations.
@@ -69,7 +69,7 @@ def drawn_positions(
     Args:
         sizes: [D] positions of each document.
         hashes: [D] uint64 of their texts.
-        rule: how they are drawn.
+        rule: of the draws.
 
     Source: Floyd's algorithm (Bentley and Floyd, Programming pearls, CACM 30, 1987), for all
     documents at once.
@@ -140,7 +140,7 @@ NONE = -1
 
 
 class DocumentFacts(NamedTuple):
-    """What is known of the documents of a part.
+    """Attributes and files of the documents of a part.
 
     names: of the attributes. attributes [D, A] int64: `first_tokens` of the words, -1 = unknown.
     group [D] int64: index in group_names. group_names: of the part's files, none twice.
@@ -178,8 +178,9 @@ def document_facts(
             break  # nothing is known, and all are of the one file
         rows = _rows_of(path, reading.text_column, column)
         texts = (document.text for document in read_documents(path, reading))
-        for key, words in ((_hash_of(text), {}) for text in texts) if is_text else rows:
-            known.setdefault(key, (number, words))
+        for text, words in ((text, {}) for text in texts) if is_text else rows:
+            digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            known.setdefault(int.from_bytes(digest, "little"), (number, words))  # as in the store
     names = list(dict.fromkeys(name for _, words in known.values() for name in words))
     every = {word for _, words in known.values() for word in words.values()}
     token_of = first_tokens(sorted(every), tokenizer)
@@ -193,8 +194,8 @@ def document_facts(
 
 
 def group_names(files: Sequence[Path]) -> list[str]:
-    """Return a name for each of several files: stems, with the folder or the whole path where
-    those are not different, or mean all files."""
+    """Return a name for each of several files: stems, with the folder or the whole path where two
+    would be alike, or one mean all files."""
     paths = [path.absolute() for path in files]
     stems = [path.stem for path in paths]
     for names in (stems, [f"{path.parent.name}/{path.stem}" for path in paths]):
@@ -218,29 +219,21 @@ def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, in
 
 def _rows_of(
     path: Path, text_column: str, column: str | None
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the hash of each document and its words by attribute."""
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each document and its words by attribute."""
     columns = (text_column, *([] if column is None else [column]))
     for row in read_json_rows(path, columns=columns):
         given: Any = None if column is None else row.values.get(column)
         if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):
             given = dict(given)  # a parquet map
-        is_sound = isinstance(given, dict) and not any(
-            isinstance(word, dict | list) for word in given.values()
-        )
-        if given is not None and not is_sound:
+        words = {} if given is None else given
+        if not isinstance(words, dict) or any(isinstance(w, dict | list) for w in words.values()):
             raise ValueError(
                 f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, got '
                 f"{str(given)[:60]}; mend it, or set data.attributes_column to null."
             )
-        words = {str(n): str(word) for n, word in (given or {}).items() if word is not None}
-        yield _hash_of(str(row.values.get(text_column) or "")), words
-
-
-def _hash_of(text: str) -> int:
-    """Hash of a document, as a token store has it."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+        known = {str(name): str(word) for name, word in words.items() if word is not None}
+        yield str(row.values.get(text_column) or ""), known
 
 
 Files = str | list[str] | None
@@ -283,15 +276,11 @@ class DocumentsDataModule(PlannedDataModule):
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
-        self.files: dict[int, Files] = {
-            TRAIN: train_files,
-            VALIDATION: validation_files,
-            TEST: test_files,
-        }
+        files = (train_files, validation_files, test_files)
+        self.files: dict[int, Files] = dict(zip((TRAIN, VALIDATION, TEST), files, strict=True))
         self.tokenizer_options = tokenizer
         self.context_length, self.positions, self.split = context_length, positions, split
-        has_files = train_files or validation_files or test_files
-        self.reading = Reading(text_column, documents_by) if has_files else Reading()
+        self.reading = Reading(text_column, documents_by) if any(files) else Reading()
         self.attributes_column = attributes_column
         self.store: Any = None  # a TokenStore, after `setup`
         if split.by != "documents":
@@ -301,21 +290,16 @@ class DocumentsDataModule(PlannedDataModule):
             )
 
     def prepare_data(self) -> None:
-        """Tokenise into the cache."""
         self.open_store()
 
     def setup(self, stage: str) -> None:
-        """Open the store and build the datasets of the stage."""
         if self.store is None:
             self.store = self.open_store()
         super().setup(stage)
 
     def open_store(self) -> TokenStore:
-        """Return the documents as tokens, made at first use.
-
-        Raises:
-            ValueError: there is no text, or two parts hold the same document.
-        """
+        """Return the documents as tokens, made at first use; a ValueError where there is no text or
+        two parts hold the same document."""
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
         store = TokenRequest(paths, options, self.split, None, self.reading).open()
@@ -339,16 +323,10 @@ class DocumentsDataModule(PlannedDataModule):
     def facts(self, part: int) -> DocumentFacts:
         """Return the attributes and files of a part's documents."""
         files, hashes = self.paths(part) or self.paths(TRAIN), self.store.hashes(part)
-        return document_facts(
-            files, hashes, self.reading, self.attributes_column, self.store.tokenizer
-        )
+        column, tokenizer = self.attributes_column, self.store.tokenizer
+        return document_facts(files, hashes, self.reading, column, tokenizer)
 
     def audit(self) -> Audit:
-        """Return what the parts hold.
-
-        Raises:
-            ValueError: documents are in two parts.
-        """
         self.store, rule = self.open_store(), self.positions
         audit, shares = Audit("documents", "tokens"), []
         names: dict[str, None] = {}
@@ -379,21 +357,16 @@ class DocumentsDataModule(PlannedDataModule):
 
 def check_activations(number: int, name: str) -> None:
     """Raise ValueError where a part has no activation."""
-    if number:
-        return
-    raise ValueError(
-        f"the part {name} holds no activation: it has no document, or none that is longer than "
-        "data.positions.min_position, or data.context_length is not; lower the position, raise the "
-        f"context, or give data.{name}_files or a share of data.split (and dump again)."
-    )
+    if not number:
+        raise ValueError(
+            f"the part {name} holds no activation: it has no document, or none that is longer than "
+            "data.positions.min_position, or data.context_length is not; lower the position, raise "
+            f"the context, or give data.{name}_files or a share of data.split (and dump again)."
+        )
 
 
 def check_parts(store: TokenStore) -> None:
-    """Refuse documents that stand in two parts: a lens would be tested on what it has learnt.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Raise ValueError for documents in two parts: a lens would be tested on what it has learnt."""
     hashes = {name: store.hashes(part) for part, name in enumerate(PART_NAMES)}
     for one, other in combinations(PART_NAMES, 2):
         shared = np.intersect1d(hashes[one], hashes[other])

@@ -31,6 +31,8 @@ from datamodules.files.tables import naming
 from datamodules.text.store import TokenStore
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
+NO_POSITION = -1
+PARTS = range(len(PART_NAMES))
 
 
 class DumpedPart(NamedTuple):
@@ -57,6 +59,22 @@ class DumpedPart(NamedTuple):
             tokens = stream.tokens[self.pieces.starts[piece] + position].astype(np.int64)
             yield self.found[row[here], slot[here]], tokens, position
 
+    def write(self, folder: Path, name: str) -> None:
+        """Write the arrays of the part."""
+        np.save(folder / f"{name}.piece.npy", self.piece)
+        np.save(folder / f"{name}.position.npy", self.position)
+        np.save(folder / f"{name}.attributes.npy", self.facts.attributes)
+        np.save(folder / f"{name}.group.npy", self.facts.group)
+        # Written one after the other, and not through a map: a full disk is an error there, and no
+        # signal that ends the process.
+        shape = (len(self.piece), self.found.shape[-1])
+        descr = np.lib.format.dtype_to_descr(self.found.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
+        with open(folder / f"{name}.activations.npy", "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for activations, _, _ in self.chunks():
+                file.write(np.ascontiguousarray(activations).data)
+
 
 def write_store(
     folder: Path,
@@ -71,8 +89,8 @@ def write_store(
         folder: new.
         tokens: the documents.
         parts: train, validation, test.
-        subject: where the activations come from.
-        rule: how the positions were drawn.
+        subject: of the activations.
+        rule: by which the positions were drawn.
 
     Raises:
         FileExistsError: the folder exists.
@@ -92,7 +110,7 @@ def write_store(
             for path in tokens.folder.iterdir():
                 shutil.copyfile(path, unfinished / path.name)
             for name, part in zip(PART_NAMES, parts, strict=True):
-                _write_part(unfinished, name, part)
+                part.write(unfinished, name)
             statistics = statistics_of(parts[TRAIN].chunks())
             statistics.save(unfinished / STATISTICS)
             facts = {
@@ -127,30 +145,6 @@ def write_store(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_part(folder: Path, name: str, part: DumpedPart) -> None:
-    for kind, values in (
-        ("piece", part.piece),
-        ("position", part.position),
-        ("attributes", part.facts.attributes),
-        ("group", part.facts.group),
-    ):
-        np.save(folder / f"{name}.{kind}.npy", values)
-    # Written one after the other, and not through a map: a full disk is an error there, and no
-    # signal that ends the process.
-    shape = (len(part.piece), part.found.shape[-1])
-    descr = np.lib.format.dtype_to_descr(part.found.dtype)
-    with open(folder / f"{name}.activations.npy", "wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": descr, "fortran_order": False, "shape": shape}
-        )
-        for activations, _, _ in part.chunks():
-            file.write(np.ascontiguousarray(activations).data)
-
-
-NO_POSITION = -1
-PARTS = range(len(PART_NAMES))
-
-
 class DumpDataset(PlannedDataset):
     """The pieces of all parts that have an activation, one part after the other.
 
@@ -163,7 +157,13 @@ class DumpDataset(PlannedDataset):
 
     def __init__(self, parts: list[Pieces], positions: list[list[np.ndarray]]) -> None:
         self.parts, self.positions = parts, positions
-        tables = [_table(*drawn) for drawn in positions]
+        tables = []
+        for piece, position in positions:  # pieces [p] that have an activation, positions [p, K]
+            pieces, starts, counts = np.unique(piece, return_index=True, return_counts=True)
+            table = np.full((len(pieces), int(counts.max(initial=0))), NO_POSITION)
+            row = np.repeat(np.arange(len(pieces)), counts)
+            table[row, np.arange(len(piece)) - starts[row]] = position
+            tables.append((pieces, table))
         self.per_document = max(table.shape[1] for _, table in tables)
         self.piece = [pieces for pieces, _ in tables]
         self.first = np.cumsum([0, *(len(pieces) for pieces in self.piece)])
@@ -198,15 +198,6 @@ class DumpDataset(PlannedDataset):
         }
 
 
-def _table(piece: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pieces [p] that have an activation, and their positions [p, K], -1 = none."""
-    pieces, starts, counts = np.unique(piece, return_index=True, return_counts=True)
-    table = np.full((len(pieces), int(counts.max(initial=0))), NO_POSITION)
-    row = np.repeat(np.arange(len(pieces)), counts)
-    table[row, np.arange(len(piece)) - starts[row]] = position
-    return pieces, table
-
-
 class ActivationDumpDataModule(DocumentsDataModule):
     """Gives `predict` every document of every part, and writes what comes back into a store.
 
@@ -228,18 +219,12 @@ class ActivationDumpDataModule(DocumentsDataModule):
         super().setup(stage)
 
     def build(self, stage: Stage) -> DumpDataset:
-        """Return the pieces of all parts.
-
-        Raises:
-            ValueError: the training part has no activation.
-        """
         places = [self.places(part) for part in PARTS]
         check_activations(len(places[TRAIN][1]), PART_NAMES[TRAIN])
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
 
     @property
     def predict_output_path(self) -> Path:
-        """Folder of the store."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
         return Path(self.trainer.default_root_dir) / "activations"
@@ -253,10 +238,4 @@ class ActivationDumpDataModule(DocumentsDataModule):
             found = results["activations"][dataset.first[part] : dataset.first[part + 1]]
             (piece, position), facts = dataset.positions[part], self.facts(part)
             parts.append(DumpedPart(dataset.parts[part], piece, position, found, facts))
-        write_store(
-            path,
-            self.store,
-            parts,
-            self.model.options["subject"],
-            self.positions,
-        )
+        write_store(path, self.store, parts, self.model.options["subject"], self.positions)

@@ -22,15 +22,14 @@ from datamodules.files.splitting import PART_NAMES
 from datamodules.text.store import TokenStore
 
 NUM_COMPONENTS = 32
+SCHEMA, STATISTICS = "schema.json", "statistics.npz"
+STORE_VERSION = 3
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, whatever the machine or the launcher gave.
-
-    A matrix product is cut by threads, and its kernels add up in another order at the cuts: with
-    another number of threads its last bits differ.
-    """
+    """Let torch compute with one thread: kernels add up in another order where threads cut a matrix
+    product, so that another number of threads gives other last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -64,7 +63,7 @@ class ActivationStatistics:
     components: np.ndarray
 
     def save(self, path: Path) -> None:
-        """Write all as one npz file."""
+        """Write one npz file."""
         values: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
         np.savez(path, **values)
 
@@ -81,10 +80,7 @@ Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens 
 
 
 def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
-    """Return the statistics of activations that come in chunks.
-
-    Args:
-        chunks: always cut at the same places; read once.
+    """Return the statistics of activations in chunks that are always cut at the same places.
 
     Raises:
         ValueError: there is no activation, or one is no finite number.
@@ -134,14 +130,29 @@ class _Sums:
         with one_thread():
             copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
             self.products += (copied.T @ copied).numpy()
-        for keys, found in ((tokens, self.of_token), (positions, self.of_position)):
-            _add_groups(x, keys, found)
+        for keys, known in ((tokens, self.of_token), (positions, self.of_position)):
+            order = np.argsort(keys, kind="stable")
+            distinct, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+            sums = np.add.reduceat(x[order], starts)
+            for key, count, total in zip(distinct.tolist(), counts.tolist(), sums, strict=True):
+                if key in known:
+                    before, so_far = known[key]
+                    so_far += total
+                    known[key] = (before + count, so_far)
+                else:  # a copy: a row of `sums` would keep all of them
+                    known[key] = (count, total.copy())
 
     def statistics(self) -> ActivationStatistics:
         above = self.total / self.count
         covariance = self.products / self.count - np.outer(above, above)
         length = self.lengths[0] / self.count
         spread = max(0.0, self.lengths[1] / self.count - length**2) ** 0.5
+        with one_thread():
+            vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
+        components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
+        # A vector and its opposite are the same component: the largest entry is made positive.
+        largest = components[np.arange(len(components)), np.abs(components).argmax(1)]
+        components = components * np.sign(largest)[:, None]
         token_ids = sorted(self.of_token)
         position_means = np.tile(self.guess + above, (max(self.of_position) + 1, 1))
         for position, (number, total) in self.of_position.items():
@@ -159,34 +170,8 @@ class _Sums:
             token_ids=np.array(token_ids, np.int64),
             token_means=token_means,
             position_means=position_means.astype(np.float32),
-            components=_components(covariance).astype(np.float32),
+            components=components.astype(np.float32),
         )
-
-
-def _components(covariance: np.ndarray) -> np.ndarray:
-    with one_thread():
-        vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
-    components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
-    # A vector and its opposite are the same component: the largest entry is made positive.
-    largest = np.abs(components).argmax(1)
-    return components * np.sign(components[np.arange(len(components)), largest])[:, None]
-
-
-def _add_groups(x: np.ndarray, keys: np.ndarray, found: dict[int, tuple[int, np.ndarray]]) -> None:
-    order = np.argsort(keys, kind="stable")
-    distinct, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
-    sums = np.add.reduceat(x[order], starts)
-    for key, count, total in zip(distinct.tolist(), counts.tolist(), sums, strict=True):
-        if key not in found:  # a copy: a row of `sums` would keep all of them
-            found[key] = (count, total.copy())
-            continue
-        before, so_far = found[key]
-        so_far += total
-        found[key] = (before + count, so_far)
-
-
-SCHEMA, STATISTICS = "schema.json", "statistics.npz"
-STORE_VERSION = 3
 
 
 class ActivationStore(TokenStore):
@@ -220,7 +205,6 @@ class ActivationStore(TokenStore):
 
     @cached_property
     def statistics(self) -> ActivationStatistics:
-        """Of the training part."""
         return ActivationStatistics.load(self.folder / STATISTICS)
 
     def path(self, part: int, kind: str) -> Path:

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import ALL, ActivationBatch
-from lit_models.consistency_lens.lens import Explanation, Lens
+from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
 from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.dropout import mixed
@@ -29,13 +29,12 @@ if TYPE_CHECKING:  # the networks know arrays, not files
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """What a test computes.
+    """Size of a test.
 
     Args:
         num_draws: explanations drawn for each activation; the best of 2, 4, 8 and so on of them
             are rows of the table.
         num_examples: activations on the page of examples; 0 makes no page.
-
     """
 
     num_draws: int = 8
@@ -43,7 +42,6 @@ class EvaluationOptions:
 
     @property
     def best_of(self) -> tuple[int, ...]:
-        """Of how many draws the best is a row: powers of two."""
         return tuple(2**n for n in range(1, self.num_draws.bit_length()))
 
 
@@ -69,12 +67,7 @@ def row_names(options: EvaluationOptions) -> tuple[str, ...]:
 
 
 class Baselines(nn.Module):
-    """What the training part of the data at hand says of an activation.
-
-    Args:
-        statistics: of the training part.
-        vocab_size: V.
-    """
+    """Guesses of an activation from the statistics of the training part of the data at hand."""
 
     mean: Tensor
     unit_mean: Tensor
@@ -87,15 +80,9 @@ class Baselines(nn.Module):
         super().__init__()
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
-        tables = {
-            "mean": torch.from_numpy(statistics.mean).float(),
-            "unit_mean": torch.from_numpy(statistics.unit_mean).float(),
-            "token_means": torch.from_numpy(statistics.token_means),
-            "token_row": row,
-            "position_means": torch.from_numpy(statistics.position_means),
-            "components": torch.from_numpy(statistics.components),
-        }
-        for name, table in tables.items():
+        self.register_buffer("token_row", row, persistent=False)
+        for name in ("mean", "unit_mean", "token_means", "position_means", "components"):
+            table = torch.from_numpy(getattr(statistics, name)).float()
             self.register_buffer(name, table, persistent=False)
 
     def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
@@ -119,7 +106,7 @@ def _looked_up(table: Tensor, row: Tensor, default: Tensor) -> Tensor:
 
 
 class Fidelity(NamedTuple):
-    """What one sample's rebuilt activation is worth; all [B] float64.
+    """Worth of one sample's rebuilt activation; all [B] float64.
 
     error, spread: squared distance from the true activation, of the rebuilt one and of the
     training mean. unit_error, unit_spread: the same at length 1, with the training mean of those.
@@ -145,8 +132,8 @@ class Case:
         batch: with `other`.
         activation: [B, D] of the batch.
         other: [B, D] of the partners.
-        teacher: what the lens's teacher says.
-        options: how many explanations are drawn.
+        teacher: of the lens.
+        options: of the test.
     """
 
     def __init__(
@@ -165,7 +152,6 @@ class Case:
 
     @cached_property
     def greedy(self) -> Explanation:
-        """The most probable words."""
         return self.lens.verbalizer.explain(self.activation)
 
     @cached_property
@@ -189,11 +175,9 @@ class Case:
 
     @cached_property
     def patched(self) -> PatchedSubject:
-        """The documents in the subject."""
         return PatchedSubject(self.lens.subject, self.batch)
 
     def rebuilt(self, explanation: Explanation) -> Tensor:
-        """Return [B, D]."""
         return self.lens.reconstructor(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
@@ -245,11 +229,9 @@ class Case:
         return squared_error(rebuilt, self.activation, self.lens.variance)
 
     def fidelities(self) -> dict[str, Fidelity]:
-        """Return row -> what it is worth."""
         return {name: self.fidelity(rebuild()) for name, rebuild in self.rows().items()}
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
-        """Return what rebuilt activations [B, D] are worth."""
         true, spread = self.activation.double(), self.lens.mean.double()
         found, unit_mean = rebuilt.double(), self.baselines.unit_mean.double()
         unit = F.normalize(true, dim=-1)
@@ -288,9 +270,8 @@ class Case:
 
 
 REPLICATES = 500
-_MANTISSA = 24
 SUMMED = (*Fidelity._fields, "count")
-# What is reported of a row. fve: fraction of variance explained; excess: what it is above that of
+# Values reported of a row. fve: fraction of variance explained; excess: what it is above that of
 # the current-token mean; unit_fve: at length 1; kl_recovered, following_recovered: share of the
 # nats of the training mean that is saved, at the position and after it; kl_recovered_zero: of
 # those of a zero; nats, following_nats, next_nats: means; count: samples.
@@ -354,7 +335,7 @@ class FidelityTable(Metric):
         )
 
     def weights(self, batch: ActivationBatch) -> list[Tensor]:
-        """Return for each group the weights [B] float64 of a batch: 0 for what is not of it."""
+        """Return for each group the weights [B] float64 of a batch, 0 for samples of others."""
         weight = batch["weight"].double()
         return [weight, *(weight * (batch["group"] == n) for n in range(len(self.files)))]
 
@@ -407,9 +388,7 @@ def _saved(cost: Tensor, base: Tensor) -> Tensor:
 
 def poisson(key: Tensor) -> Tensor:
     """Return [B, R] int64 draws of a Poisson variable of mean 1, keyed by `key` [B] int64."""
-    replicate = torch.arange(REPLICATES, device=key.device)
-    bits = mixed(mixed(key, _POISSON)[:, None], replicate) & ((1 << _MANTISSA) - 1)
-    uniform = (bits.double() + 0.5) / (1 << _MANTISSA)
+    uniform = uniforms(mixed(key, _POISSON), REPLICATES)
     total = term = torch.exp(torch.tensor(-1.0, dtype=torch.float64, device=key.device))
     bounds = []
     for number in range(1, 12):  # P(more than 11) is below 1e-9

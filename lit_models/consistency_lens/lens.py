@@ -22,7 +22,7 @@ from lit_models.consistency_lens.subject import (
     copy_of,
     embedded,
     freeze_unused,
-    output_edited,
+    output_of,
     read,
     share_frozen,
 )
@@ -36,17 +36,17 @@ _MANTISSA = 24  # bits of a uniform number in float32
 
 
 def gumbel_noise(key: Tensor, place: int, vocab_size: int) -> Tensor:
-    """Return Gumbel noise [B, V] float32, the same on any device for the same keys.
-
-    Args:
-        key: [B] int64.
-        place: of the word in the text, so that each has its own noise.
-        vocab_size: V.
-    """
-    words = torch.arange(vocab_size, device=key.device)
-    bits = mixed(mixed(key, place)[:, None], words) & ((1 << _MANTISSA) - 1)
-    uniform = (bits.double() + 0.5) / (1 << _MANTISSA)  # never 0 or 1
+    """Return Gumbel noise [B, V] float32, the same on any device for the same keys [B] int64 and
+    place of the word in the text."""
+    uniform = uniforms(mixed(key, place), vocab_size)
     return -torch.log(-torch.log(uniform)).float()
+
+
+def uniforms(key: Tensor, number: int) -> Tensor:
+    """Return [B, number] float64 above 0 and below 1, keyed by `key` [B] int64."""
+    places = torch.arange(number, device=key.device)
+    bits = mixed(key[:, None], places) & ((1 << _MANTISSA) - 1)
+    return (bits.double() + 0.5) / (1 << _MANTISSA)
 
 
 def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
@@ -54,7 +54,7 @@ def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -
 
     Args:
         logits: [B, V], float32 or better.
-        noise: [B, V]; none takes the most probable word.
+        noise: [B, V]; `None` takes the most probable word.
         temperature: of the soft choice, above 0.
 
     Source: Jang et al. 2017, "Categorical Reparameterization with Gumbel-Softmax", section 2.2.
@@ -221,16 +221,9 @@ class Reconstructor(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """Return the rebuilt activations [B, D] of words [B, t, D], embeddings of the subject."""
-        found: list[Tensor] = []
-
-        def keep(output: Tensor) -> Tensor:
-            found.append(output[:, -1])
-            return output
-
-        start = self.start.expand(len(words), -1, -1)
-        with output_edited(self.network.blocks()[-1], keep):
-            read(self.network, None, torch.cat([start, words.flip(1)], dim=1))
-        return self.map(found[0])
+        texts = torch.cat([self.start.expand(len(words), -1, -1), words.flip(1)], dim=1)
+        last = self.network.blocks()[-1]
+        return self.map(output_of(last, lambda: read(self.network, None, texts))[:, -1])
 
 
 NEVER = -1  # for the step at which the reference was kept
@@ -265,19 +258,16 @@ class LensOptions:
 
 
 class Lens(nn.Module):
-    """Subject, verbalizer and reconstructor; and both as they were when they began to learn
-    together, which is where the words' meaning is kept from drifting.
-
-    Args:
-        subject: stands still.
-        tokenizer: of the subject.
-        options: how the lens is built.
-    """
+    """Subject, verbalizer and reconstructor; and as `reference` both as they were when they began
+    to learn together, which keeps the words' meaning from drifting."""
 
     def __init__(self, subject: Subject, tokenizer: TextTokenizer, options: LensOptions) -> None:
         super().__init__()
         self.subject, self.options = subject, options
-        network, words = subject.network, _words(tokenizer, subject)
+        network = subject.network
+        words = torch.zeros(network.head.weight.shape[0], dtype=torch.bool)  # no special tokens
+        words[: tokenizer.vocab_size] = True
+        words[torch.from_numpy(tokenizer.special_ids)] = False
         self.begin_id = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
         width = network.embedding.weight.shape[1]
         self.register_buffer("mean", torch.zeros(width))  # of the training part
@@ -290,31 +280,25 @@ class Lens(nn.Module):
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
         cut = copy_of(network, options.reconstructor, subject.layer + 1)
         self.reconstructor = Reconstructor(cut, self.begin_id)
-        self._share_frozen()
-        self.reference = nn.ModuleDict(
-            {name: _reference(getattr(self, name)) for name in ("verbalizer", "reconstructor")}
-        )
-
-    def _share_frozen(self) -> None:
         text = torch.full((1, 2), self.begin_id)
         activation = torch.zeros(1, len(self.mean))
         freeze_unused(self.verbalizer, lambda: self.verbalizer(activation, text))
         freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text)))
         for part in (self.verbalizer, self.reconstructor):
             share_frozen(part.network, self.subject.network)
+        self.reference = nn.ModuleDict()  # frozen copies, which share what is frozen already
+        for name, part in (("verbalizer", self.verbalizer), ("reconstructor", self.reconstructor)):
+            shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}
+            self.reference[name] = copy.deepcopy(part, shared).requires_grad_(False)
 
     def take_statistics(self, statistics: "ActivationStatistics") -> None:
-        """Know the mean and the variance of the training part."""
         self.mean.copy_(torch.from_numpy(statistics.mean))
         self.variance.fill_(statistics.variance)
 
     @torch.no_grad()
     def keep_reference(self, step: int = 0) -> None:
-        """Make verbalizer and reconstructor of now the reference.
-
-        Args:
-            step: optimizer step of now; `NEVER` where neither has learnt anything.
-        """
+        """Make verbalizer and reconstructor at an optimizer step the reference; `NEVER` where
+        neither has learnt anything."""
         self.reference_step.fill_(step)
         for name, kept in self.reference.items():
             for own, copied in zip(
@@ -325,7 +309,7 @@ class Lens(nn.Module):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the reference was kept of networks that had learnt something."""
+        """Whether the reference had learnt something."""
         return bool(self.reference_step >= 0)
 
     def train(self, mode: bool = True) -> "Lens":
@@ -378,17 +362,3 @@ class Lens(nn.Module):
             for name, value in self.state_dict(keep_vars=True).items()
             if id(value) in own or name.startswith(("subject.", "untrained."))
         }
-
-
-def _reference(part: nn.Module) -> nn.Module:
-    """A frozen copy of a network, which shares what stands still."""
-    shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}
-    return copy.deepcopy(part, shared).requires_grad_(False)
-
-
-def _words(tokenizer: TextTokenizer, subject: Subject) -> Tensor:
-    """[V] bool: the tokenizer's tokens but for special ones."""
-    is_word = torch.zeros(subject.network.head.weight.shape[0], dtype=torch.bool)
-    is_word[: tokenizer.vocab_size] = True
-    is_word[torch.from_numpy(tokenizer.special_ids)] = False
-    return is_word

@@ -175,14 +175,13 @@ _NEVER = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class TeacherText:
-    """Which words of the text up to the position the teacher's text is made of.
+    """Choice of the words of the teacher's text among those up to the position.
 
     The most recent words tell most of an activation; rare ones name what a document is about.
 
     Args:
         rare: words that are the rarest ones of the text, by their number in the training part; all
             others are the most recent ones, and stand before them.
-
     """
 
     rare: int = 0
@@ -273,16 +272,7 @@ def lens_terms(
     temperature: float,
     teacher_text: TeacherText,
 ) -> dict[str, Tensor]:
-    """Return the terms that are asked for, name -> [B].
-
-    Args:
-        lens: in training mode.
-        batch: planned.
-        activation: [B, D].
-        names: of the terms.
-        temperature: of the choice of words.
-        teacher_text: what the teacher's text is made of.
-    """
+    """Return the terms of these names, name -> [B], of a batch and its activations [B, D]."""
     found: dict[str, Tensor] = {}
     if names & set(WARM):
         place = (batch["input_ids"], batch["position"], lens.verbalizer.num_words)

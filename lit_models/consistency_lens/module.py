@@ -3,11 +3,12 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TRAIN
 from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens.controls import (
     CONTROLS,
     Baselines,
@@ -45,13 +47,8 @@ from lit_models.consistency_lens.loss import (
     squared_error,
     text_nats,
 )
-from lit_models.consistency_lens.recipe import (
-    LENS_RECIPE_KEY,
-    check_subject,
-    continued,
-    recipe_of_run,
-)
 from lit_models.consistency_lens.subject import (
+    TRAINED_ON,
     Subject,
     SubjectOptions,
     keep_layers,
@@ -59,12 +56,15 @@ from lit_models.consistency_lens.subject import (
     subject_facts,
     subject_recipe,
     tokenizer_folder,
+    training_digest,
 )
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
+LENS_RECIPE_KEY = "lens_recipe"
+Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
 
 
 class LitConsistencyLens(ExactModule):
@@ -74,7 +74,7 @@ class LitConsistencyLens(ExactModule):
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
         subject: the model that is explained, and the layer.
         losses: weights of the loss's terms over the run.
-        lr_scheduler: factory; none keeps the rate constant.
+        lr_scheduler: factory; `None` keeps the rate constant.
         lens: how verbalizer and reconstructor are built.
         temperature: of the choice of words, over the run.
         teacher: what the teacher's text is made of; by default the most recent words.
@@ -108,10 +108,8 @@ class LitConsistencyLens(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.options, self.losses = subject, losses
-        self.lens_options, self.temperature = (
-            lens or LensOptions(),
-            temperature or TemperatureSchedule(),
-        )
+        self.lens_options = lens or LensOptions()
+        self.temperature = temperature or TemperatureSchedule()
         self.teacher = teacher or TeacherText()
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
@@ -145,11 +143,46 @@ class LitConsistencyLens(ExactModule):
         if known is not None:
             self.recipe = self.recipe_of(self.trainer.datamodule, known)
 
-    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
-        recipe = recipe_of_run(self.options, self.lens_options, data)
+    def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
+        """Return the recipe of a run. The subject's weights are not in it: they are read from its
+        folder again, and known by their digest.
+
+        Raises:
+            FileNotFoundError: the subject's folder is missing.
+            ValueError: the activations are not of this subject and layer, or the documents or the
+                explanations do not fit it, or it is not what the checkpoint was trained with.
+        """
+        store, lens = data.store, self.lens_options
+        network = subject_recipe(self.options, store.tokenizer.vocab_size)
+        check_recipe(network, data.context_length, store.tokenizer.vocab_size)
+        limit = most_positions(network)
+        # Prompt, marker and all words but the last, which is never read again; the reconstructor's
+        # start and all words are no more.
+        needed = lens.num_prompt + lens.num_words
+        if limit is not None and needed > limit:
+            raise ValueError(
+                f"explanations of lens.num_words {lens.num_words} after lens.num_prompt "
+                f"{lens.num_prompt} need {needed} positions, and the subject has learnt {limit}; "
+                "lower one of the two, or take a subject with rotary positions."
+            )
+        facts = subject_facts(self.options, network)
+        if isinstance(store, ActivationStore) and store.subject != facts:
+            changed = differences(asdict(store.subject), asdict(facts), "there", "here")
+            raise ValueError(
+                f"{store.folder} holds activations of another subject ({changed}); name the model "
+                "that was dumped with model.subject.path and its layer with model.subject.layer, "
+                "or dump the activations of this one."
+            )
+        recipe = {
+            "tokenizer": store.tokenizer.to_dict(),
+            "network": network,
+            "subject": asdict(facts),
+            "lens": asdict(lens),
+            TRAINED_ON: [training_digest(store.hashes(TRAIN))],
+        }
         return continued(trained, recipe, self.trainer)
 
-    def build(self, recipe: dict[str, Any], data: Any) -> None:
+    def build(self, recipe: Recipe, data: Any) -> None:
         tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
         longest = 1 if data is None else data.context_length
         network = load_subject(self.options, recipe["network"], longest, tokenizer.vocab_size)
@@ -176,7 +209,10 @@ class LitConsistencyLens(ExactModule):
         return {**checkpoint["state_dict"], **own}
 
     def on_fit_start(self) -> None:
-        expect_in_evaluation_mode(self)
+        """Keep Lightning from warning of the frozen networks, and of exactly so many."""
+        number = sum(not part.training for part in self.modules())
+        message = rf"Found {number} module\(s\) in eval mode at the start of training"
+        warnings.filterwarnings("ignore", message=message)
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
         """Keep both networks as they are when they begin to learn together."""
@@ -262,39 +298,83 @@ class LitConsistencyLens(ExactModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.recipe is None:
-            check_subject(self.options, self.stored_recipe(checkpoint))
+            self._check_subject(self.stored_recipe(checkpoint))
         super().on_load_checkpoint(checkpoint)
 
     @classmethod
-    def stored_recipe(cls, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    def stored_recipe(cls, checkpoint: dict[str, Any]) -> Recipe:
         recipe = super().stored_recipe(checkpoint)
         options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
         return {**recipe, "lens": asdict(options)}
 
-    def take_recipe(self, trained: dict[str, Any]) -> None:
+    def take_recipe(self, trained: Recipe) -> None:
         self.recipe = continued(trained, self.recipe, self._trainer)
+
+    def _check_subject(self, recipe: Recipe) -> None:
+        """Refuse a subject that is not the one that a lens was trained with."""
+        path = self.options.path
+        if path is not None and not Path(path).expanduser().is_dir():
+            raise FileNotFoundError(
+                f"this lens explains the model in {path}, which is not there, and a lens holds no "
+                "copy of it; put the folder back, or name its new place with model.subject.path."
+            )
+        size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
+        facts = asdict(subject_facts(self.options, subject_recipe(self.options, size)))
+        changed = differences(recipe["subject"], facts, "then", "now")
+        if changed:
+            raise ValueError(
+                f"{path or 'model.subject'} is another subject than this lens was trained with "
+                f"({changed}); give the model and the layer of its training with model.subject."
+            )
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
         return Case(self.lens, self.baselines, batch, *pair, self.teacher, self.evaluation)
 
 
+def differences(first: Recipe, second: Recipe, one: str, other: str) -> str:
+    """Return the values in which two descriptions differ, for a message."""
+    changed = [n for n in first if first[n] != second[n]]
+    return "; ".join(f"{n}: {first[n]} {one}, {second[n]} {other}" for n in changed)
+
+
+def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -> Recipe:
+    """Return the recipe of a run that goes on from another one: it was trained on what that was,
+    and if it trains, on its own documents too.
+
+    Raises:
+        ValueError: subject, layer, tokenizer or the lens's shape differ, so that the checkpoint's
+            words would mean something else here.
+    """
+    if trained is None:
+        return recipe
+    changed = [name for name in recipe if name != TRAINED_ON and trained.get(name) != recipe[name]]
+    if changed:
+        raise ValueError(
+            f"the checkpoint was trained with another {' and '.join(changed)} than this run has; "
+            "give the model.subject, model.lens and data of its training, or begin a new run."
+        )
+    known = [*trained.get(TRAINED_ON, [])]  # none in older recipes
+    if trainer is not None and trainer.state.fn == "fit":
+        known += recipe[TRAINED_ON]
+    return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
+
+
 def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationStatistics:
-    """Return what is known of the training part: from the store, or from its first documents."""
+    """Return the statistics of the training part: of the store, or of its first activations."""
     if isinstance(data.store, ActivationStore):
         return data.store.statistics
-    return statistics_of(_computed(subject, data))
-
-
-@torch.no_grad()
-def _computed(subject: Subject, data: ActivationDataModule) -> Iterator[Chunk]:
     device = next(subject.parameters()).device
-    for batch in data.training_sample():
-        ids, position = batch["input_ids"], batch["position"]
-        with one_thread():
-            found = subject.activations(ids.to(device)).cpu().double()
-        rows = torch.arange(len(ids), device="cpu")
-        yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+
+    def chunks() -> Iterator[Chunk]:
+        for batch in data.training_sample():
+            ids, position = batch["input_ids"], batch["position"]
+            with one_thread(), torch.no_grad():
+                found = subject.activations(ids.to(device)).cpu().double()
+            rows = torch.arange(len(ids), device="cpu")
+            yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+
+    return statistics_of(chunks())
 
 
 def word_counts(data: ActivationDataModule, is_word: Tensor) -> Tensor:
@@ -304,13 +384,6 @@ def word_counts(data: ActivationDataModule, is_word: Tensor) -> Tensor:
     for start in range(0, len(tokens), COUNTED_AT_ONCE):
         counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=len(is_word))
     return torch.from_numpy(counts).to(is_word.device) * is_word
-
-
-def expect_in_evaluation_mode(module: nn.Module) -> None:
-    """Keep Lightning from warning of the networks that stand still, and of exactly so many."""
-    number = sum(not part.training for part in module.modules())
-    message = rf"Found {number} module\(s\) in eval mode at the start of training"
-    warnings.filterwarnings("ignore", message=message)
 
 
 def leave_out(module: nn.Module, names: set[str]) -> None:
@@ -356,13 +429,13 @@ class LitSubject(ExactModule):
         options = {} if self.recipe is None else {"subject": SubjectFacts(**self.recipe["subject"])}
         return ModelFacts(tokenizer=tokenizer_folder(self.options), options=options)
 
-    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+    def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
         sizes = (data.context_length, data.store.tokenizer.vocab_size)
         network = subject_recipe(self.options, sizes[1])
         facts = asdict(subject_facts(self.options, network))
         return {"network": network, "sizes": sizes, "subject": facts}
 
-    def build(self, recipe: dict[str, Any], data: Any) -> None:
+    def build(self, recipe: Recipe, data: Any) -> None:
         network = load_subject(self.options, recipe["network"], *recipe["sizes"])
         self.subject = Subject(network, self.options.layer)
         keep_layers(network, self.options.layer + 1)
@@ -374,9 +447,5 @@ class LitSubject(ExactModule):
         return {"activations": found[rows, batch["positions"].clamp(min=0)]}
 
     def configure_optimizers(self) -> Any:
-        """Refuse: Lightning asks for one before it knows that there is nothing to fit.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise ValueError: Lightning asks for one before it knows that there is nothing to fit."""
         raise ValueError("a subject stands still and learns nothing; run unisono predict.")

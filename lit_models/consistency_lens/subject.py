@@ -7,7 +7,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,9 @@ def read(
         network: a decoder.
         input_ids: [R, T] int64, padded at the right; or `None`, and
         inputs_embeds: [R, T, D].
-        cache: of the positions before, which grows by these; gradients pass through it. T is 1
-            after the first call.
-        start: positions that the cache holds.
+        cache: of the `start` positions before, which grows by these; gradients pass through it. T
+            is 1 after the first call.
+        start: see cache.
     """
     given = input_ids if inputs_embeds is None else inputs_embeds
     assert given is not None
@@ -79,19 +79,32 @@ def output_edited(block: nn.Module, edit: Edit) -> Iterator[None]:
         handle.remove()
 
 
+def output_of(block: nn.Module, run: Callable[[], Tensor]) -> Tensor:
+    """Return the output [R, T, D] of a block while its network runs."""
+    found: list[Tensor] = []
+
+    def keep(output: Tensor) -> Tensor:
+        found.append(output)
+        return output
+
+    with output_edited(block, keep):
+        run()
+    return found[0]
+
+
 SITE = "block_output"
 
 
 @dataclass(frozen=True)
 class SubjectOptions:
-    """Which model is explained, and where.
+    """The explained model, and the place in it.
 
     Args:
         path: folder of the model in the Hugging Face layout, as `unisono export` writes it.
         layer: index of the block whose output is the activation, from 0.
         network: shape of a subject with random weights, instead of a folder.
         random_weights: take the folder's shape and tokenizer, and no weights: a control.
-        seed: of random weights, which are drawn in float32 on the host; their digest is kept.
+        seed: of random weights, which are drawn in float32 on the host.
 
     Raises:
         ValueError: neither or both of path and network.
@@ -112,15 +125,8 @@ class SubjectOptions:
 
 
 class Subject(nn.Module):
-    """A network that stands still, and one of its layers.
-
-    Args:
-        network: with its weights.
-        layer: index of a block.
-
-    Raises:
-        ValueError: there is no such block.
-    """
+    """A frozen network, and the index of one of its blocks; a ValueError where it has no such
+    block."""
 
     def __init__(self, network: Network, layer: int) -> None:
         super().__init__()
@@ -130,7 +136,6 @@ class Subject(nn.Module):
 
     @property
     def block(self) -> nn.Module:
-        """The block whose output is the activation."""
         return self.network.blocks()[self.layer]
 
     def train(self, mode: bool = True) -> "Subject":
@@ -142,15 +147,7 @@ class Subject(nn.Module):
 
         The blocks above the layer are not computed.
         """
-        found: list[Tensor] = []
-
-        def keep(output: Tensor) -> Tensor:
-            found.append(output)
-            return output
-
-        with output_edited(self.block, keep):
-            read(self.lower, input_ids)
-        return found[0]
+        return output_of(self.block, lambda: read(self.lower, input_ids))
 
 
 def check_layer(layer: int, num_layers: int) -> None:
@@ -163,11 +160,7 @@ def check_layer(layer: int, num_layers: int) -> None:
 
 
 def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
-    """Return the recipe of the subject's network.
-
-    Args:
-        options: of the user.
-        vocab_size: of the tokenizer, for a network without a folder.
+    """Return the recipe of the subject's network; `vocab_size` is for one without a folder.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -176,8 +169,8 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
     if options.path is not None:
         return read_recipe(options.path)
     assert options.network is not None
-    config = {**vars(options.network), "vocab_size": options.network.vocab_size or vocab_size}
-    return own_recipe(DecoderConfig(**config))
+    size = options.network.vocab_size or vocab_size
+    return own_recipe(replace(options.network, vocab_size=size))
 
 
 def load_subject(
@@ -229,12 +222,8 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
 
 
 def tokenizer_folder(options: SubjectOptions) -> str | None:
-    """Return the folder of the subject's tokenizer; none where the data bring one.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no model in it.
-        ValueError: its config.json is damaged.
-    """
+    """Return the folder of the subject's tokenizer; `None` where the data bring one. Errors as of
+    `read_config`."""
     if options.path is None:
         return None
     read_config(options.path)  # before anybody misses a tokenizer there
@@ -243,7 +232,7 @@ def tokenizer_folder(options: SubjectOptions) -> str | None:
 
 @dataclass(frozen=True)
 class BaseOptions:
-    """What learns of a network that begins as the subject; by default all but the words.
+    """The part that learns of a network that begins as the subject; by default all but the words.
 
     Args:
         is_frozen: nothing of it learns, only what stands around it.
@@ -251,7 +240,7 @@ class BaseOptions:
         unfreeze_at: optimizer step from which on it learns.
 
     Raises:
-        ValueError: two of them are given, or one is out of its range.
+        ValueError: two of them are given.
     """
 
     is_frozen: bool = False
@@ -274,14 +263,10 @@ class BaseOptions:
 
 
 def copy_of(network: Network, options: BaseOptions, num_layers: int | None = None) -> Network:
-    """Return a copy of a network, whose embedding and head are the network's own.
-
-    Args:
-        network: of the subject.
-        options: what learns.
-        num_layers: blocks that the copy keeps, the lowest ones; none keeps all.
-    """
-    shared = {id(weight): weight for weight in vocabulary(network)}
+    """Return a copy of a network with its lowest `num_layers` blocks, or all, whose embedding and
+    head are the network's own."""
+    words = [*network.embedding.parameters(), *network.head.parameters()]
+    shared = {id(weight): weight for weight in words}
     made = copy.deepcopy(network, dict(shared))  # what the memo holds is not copied
     if num_layers is not None:
         keep_layers(made, num_layers)
@@ -290,11 +275,6 @@ def copy_of(network: Network, options: BaseOptions, num_layers: int | None = Non
     if options.lora is not None:
         add_lora(made, lora_recipe(made, options.lora))
     return made.train()
-
-
-def vocabulary(network: Network) -> list[nn.Parameter]:
-    """Return the parameters that belong to words: of the embedding and of the head."""
-    return [*network.embedding.parameters(), *network.head.parameters()]
 
 
 def embedded(network: Network, words: Tensor) -> Tensor:
@@ -318,22 +298,16 @@ def keep_layers(network: Network, num_layers: int) -> None:
 def lowest_blocks(network: Network, num_layers: int) -> Network:
     """Return a network of a network's lowest blocks: the very same blocks and parameters."""
     shared: list[Any] = [*network.parameters(), *network.blocks()]
-    made = copy.deepcopy(
-        network, {id(part): part for part in shared}
-    )  # what is there is not copied
+    made = copy.deepcopy(network, {id(part): part for part in shared})  # these are not copied
     keep_layers(made, num_layers)
     return made
 
 
 def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Freeze every parameter that does not reach the result of `run`.
+    """Freeze every parameter of a module that does not reach the result of `run`.
 
     Under ddp a parameter without a gradient would be waited for: a final norm behind the layer
     that is read, for instance.
-
-    Args:
-        module: whose parameters are tried.
-        run: computes something of small size with the module.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     with torch.enable_grad():
@@ -344,7 +318,7 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
 
 
 def share_frozen(made: Network, network: Network) -> None:
-    """Let what stands still in a copy be the very parameters of the network, in place."""
+    """Let the frozen parameters of a copy be those of the network, in place."""
     own = dict(network.named_parameters(remove_duplicate=False))
     for name, parameter in list(made.named_parameters(remove_duplicate=False)):
         if not parameter.requires_grad:
@@ -357,11 +331,7 @@ MOST_NUMBERS = 1 << 24  # logits that are worked on at once
 
 
 class PatchedSubject:
-    """One batch in the subject.
-
-    Args:
-        subject: of the activations.
-        batch: the documents, and the position in each.
+    """The documents of one batch in the subject.
 
     Attributes:
         true: [B, P, V], the logits at the position and the `FOLLOWING` ones behind it.

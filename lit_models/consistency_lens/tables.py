@@ -1,4 +1,4 @@
-"""What a test prints and writes: the table of controls, controls.json and the page of examples."""
+"""Output of a test: the table of controls, controls.json and the page of examples."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from datamodules.activations.dataset import ActivationDataset, explanation_line, token_texts
+from datamodules.activations.datamodule import ActivationDataset, explanation_line, token_texts
 from datamodules.core.batches import ALL
 from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.controls import CONTROLS, REFERENCE_ROWS, Row
@@ -54,8 +54,9 @@ class ControlTable(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         computed = pl_module.fidelity.computed()  # collectives: on every rank
         readable = pl_module.legibility.compute()
-        legible = {group: found for group, (found, _) in zip(computed, readable, strict=True)}
-        attributes = {group: found for group, (_, found) in zip(computed, readable, strict=True)}
+        legible, attributes = (
+            dict(zip(computed, column, strict=True)) for column in zip(*readable, strict=True)
+        )
         left_out = () if pl_module.lens.has_reference else REFERENCE_ROWS
         groups = {
             group: {name: row for name, row in rows.items() if name not in left_out}
@@ -80,12 +81,9 @@ class ControlTable(Callback):
             *[NO_REFERENCE] * bool(left_out),
             *[IS_RANDOM] * is_random,
         ]
+        known = {name: facts[name] for name in ("digest", "layer")}
         content = {
-            "subject": {
-                "digest": facts["digest"],
-                "layer": facts["layer"],
-                "has_random_weights": is_random,
-            },
+            "subject": {**known, "has_random_weights": is_random},
             "rows": groups,
             "legibility": legible,
             "attributes": attributes,
@@ -175,16 +173,10 @@ def evenly(length: int, number: int) -> list[int]:
 def examples(
     trainer: Trainer, module: LightningModule, dataset: ActivationDataset, numbers: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Return what a line of `predict` says of some activations, with `words`, pairs of the text
-    of each word of the explanation and its salience; by rising error.
+    """Return the lines of `predict` for some samples, with `words`, pairs of the text of each word
+    of the explanation and its salience; by rising error.
 
     Every rank computes all of them, so that none waits for another.
-
-    Args:
-        trainer: of the module.
-        module: a LitConsistencyLens in evaluation mode.
-        dataset: of the activations, with partners.
-        numbers: of the samples.
     """
     lines = []
     tokenizer = dataset.pieces.store.tokenizer
@@ -204,12 +196,8 @@ def examples(
 
 
 def page(examples: list[dict[str, Any]], number: int) -> str:
-    """Return the page as HTML: one file that needs no network, and sorts itself.
-
-    Args:
-        examples: as `examples` returns them.
-        number: of all activations among which they were chosen.
-    """
+    """Return the page of `examples` out of so many activations: one file of HTML that needs no
+    network, and sorts itself."""
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         Path(__file__).with_name("examples.html").read_text("utf-8")
     )

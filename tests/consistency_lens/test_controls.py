@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.activations.dataset import partners
+from datamodules.activations.datamodule import partners
 from lit_models.consistency_lens.controls import (
     CONTROLS,
     Case,

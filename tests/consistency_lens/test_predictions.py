@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import seed_everything
 
-from datamodules.activations.dataset import AROUND, context_of, token_texts
+from datamodules.activations.datamodule import AROUND, context_of, token_texts
 from datamodules.tokenizers.text import (
     TokenizerOptions,
     bpe_tokenizer,
@@ -38,17 +38,17 @@ def test_a_part_of_a_character_is_shown_as_such(kind):
     tokenizer = TOKENIZERS[kind]
     ids = tokenizer.encode("aé語b")
     found = [context_of(tokenizer, ids, position) for position in range(len(ids))]
-    assert found[0].token[0] == "a"
-    assert all(set("".join(context)) <= set("aé語b\ufffd") for context in found)
+    assert found[0]["token"][0] == "a"
+    assert all(set("".join(context.values())) <= set("aé語b\ufffd") for context in found)
 
 
 def test_contexts_of_words_are_joined_as_the_text_is():
     tokenizer = TOKENIZERS["words"]
     found = context_of(tokenizer, tokenizer.encode("the owl saw the cat"), 2)
-    assert [part.split() for part in found] == [["the", "owl"], ["saw"], ["the", "cat"]]
-    assert "".join(found).strip() == "the owl saw the cat"
+    assert [part.split() for part in found.values()] == [["the", "owl"], ["saw"], ["the", "cat"]]
+    assert "".join(found.values()).strip() == "the owl saw the cat"
     long = context_of(tokenizer, tokenizer.encode("the cat " * 20), 20)
-    assert [len(part.split()) for part in long] == [AROUND, 1, AROUND]
+    assert [len(part.split()) for part in long.values()] == [AROUND, 1, AROUND]
 
 
 def predicted(folder, name, **options):

@@ -12,7 +12,7 @@ from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import subject
 from lit_models.consistency_lens.controls import EvaluationOptions
 from lit_models.consistency_lens.lens import NEVER
-from lit_models.consistency_lens.recipe import continued
+from lit_models.consistency_lens.module import continued
 from lit_models.consistency_lens.subject import TRAINED_ON
 from lit_models.consistency_lens.tables import NO_REFERENCE, OTHER_DATA
 from lit_models.training.checkpoints import read_checkpoint

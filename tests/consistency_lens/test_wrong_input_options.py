@@ -9,9 +9,7 @@ from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSpli
 from datamodules.activations.documents import PositionRule
 from lit_models import LitSubject
 from lit_models.causal_lm.network import DecoderConfig
-from lit_models.causal_lm.pretrained import own_recipe
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.recipe import check_explanations
 from lit_models.consistency_lens.subject import SubjectOptions
 from tests.activation_dumps import RULE, documents, dumped, stories, trainer
 from tests.consistency_lens.small_lens import documents as lens_stories
@@ -73,22 +71,19 @@ def test_documents_without_any_activation_are_refused(tmp_path: Path) -> None:
                of=SubjectOptions(network=DecoderConfig(max_positions=300), layer=1))  # fmt: skip
 
 
-def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not() -> None:
-    shape = {"vocab_size": 30, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
-    recipe = own_recipe(DecoderConfig(max_positions=8, positions="learned", **shape))
-    check_explanations(recipe, LensOptions(num_words=6, num_prompt=2))  # 2 + 1 + 6 - 1 = 8
-    check_explanations(own_recipe(DecoderConfig(max_positions=8, **shape)), LensOptions(10))
-    with pytest.raises(ValueError, match=r"num_words 10 .* need 11 .* learnt 8; lower"):
-        check_explanations(recipe, LensOptions(num_words=10))
-
-
-def test_a_run_with_too_long_explanations_ends_before_it_begins(tmp_path: Path) -> None:
-    shape = DecoderConfig(
-        max_positions=32, positions="learned", hidden_size=8, num_layers=2, num_heads=2
-    )
-    module = lens(SubjectOptions(layer=0, network=shape), lens=LensOptions(num_words=32))
-    with pytest.raises(ValueError, match=r"num_words 32 .* need 33 positions"):
+def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not(
+    tmp_path: Path,
+) -> None:
+    def fit(positions: Any, num_prompt: int) -> None:
+        sizes = {"max_positions": 32, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
+        subject = SubjectOptions(layer=0, network=DecoderConfig(**sizes, positions=positions))
+        module = lens(subject, lens=LensOptions(num_words=2, num_prompt=num_prompt))
         lens_trainer(tmp_path / "run", max_steps=1).fit(module, lens_stories(tmp_path))
+
+    fit("learned", 30)  # 30 + 1 + 2 - 1 = 32
+    fit("rotary", 31)
+    with pytest.raises(ValueError, match=r"num_words 2 .* 31 need 33 .* learnt 32; lower"):
+        fit("learned", 31)
 
 
 def test_two_subjects_and_none_are_refused() -> None:

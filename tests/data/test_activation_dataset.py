@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.activations.dataset import ActivationDataset, partners, seen_words
+from datamodules.activations.datamodule import ActivationDataset, partners, seen_words
 from datamodules.activations.documents import (
     NONE,
     DocumentFacts,
