@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import figures, test_cranfield
-from tests.benchmarks.figure_tables import cells, markdown
-from tests.benchmarks.figures import Aim, Figure, Figures, measured_since
+from tests.benchmarks.figures import Aim, Figure, Figures, cells, markdown, measured_since
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:

@@ -18,12 +18,13 @@ from tests.benchmarks.gpu import (
     RETRIEVER,
     ROWS,
     SHAKESPEARE,
+    Limits,
     Suite,
+    add_row,
+    beside,
     rows,
 )
-from tests.benchmarks.gpu_figures import Limits, add_row, beside
-from tests.benchmarks.gpu_rows import ROUNDS, Rounds, language_model
-from tests.benchmarks.gpu_sizes import SIZES, flops_per_token
+from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds, flops_per_token, language_model
 
 LINE = {
     "seconds": 2.0,

@@ -14,8 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.benchmarks.figure_tables import show
-from tests.benchmarks.figures import FILE, Figures, measured_since, now
+from tests.benchmarks.figures import FILE, Figures, measured_since, now, show
 
 GPU = "tests.benchmarks.gpu"
 ROWS = pytest.StashKey[Figures]()

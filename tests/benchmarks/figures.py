@@ -11,12 +11,16 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.table import Table
+
 FILE = Path("runs") / "benchmarks.json"
+COLUMNS = ("ours", "peer's", "ratio or more", "aim", "")
 Of = Literal["ratio", "more", "value"]
 
 
@@ -77,11 +81,7 @@ class Figure:
             )
 
     def of(self, of: Of) -> list[float]:
-        """Return ours, or ours beside the peer's, for each round.
-
-        Args:
-            of: see `Aim`.
-        """
+        """Return ours, or ours beside the peer's, for each round."""
         if of == "value" or not self.theirs:
             return [float(value) for value in self.ours]
         pairs = zip(self.ours, self.theirs, strict=True)
@@ -107,23 +107,19 @@ class Figures:
         return self.rows[-1]
 
     def write(self, path: Path) -> None:
-        """Write the rows into a file, whose rows of other things stay.
-
-        Args:
-            path: JSON, made if it is not there.
-        """
+        """Write the rows into a file, whose rows of other things stay."""
         content = json.loads(path.read_text("utf-8")) if path.exists() else {"figures": []}
         new = [{**asdict(row), "machine": machine()} for row in self.rows]
-        keys = [_key(row) for row in new]
-        old = [row for row in content["figures"] if _key(row) not in keys]
+
+        def key(row: dict[str, Any]) -> tuple[str, ...]:
+            return row["family"], row["what"], row["peer"], row["machine"]["device"]
+
+        keys = [key(row) for row in new]
+        old = [row for row in content["figures"] if key(row) not in keys]
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps({"figures": [*old, *new]}, indent=1) + "\n", "utf-8")
         partial.replace(path)
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (row["family"], row["what"], row["peer"], row["machine"]["device"])
 
 
 def machine() -> dict[str, Any]:
@@ -167,12 +163,7 @@ def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
 
 
 def measured_since(begun: str, path: Path) -> Figures:
-    """Return the rows of a file that were measured then or later; none where it is not there.
-
-    Args:
-        begun: as `now` gives it.
-        path: of the file.
-    """
+    """Return the rows of a file that were measured then or later. Args: begun, of `now`."""
     if not path.exists():
         return Figures()
     rows, machines = read(path)
@@ -180,7 +171,65 @@ def measured_since(begun: str, path: Path) -> Figures:
     return Figures([row for row, machine in together if machine["date"] >= begun])
 
 
-if __name__ == "__main__":
-    from tests.benchmarks.figure_tables import markdown
+def show(rows: Sequence[Figure], console: Console) -> None:
+    """Print a table for each family."""
+    for family in dict.fromkeys(row.family for row in rows):
+        console.print(table(family, [row for row in rows if row.family == family]))
 
+
+def table(family: str, rows: Sequence[Figure]) -> Table:
+    """Return the table of one family."""
+    shown = Table(title=family, title_justify="left")
+    for name in ("what, unit, beside", *COLUMNS):
+        shown.add_column(name, justify="right" if name in COLUMNS else "left")
+    for row in rows:
+        what, unit, peer, *values = cells(row)
+        shown.add_row(f"{what}, {unit}" + (f"\n  beside {peer}" if peer else ""), *values)
+    return shown
+
+
+def cells(row: Figure) -> tuple[str, ...]:
+    """Return what, unit, peer, ours, the peer's, the ratio with its spread, the aim, the answer."""
+    of: Of = "more" if row.aim is not None and row.aim.of == "more" else "ratio"
+    beside = row.of(of) if row.theirs else []
+    ratio = f"{_median(beside)} ({_spread(beside)})" if beside else ""
+    answer = {None: "", True: "met", False: "missed"}[row.is_met]
+    theirs = _median(row.theirs) if row.theirs else ""
+    aim = str(row.aim or "")
+    return row.what, row.unit, row.peer, _median(row.ours), theirs, ratio, aim, answer
+
+
+def _median(values: Sequence[float]) -> str:
+    return _short(statistics.median(values))
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{_short(min(values))} to {_short(max(values))}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def markdown(path: Path) -> str:
+    """Return the rows of a file as the README shows them, and below them the machines.
+
+    Those of `unisono plan` stand in its card.
+    """
+    rows, machines = read(path)
+    names = ("family", "what, unit", "beside", *COLUMNS)
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in sorted(rows, key=lambda row: row.family):
+        what, unit, *values = cells(row)
+        if row.family != "forecast":
+            lines.append(f"| {row.family} | {what}, {unit} | {' | '.join(values)} |")
+    facts = ("device", "threads", "torch", "lightning", "transformers")
+    told = dict.fromkeys(
+        ", ".join(f"{name} {each[name]}" for name in facts) + f", {each['date'][:10]}"
+        for each in machines
+    )
+    return "\n".join([*lines, "", *told])
+
+
+if __name__ == "__main__":
     print(markdown(Path(sys.argv[1]) if sys.argv[1:] else FILE))

@@ -23,17 +23,27 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
 from lit_models.training.throughput import peak_of
-from tests.benchmarks.figure_tables import show
-from tests.benchmarks.figures import FILE, Figures, machine
-from tests.benchmarks.gpu_figures import Limits, add_row, add_shakespeare, beside
-from tests.benchmarks.gpu_sizes import SHAKESPEARE as SHAKESPEARE_TEXT
+from tests.benchmarks.figures import FILE, Aim, Figures, machine, show
+from tests.benchmarks.gpu_rows import CODER as CODER_SIZE
+from tests.benchmarks.gpu_rows import RETRIEVER as RETRIEVER_SIZE
+from tests.benchmarks.gpu_rows import SHAKESPEARE as SHAKESPEARE_TEXT
+from tests.benchmarks.gpu_rows import (
+    SIZES,
+    ceilings,
+    language_model,
+    nanogpt_loop,
+    of_config,
+    to_its_loss,
+    transformers_loop,
+)
 from tests.distributed.launch import run
 
 BUDGET_S, LEAST_S, MOST_S = 520, 25, 160  # of all rows, to begin one, of one
@@ -50,6 +60,15 @@ ROWS = (  # those with an aim first; one call may not have the time for all
     *(f"gpt2-124m, {ACCELERATE}", f"1b, {ACCELERATE}"),
     *("gpt2-124m, eager", "1b, eager", SHAKESPEARE),
 )
+FAMILY, OF_CEILING = "GPU", "of the ceiling"
+AIMS = {
+    ("gpt2-124m, compiled", OF_CEILING): 0.50,
+    ("1b, compiled", "MFU"): 0.45,
+    ("7b, LoRA, compiled", "TFLOP/s"): 400.0,
+}
+MOST_OVERHEAD, MOST_PADDING, MOST_WAIT = 1.02, 0.02, 0.01
+SHAKESPEARE_NATS = 1.47  # what nanoGPT states for this size
+LEAST_SHOWN = 0.001  # of the time
 Measure = Callable[[str, bool, float], dict[str, Any]]
 
 
@@ -84,41 +103,27 @@ def rows(
         halvings: of the rows of a step.
         text: of the Shakespeare run.
     """
-    from tests.benchmarks import gpu_peers, gpu_rows, gpu_sizes
-
-    sizes = {name: size.halved(halvings) for name, size in gpu_sizes.SIZES.items()}
-    if is_small:
-        sizes = {name: size.small() for name, size in gpu_sizes.SIZES.items()}
     found: dict[str, Callable[[Path], Any]] = {}
-    for name, size in sizes.items():
-        for word, compiles in (("compiled", True), ("eager", False)):
-            found[f"{name}, {word}"] = partial(gpu_rows.language_model, size, compiles)
-        found[f"{name}, {NANOGPT}"] = partial(gpu_peers.nanogpt_loop, size)
-        found[f"{name}, {ACCELERATE}"] = partial(gpu_peers.transformers_loop, size)
-    of_config, number = gpu_rows.of_config, 16 if is_small else 512 >> halvings
-    coder, retriever = ({}, {}) if is_small else (gpu_sizes.CODER, gpu_sizes.RETRIEVER)
+    for name, full in SIZES.items():
+        size = full.small() if is_small else full.halved(halvings)
+        found[f"{name}, compiled"] = partial(language_model, size, True)
+        found[f"{name}, eager"] = partial(language_model, size, False)
+        found[f"{name}, {NANOGPT}"] = partial(nanogpt_loop, size)
+        found[f"{name}, {ACCELERATE}"] = partial(transformers_loop, size)
+    number = 16 if is_small else 512 >> halvings
+    coder, retriever = ({}, {}) if is_small else (CODER_SIZE, RETRIEVER_SIZE)
     found[CODER] = partial(of_config, "occupation_coder/demo.yaml", coder, number)
     found[RETRIEVER] = partial(of_config, "seo/retriever_demo.yaml", retriever, number)
-    found[CEILINGS] = partial(gpu_rows.ceilings, is_small)
-    found[SHAKESPEARE] = partial(gpu_rows.to_its_loss, text)
+    found[CEILINGS] = partial(ceilings, is_small)
+    found[SHAKESPEARE] = partial(to_its_loss, text)
     return found
 
 
 def check_possible(name: str, is_small: bool, text: Path = SHAKESPEARE_TEXT) -> None:
-    """Refuse a row that needs what is not there.
-
-    Args:
-        name: of the row.
-        is_small: at toy sizes.
-        text: of the Shakespeare run.
-
-    Raises:
-        LeftOut: it does.
-    """
-    from importlib.util import find_spec
-
+    """Raise LeftOut where a row needs what is not there."""
     compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
-    if _is_compiled(name) and not any(shutil.which(compiler) for compiler in compilers):
+    is_compiled = name == SHAKESPEARE or name.endswith(("compiled", NANOGPT))
+    if is_compiled and not any(shutil.which(compiler) for compiler in compilers):
         raise LeftOut("torch.compile needs a C compiler; install gcc, or name one in $CC")
     if name.endswith(ACCELERATE) and find_spec("accelerate") is None:
         raise LeftOut("accelerate is not installed; pip install -e '.[bench]'")
@@ -126,10 +131,6 @@ def check_possible(name: str, is_small: bool, text: Path = SHAKESPEARE_TEXT) -> 
         raise LeftOut("it has no toy size")
     if name == SHAKESPEARE and not text.exists():
         raise LeftOut(f"there is no {text}; give Shakespeare's text as --text FILE")
-
-
-def _is_compiled(name: str) -> bool:
-    return name == SHAKESPEARE or name.endswith(("compiled", NANOGPT))
 
 
 def measured(
@@ -157,6 +158,78 @@ def measured(
             if OUT_OF_MEMORY not in done.stdout or halvings == MOST_HALVINGS:
                 raise RowFailed(done.stdout)
     raise AssertionError
+
+
+class Limits(NamedTuple):
+    """FLOP/s of a matrix product that was measured, and of the data sheet; none where unknown."""
+
+    ceiling: float | None = None
+    peak: float | None = None
+
+
+def add_row(figures: Figures, name: str, found: dict[str, Any], limits: Limits) -> None:
+    """Add all that a training says. Args: found, fields of `gpu_rows.Found`, and `halvings`."""
+    memory = (found["memory_gib"],) * 2 if found["memory_gib"] else None
+    halved = f"rows of a step halved {found['halvings']} x; " if found.get("halvings") else ""
+    note = halved + split(found["lines"])
+    figures.add(FAMILY, name, found["unit"], found["rates"], memory_gib=memory, note=note)
+    shares: dict[str, list[float]] = {}
+    if found["flops"]:
+        used = [rate * found["flops"] for rate in found["rates"]]
+        shares["TFLOP/s"] = [value / 1e12 for value in used]
+        for unit, limit in ((OF_CEILING, limits.ceiling), ("MFU", limits.peak)):
+            if limit is not None:
+                shares[unit] = [value / limit for value in used]
+    elif found["lines"] and all("mfu" in line for line in found["lines"]):
+        shares["MFU"] = [line["mfu"] for line in found["lines"]]  # by the throughput's own count
+    for unit, values in shares.items():
+        least = AIMS.get((name, unit))
+        aim = None if least is None else Aim(least, is_least=True, of="value")
+        figures.add(FAMILY, name, unit, values, aim=aim)
+    if found["loop_ms"]:
+        figures.add(
+            *(FAMILY, f"{name}, a step, all on", "ms", found["steps_ms"]),
+            *("plain loop over its module and batches", found["loop_ms"], Aim(MOST_OVERHEAD)),
+        )
+    if lines := found["lines"]:
+        padding = [line["padding_share"] for line in lines]
+        waits = [_share([line], "data") for line in lines]
+        for what, values, most in (
+            ("positions of padding", padding, MOST_PADDING),
+            ("time waited for data", waits, MOST_WAIT),
+        ):
+            figures.add(FAMILY, f"{name}, {what}", "share", values, aim=Aim(most, of="value"))
+
+
+def beside(
+    figures: Figures, name: str, ours: dict[str, Any], peer: str, theirs: dict[str, Any]
+) -> None:
+    """Add our speed beside that of a peer on the same shape; rows were measured one by one.
+
+    Memory is that of both. Where one of them had to take fewer rows in a step, the note says so.
+    """
+    aim = None if peer == "eager" else Aim(1.0, is_least=True)
+    memory = (ours["memory_gib"], theirs["memory_gib"])
+    rates = (ours["rates"], peer, theirs["rates"])
+    halvings = [found.get("halvings", 0) for found in (ours, theirs)]
+    words = f"rows of a step halved {halvings[0]} x, of {peer} {halvings[1]} x"
+    note = words if len(set(halvings)) > 1 else ""
+    options = {"aim": aim, "memory_gib": memory if all(memory) else None, "note": note}
+    figures.add(FAMILY, name, ours["unit"], *rates, **options)
+
+
+def split(lines: list[dict[str, Any]]) -> str:
+    """Return where the time went, the longest first, such as `backward 61 %, forward 30 %`."""
+    if not lines:
+        return ""
+    shares = {phase: _share(lines, phase) for phase in lines[0]["split"]}
+    shown = sorted((s, name) for name, s in shares.items() if s >= LEAST_SHOWN)
+    return "time: " + ", ".join(f"{name} {100 * s:.1f} %" for s, name in reversed(shown))
+
+
+def _share(lines: list[dict[str, Any]], phase: str) -> float:
+    spent = sum(line["split"][phase] or 0.0 for line in lines)
+    return spent / sum(line["seconds"] for line in lines)
 
 
 class Suite:
@@ -228,12 +301,7 @@ class Suite:
         return not self.failed
 
     def _take(self, name: str) -> None:
-        """Measure one row, where no earlier call did, and add its figures.
-
-        Raises:
-            LeftOut: it cannot be had, or no time is left for it.
-            RuntimeError: it failed.
-        """
+        """Measure one row, where no earlier call did, and add its figures."""
         found = self.earlier.get(name)
         if found is None:
             found = self._measured(name)
@@ -241,17 +309,25 @@ class Suite:
                 self._keep(name, "json", json.dumps({"device": self.device, "found": found}))
         self.found[name] = found
         if name == CEILINGS:
-            self.limits = Limits(found["product"], self._peak())
+            gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+            self.limits = Limits(found["product"], gpu and peak_of(gpu, "bf16-mixed"))
             for what, unit, value in (
                 ("product of two square matrices, bfloat16", "TFLOP/s", found["product"] / 1e12),
                 ("copy within memory, read and written", "GB/s", found["copy"] / 1e9),
             ):
-                self.figures.add("GPU", what, unit, [value])
+                self.figures.add(FAMILY, what, unit, [value])
         elif name == SHAKESPEARE:
-            add_shakespeare(self.figures, found)
+            aim = Aim(SHAKESPEARE_NATS, of="value")
+            self.figures.add(FAMILY, f"{name}, best val/loss", "nats", [found["loss"]], aim=aim)
+            seconds = [found["seconds"]]
+            self.figures.add(FAMILY, f"{name}, start and end included", "s", seconds)
+            self.figures.add(FAMILY, name, "tokens/s", [found["rate"]])
         else:
             add_row(self.figures, name, found, self.limits)
-            self._compare(name)
+            size, _, kind = name.rpartition(", ")
+            ours = self.found.get(f"{size}, compiled")
+            if kind in (NANOGPT, ACCELERATE, "eager") and ours is not None:
+                beside(self.figures, f"{size}, compiled", ours, kind, found)
 
     def _measured(self, name: str) -> dict[str, Any]:
         check_possible(name, self.is_small, self.text)
@@ -265,18 +341,6 @@ class Suite:
             if limit_s == MOST_S:
                 raise
             raise LeftOut(f"{error}, which were left of {BUDGET_S} s") from error
-
-    def _compare(self, name: str) -> None:
-        """Add our compiled run beside its peer, or our eager one, once both are there."""
-        size, _, kind = name.rpartition(", ")
-        ours = self.found.get(f"{size}, compiled")
-        if kind in (NANOGPT, ACCELERATE, "eager") and ours is not None:
-            beside(self.figures, f"{size}, compiled", ours, kind, self.found[name])
-
-    def _peak(self) -> float | None:
-        if not torch.cuda.is_available():
-            return None
-        return peak_of(torch.cuda.get_device_name(), "bf16-mixed")
 
     def _keep(self, name: str, ending: str, content: str) -> Path:
         """Write something of a row and return the file."""

@@ -1,4 +1,7 @@
-"""The rows of the GPU benchmark: each trains one network and says how fast, in its own process."""
+"""Rows of the GPU benchmark: each trains one network at one size and says how fast.
+
+Beside ours stand a loop as nanoGPT has it, and transformers with accelerate.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,32 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.text.packing import BlockDataset
 from lit_models import LitCausalLM
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions
+from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training import default_callbacks
 from lit_models.training.run import default_loggers
 from lit_models.training.throughput import FILE_NAME
-from tests.benchmarks.gpu_sizes import Size
+from tests.benchmarks.language_model_peers import plain_logits
 from tests.benchmarks.language_model_runs import RaggedData, adamw
 from tests.distributed.launch import ROOT
 
@@ -35,6 +44,84 @@ WARM_UP, ROUNDS, STEPS_OF_ROUND = 10, 3, 10
 STEPS = WARM_UP + ROUNDS * STEPS_OF_ROUND
 CLIP = 1.0
 COPIED_FLOATS, FEW_FLOATS = 2**30, 2**20
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAKESPEARE = ROOT.parent / "shared" / "data" / "shakespeare" / "input.txt"
+SMALL = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "max_positions": 64}
+# As nanoGPT has it: 50,257 is a multiple of nothing, and its products take another, slower kernel.
+GPT2 = replace(PRESETS["gpt2-124m"], vocab_size=50_304)
+ONE_B = replace(PRESETS["1b"], vocab_size=128_256)
+SEVEN_B = replace(
+    PRESETS["1b"],
+    **{"vocab_size": 32_000, "hidden_size": 4096, "num_layers": 32, "num_heads": 32},
+    **{"num_kv_heads": 32, "feed_forward": 11_008, "tied": False, "rope_theta": 10_000.0},
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One shape of a language model, and how much of it a step takes.
+
+    Args:
+        config: of the network.
+        rows: of a step, in one micro-batch, all of `length` positions.
+        length: positions of a row.
+        lora: train adapters on a bfloat16 base.
+    """
+
+    config: DecoderConfig
+    rows: int
+    length: int
+    lora: bool = False
+
+    def small(self) -> Size:
+        """Return the same at a toy size, for a machine without a GPU."""
+        heads = {"num_kv_heads": None, "feed_forward": None}
+        return replace(self, config=replace(self.config, **SMALL, **heads), rows=2, length=64)
+
+    def halved(self, times: int) -> Size:
+        """Return the same with so many times half the rows, at least one."""
+        return replace(self, rows=max(1, self.rows >> times))
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of forward and backward."""
+        return flops_per_token(self.config, self.length, are_weights_learnt=not self.lora)
+
+
+SIZES = {
+    "gpt2-124m": Size(GPT2, rows=32, length=1024),
+    "1b": Size(ONE_B, rows=8, length=2048),
+    "7b, LoRA": Size(SEVEN_B, rows=4, length=2048, lora=True),
+}
+ENCODER, DECODER = (f"model.init_args.{part}.init_args" for part in ("encoder", "decoder"))
+BASE = {"width": 768, "num_heads": 12, "feed_forward": 3072}
+CODER: dict[str, Any] = {ENCODER: {"num_layers": 12, **BASE}, DECODER: {"num_layers": 6, **BASE}}
+MINI = {"width": 384, "num_layers": 6, "num_heads": 12, "feed_forward": 1536}
+RETRIEVER: dict[str, Any] = {ENCODER: MINI}
+
+
+def flops_per_token(config: DecoderConfig, length: int, are_weights_learnt: bool = True) -> float:
+    """Return the FLOPs of forward and backward for one token, recomputation not counted, attention
+    as if it were not causal.
+
+    Weights that stand still need no gradient of their own, a third of the arithmetic; of adapters
+    themselves nothing is counted. Source: Chowdhery et al. 2022, appendix B.
+    """
+    total, looked_up = num_weights(config)
+    attention = 12 * config.num_layers * config.hidden_size * length
+    return (6 if are_weights_learnt else 4) * (total - looked_up) + attention
+
+
+@cache
+def num_weights(config: DecoderConfig) -> tuple[int, int]:
+    """Return how many weights a network has, and how many of them no product takes."""
+    with torch.device("meta"):
+        network = Decoder(config)
+    tables = [network.positions] if network.positions is not None else []
+    if not config.tied:
+        tables.append(network.embedding)
+    looked_up = sum(table.weight.numel() for table in tables)
+    return sum(p.numel() for p in network.parameters()), looked_up
 
 
 class Found(NamedTuple):
@@ -94,8 +181,7 @@ class Rounds(Callback):
         self._steps, self._amount = self._steps + 1, self._amount + amount
         if self._steps < WARM_UP or (self._steps - WARM_UP) % STEPS_OF_ROUND:
             return
-        wait()
-        now = time.perf_counter()
+        now = clock()
         if self._steps > WARM_UP:
             self.seconds.append(now - self._began)
             self.amounts.append(self._amount)
@@ -106,21 +192,20 @@ class Rounds(Callback):
     def found(self, flops: float | None = None, lines: Any = ()) -> Found:
         """Return what the row says of itself."""
         rates = [amount / s for amount, s in zip(self.amounts, self.seconds, strict=True)]
-        steps, loop = ([1e3 * s / STEPS_OF_ROUND for s in seconds]
-                       for seconds in (self.seconds, self.loop_seconds))  # fmt: skip
+        steps, loop = (
+            tuple(1e3 * s / STEPS_OF_ROUND for s in seconds)
+            for seconds in (self.seconds, self.loop_seconds)
+        )
         unit = "rows/s" if self.unit == "samples" else "tokens/s"
         memory = (self.peak_bytes or peak_bytes()) / 2**30
-        return Found(unit, rates, flops, memory, tuple(steps), tuple(loop), tuple(lines))
+        return Found(unit, rates, flops, memory, steps, loop, tuple(lines))
 
 
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def wait() -> None:
-    """Wait until the GPU has done all that it was asked for."""
+def clock() -> float:
+    """Return the seconds at which the GPU has done all that it was asked for."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def peak_bytes() -> int:
@@ -132,8 +217,7 @@ def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
     compiled or not, the same loss, precision, clipping and optimizer, on batches that lie there."""
     (optimizer,) = trainer.optimizers
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    wait()
-    begun = time.perf_counter()
+    begun = clock()
     for batch in batches:
         optimizer.zero_grad()
         with trainer.precision_plugin.forward_context():
@@ -142,8 +226,7 @@ def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
-    wait()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def trained(folder: Path, module: Any, data: Any, unit: str, flops: float | None) -> Found:
@@ -188,18 +271,6 @@ class EqualBlocks(RaggedData):
         return BlockDataset(self.stream, "random", self.context_length, self.tokenizer, seed=None)
 
 
-def matmul_ceiling(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
-    """Return the FLOP/s of a product of two square matrices, the best of twenty rounds."""
-    a, best = torch.randn(size, size, device=device).to(dtype), float("inf")
-    for _ in range(20):
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        torch.mm(a, a)
-        torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
-
-
 def language_model(size: Size, compiles: bool, folder: Path) -> Found:
     """Pre-train, or train adapters, as the command line does."""
     seed_everything(0, verbose=False)
@@ -235,19 +306,93 @@ def of_config(name: str, changes: dict[str, Any], rows: int, folder: Path) -> Fo
     return trained(folder, module, data, "samples", None)
 
 
+def nanogpt_loop(size: Size, folder: Path) -> Found:
+    """Train the same network as nanoGPT does: all of it compiled, autocast, full logits."""
+    torch.manual_seed(0)
+    with DEVICE:
+        network = Decoder(size.config)
+
+    def loss_of(inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(plain_logits(network, inputs).flatten(0, 1), labels.flatten())
+
+    return steps(size, torch.compile(loss_of), list(network.parameters()))
+
+
+def transformers_loop(size: Size, folder: Path) -> Found:
+    """Train the same shape of transformers under accelerate."""
+    from accelerate import Accelerator
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with DEVICE:
+        model = AutoModelForCausalLM.from_config(_config(size), dtype=torch.float32)
+    model = Accelerator(mixed_precision="bf16").prepare(model.train())
+
+    def loss_of(inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = model(inputs, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return steps(size, loss_of, list(model.parameters()))
+
+
+def _config(size: Size) -> Any:
+    """Return the network's shape as transformers has it; without dropout, as ours."""
+    from transformers import GPT2Config, LlamaConfig
+
+    c = size.config
+    if c.positions == "learned":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return GPT2Config(
+            vocab_size=c.vocab_size, n_positions=size.length, n_embd=c.hidden_size,
+            n_layer=c.num_layers, n_head=c.num_heads, **dropout,
+        )  # fmt: skip
+    return LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads, num_key_value_heads=c.kv_heads,
+        intermediate_size=c.inner_size, tie_word_embeddings=c.tied,
+        max_position_embeddings=size.length,
+    )  # fmt: skip
+
+
+def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: list[Any]) -> Found:
+    """Return what a loop finds that trains on random rows, which lie on the device already.
+
+    Args:
+        loss_of: inputs and labels -> mean loss.
+    """
+    rounds, optimizer = Rounds(), adamw(parameters)
+    shape = (size.rows, size.length + 1)
+    for _ in range(STEPS):
+        ids = torch.randint(size.config.vocab_size, shape, device=DEVICE)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            loss = loss_of(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        rounds.note(size.rows * size.length)
+    return rounds.found(size.flops_per_token)
+
+
 def ceilings(is_small: bool, folder: Path) -> dict[str, float]:
     """Return what the device does at most: FLOP/s of a matrix product in bfloat16, and bytes/s
     that a copy within its memory reads and writes."""
-    product = matmul_ceiling(device(), torch.bfloat16)
-    source = torch.ones(FEW_FLOATS if is_small else COPIED_FLOATS, device=device())
-    target, seconds = torch.empty_like(source), []
-    for _ in range(10):
-        wait()
-        begun = time.perf_counter()
-        target.copy_(source)
-        wait()
-        seconds.append(time.perf_counter() - begun)
-    return {"product": product, "copy": 2 * source.nbytes / min(seconds)}
+
+    def least_seconds(rounds: int, work: Callable[[], Any]) -> float:
+        seconds = []
+        for _ in range(rounds):
+            begun = clock()
+            work()
+            seconds.append(clock() - begun)
+        return min(seconds)
+
+    size = 256 if is_small else 8192
+    a = torch.randn(size, size, device=DEVICE).to(torch.bfloat16)
+    source = torch.ones(FEW_FLOATS if is_small else COPIED_FLOATS, device=DEVICE)
+    target = torch.empty_like(source)
+    product = 2 * size**3 / least_seconds(20, lambda: torch.mm(a, a))
+    copy = 2 * source.nbytes / least_seconds(10, lambda: target.copy_(source))
+    return {"product": product, "copy": copy}
 
 
 def to_its_loss(text: Path, folder: Path) -> dict[str, float]:

@@ -56,8 +56,11 @@ class RaggedData(LanguageModelDataModule):
         """One of which only the checkpoint hears."""
         return byte_tokenizer()
 
+    def prepare_data(self) -> None:
+        """Do nothing: the tokens are there already."""
+
     def setup(self, stage: str) -> None:
-        """Build the datasets; the tokens are there already."""
+        """Build the datasets."""
         PlannedDataModule.setup(self, stage)
 
     def build(self, stage: Stage) -> PlannedDataset:
