@@ -24,6 +24,7 @@ from lit_models.training.checkpoints import AtomicCheckpointIO
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.optim import configured, parameter_groups
 from tests.benchmarks.figures import Aim, Figures
+from tests.toy import toy_trainer
 
 INPUTS, BATCH, SAMPLES = 64, 32, 4096
 WIDTH, LAYERS = 2048, 7  # 25 million parameters: 0.3 GB with the moments of AdamW
@@ -42,18 +43,22 @@ def network(width: int, num_layers: int) -> nn.Sequential:
 
 
 class Rows(PlannedDataset):
-    """The samples, planned."""
+    """The samples, planned; more of them are the same ones again.
 
-    def __init__(self) -> None:
+    Args:
+        number: of samples.
+    """
+
+    def __init__(self, number: int) -> None:
         rng = np.random.default_rng(0)
         self.inputs = rng.normal(size=(SAMPLES, INPUTS)).astype(np.float32)
         self.targets = (self.inputs**2).mean(1)
-        self.lengths = np.ones(SAMPLES, np.int64)
+        self.lengths = np.ones(number, np.int8)
         self.fingerprint = hashlib.sha256(self.inputs.tobytes()).hexdigest()
         self.target_counts = {"loss": None}
 
     def example(self, sample_id: int, epoch: int) -> int:
-        return sample_id
+        return sample_id % SAMPLES
 
     def collate(self, examples: list[int]) -> dict[str, Any]:
         inputs, targets = self.inputs[examples], self.targets[examples]
@@ -61,13 +66,17 @@ class Rows(PlannedDataset):
 
 
 class RowsData(PlannedDataModule):
+    num_samples = SAMPLES
+
     def build(self, stage: Stage) -> PlannedDataset:
-        return Rows()
+        return Rows(self.num_samples)
+
+
+class ManyRowsData(RowsData):
+    num_samples = FEW * (STEP + 1000)  # so many that the millionth step lies inside the epoch
 
 
 class Ours(ExactModule):
-    """The network on the shared code."""
-
     def __init__(self, width: int, num_layers: int) -> None:
         super().__init__()
         self.network = network(width, num_layers)
@@ -98,18 +107,9 @@ def loss(folder: Path) -> float:
     """Return the seconds that a save stops the training."""
     seed_everything(0, verbose=False)
     timed = Timed(every_n_steps=EVERY)
-    callbacks: list[Callback] = [Ledger(), timed]
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=EVERY * SAVES + EVERY - 1,
-        limit_val_batches=0,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=callbacks,
-        default_root_dir=str(folder),
-    )
+    options = {"max_steps": EVERY * SAVES + EVERY - 1, "max_epochs": -1, "precision": 32}
+    options |= {"limit_val_batches": 0, "enable_checkpointing": False}
+    trainer = toy_trainer(folder, callbacks=[Ledger(), timed], **options)
     trainer.fit(Ours(WIDTH, LAYERS), RowsData(global_batch_size=BATCH))
     return statistics.median(timed.stalls)
 
@@ -122,22 +122,6 @@ def test_time_lost_to_checkpoints(tmp_path: Path, figures: Figures) -> None:
     shares = [loss(tmp_path / str(number)) / interval_s for number in range(ROUNDS)]
     unit = f"share of {interval_s:.0f} s"
     figures.add("shared", "checkpoint of 25 M weights", unit, shares, aim=Aim(0.01, of="value"))
-
-
-class ManyRows(Rows):
-    """The same few samples, so often that the millionth step lies inside the epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lengths = np.ones(FEW * (STEP + 1000), np.int8)
-
-    def example(self, sample_id: int, epoch: int) -> int:
-        return sample_id % len(self.inputs)
-
-
-class ManyRowsData(RowsData):
-    def build(self, stage: Stage) -> PlannedDataset:
-        return ManyRows()
 
 
 class FirstStep(Callback):
@@ -154,16 +138,9 @@ class FirstStep(Callback):
 def first_step(folder: Path, max_steps: int, ckpt_path: Path | None = None) -> tuple[float, int]:
     """Return the seconds from the call of `fit` until the first step is done, and its number."""
     first = FirstStep()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=max_steps,
-        limit_val_batches=0,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(folder),
-        callbacks=[*default_callbacks(), first],
-    )
+    callbacks = [*default_callbacks(), first]
+    options = {"max_steps": max_steps, "max_epochs": -1, "precision": 32, "limit_val_batches": 0}
+    trainer = toy_trainer(folder, callbacks=callbacks, **options)
     begun = time.perf_counter()
     data = ManyRowsData(global_batch_size=FEW)
     trainer.fit(Ours(64, 2), data, ckpt_path=ckpt_path, weights_only=True)

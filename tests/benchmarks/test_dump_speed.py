@@ -2,6 +2,7 @@
 
 Two processes stand beside one that was started as they were: whoever dumps for the second time in a
 process finds the code of its products made, which takes a fifth of so short a dump.
+python -m tests.benchmarks.test_dump_speed FOLDER TARGET DEVICES prints the seconds of one.
 """
 
 import os
@@ -15,17 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 
-from datamodules.activations.documents import Pieces
+from datamodules import ActivationDumpDataModule
+from datamodules.activations.documents import Pieces, PositionRule
 from datamodules.activations.store import ActivationStore
+from lit_models import LitSubject
+from lit_models.consistency_lens.subject import SubjectOptions
+from lit_models.training.predictions import PredictionWriter
 from tests.activation_dumps import model_folder, plain_activations
-from tests.benchmarks.dump_peers import BATCH, LAYER, LONGEST, dump
 from tests.benchmarks.figures import Aim, Figures
+from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
 FAMILY = "consistency_lens"
 ROUNDS, DOCUMENTS = 3, 1000
+BATCH, LONGEST, LAYER = 32, 256, 3
+RULE = PositionRule(min_position=6, per_document=4)
 SIZES = {"n_positions": LONGEST, "n_embd": 256, "n_layer": 6, "n_head": 8}
 
 
@@ -41,9 +49,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Clock(Callback):
+    """Notes when prediction begins."""
+
+    def __init__(self) -> None:
+        self.start = 0.0
+
+    def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.start = time.perf_counter()
+
+
+def dump(folder: Path, target: Path, devices: int = 1) -> float:
+    """Dump and return the seconds from the first batch to the complete store."""
+    clock = Clock()
+    where = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", "precision": 32}
+    quiet = {"callbacks": [PredictionWriter(), clock], "enable_checkpointing": False}
+    trainer = toy_trainer(folder, **where, **quiet)
+    options: dict[str, Any] = {"context_length": LONGEST, "documents_by": "line"}
+    files = str(folder / "mine.txt")
+    data = ActivationDumpDataModule(
+        str(target), train_files=files, positions=RULE, global_batch_size=BATCH, **options
+    )
+    subject = LitSubject(SubjectOptions(path=str(folder / "model"), layer=LAYER))
+    trainer.predict(subject, data, return_predictions=False)
+    return time.perf_counter() - clock.start
+
+
 def dump_in_processes(folder: Path, target: Path, devices: int) -> float:
     """Dump with so many new processes and return the seconds of the slowest."""
-    command = [sys.executable, "-m", "tests.benchmarks.dump_peers", str(folder), str(target)]
+    command = [sys.executable, "-m", "tests.benchmarks.test_dump_speed", str(folder), str(target)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(devices)],
@@ -127,3 +161,8 @@ def test_activations_per_second_beside_a_plain_loop(
     expected = np.sort(np.load(tmp_path / "0.npy").sum(1))
     kept = np.sort(np.concatenate([store.activations(part).sum(1) for part in range(3)]))
     np.testing.assert_allclose(kept, expected, atol=1e-4)  # both did the same work
+
+
+if __name__ == "__main__":  # processes that Lightning starts need a program of their own
+    torch.set_num_threads(1)
+    print("seconds", dump(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

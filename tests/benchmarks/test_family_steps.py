@@ -6,8 +6,7 @@ Both take turns of a few steps within one process, on one network and one heap. 
 batches that their own loader makes, each every second time as the first that asks for them: what
 a dataset keeps of a text, such as its tokens, serves them alike. Several batches are made
 together, so that the median step waits for none: what of our steps is this wait on average, over as
-many as are made together, has a row of its own. What the steps compute,
-`tests.benchmarks.profile_step` tells.
+many as are made together, has a row of its own.
 """
 
 import itertools

@@ -16,6 +16,7 @@ from lit_models.training.memory import GIB
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_model_peers import plain_loop
 from tests.benchmarks.language_model_runs import RaggedData, fit
+from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.benchmark
 adamw = partial(torch.optim.AdamW, lr=1e-4, fused=True)
@@ -85,17 +86,8 @@ def peak_gib(folder: Path, vocab_size: int, rows: int) -> float:
     documents = [rng.integers(vocab_size, size=CONTEXT + 1) for _ in range(2 * rows)]
     module = LitCausalLM(adamw, network=shape_of(vocab_size))
     peak = Peak()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=2,
-        limit_val_batches=0,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=str(folder),
-        callbacks=[peak],
-    )
+    options = {"max_steps": 2, "precision": 32, "enable_checkpointing": False}
+    trainer = toy_trainer(folder, callbacks=[peak], limit_val_batches=0, **options)
     trainer.fit(module, RaggedData(documents, longest=CONTEXT, global_batch_size=rows))
     return peak.peak / GIB
 

@@ -10,15 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from datamodules.core.store import cache_root
 from datamodules.demo import demo_text
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.two_plain_loops import ROWS, SHAPE, WARM_UP, WIDTH
+from tests.benchmarks.language_model_peers import plain_loop
+from tests.benchmarks.language_model_runs import adamw
 from tests.distributed.launch import ROOT, run
 from tests.toy import ledger_lines
 
 STEPS, ROUNDS = 24, 3
+SHAPE = {"vocab_size": 2000, "hidden_size": 256, "num_layers": 4, "num_heads": 4}
+WIDTH, ROWS, WARM_UP = 256, 8, 4
 NETWORK = {**{k: v for k, v in SHAPE.items() if k != "vocab_size"}, "max_positions": WIDTH}
 FIT = (
     *("-m", "lit_models", "fit", "--config", "causal_lm/demo.yaml"),
@@ -47,9 +52,20 @@ def ours(folder: Path, strategy: str) -> tuple[float, float]:
     return rate, largest / 2**30
 
 
+def one_loop() -> None:
+    """Train after the word to start, so that both loops share the cores; print samples/s."""
+    torch.set_num_threads(1)
+    network = Decoder(DecoderConfig(max_positions=WIDTH, **SHAPE))
+    text = torch.randint(SHAPE["vocab_size"], (200_000,))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    seconds = plain_loop(network, text, ROWS, WIDTH, STEPS, adamw)[WARM_UP:]
+    print(ROWS * len(seconds) / sum(seconds), flush=True)
+
+
 def side_by_side() -> float:
     """Return samples per second of two loops together."""
-    command = [sys.executable, "-m", "tests.benchmarks.two_plain_loops", str(STEPS)]
+    command = [sys.executable, "-m", "tests.benchmarks.test_two_processes"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     loops = [
         subprocess.Popen(
@@ -62,7 +78,7 @@ def side_by_side() -> float:
     for loop in loops:
         loop.stdin.write("start\n")
         loop.stdin.flush()
-    return sum(float(loop.communicate(timeout=600)[0].split()[0]) for loop in loops)
+    return sum(float(loop.communicate(timeout=600)[0]) for loop in loops)
 
 
 @pytest.mark.benchmark
@@ -83,3 +99,7 @@ def test_two_processes_beside_two_loops(tmp_path: Path, figures: Figures) -> Non
         *("shared", "two fsdp processes x one thread", "samples/s"),
         *(rates["fsdp"], "two ddp processes", rates["ddp"], None, both),
     )
+
+
+if __name__ == "__main__":
+    one_loop()
