@@ -124,25 +124,18 @@ def _library() -> Path:
 def _documented(
     module: str, outer: str, node: ast.Module | ast.ClassDef | ast.FunctionDef
 ) -> Iterator[Documented]:
-    docstring = ast.get_docstring(node)
+    docstring, is_function = ast.get_docstring(node), isinstance(node, ast.FunctionDef)
     if docstring and docstring.strip():
         kind = {ast.Module: "module", ast.ClassDef: "class"}.get(type(node), "function")
+        signature = outer
+        if isinstance(node, ast.FunctionDef):
+            result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            signature = f"{outer}({ast.unparse(node.args)}){result}"
         text = inspect.cleandoc(docstring).translate(_MARKS)
-        yield Documented(module, outer, kind, _signature(node, outer), text)
-    for child in node.body:
-        if isinstance(node, ast.FunctionDef) or not isinstance(
-            child, ast.ClassDef | ast.FunctionDef
-        ):
-            continue
-        if not child.name.startswith("_"):
+        yield Documented(module, outer, kind, signature, text)
+    for child in [] if is_function else node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef) and not child.name.startswith("_"):
             yield from _documented(module, f"{outer}.{child.name}".lstrip("."), child)
-
-
-def _signature(node: ast.AST, name: str) -> str:
-    if not isinstance(node, ast.FunctionDef):
-        return name
-    result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{name}({ast.unparse(node.args)}){result}"
 
 
 T = TypeVar("T")
@@ -224,11 +217,15 @@ def stories() -> Iterator[tuple[str, dict[str, Any]]]:
     of an attribute is a word of the text, and no text comes twice."""
     known: set[str] = set()
     for part, number in PARTS.items():
-        rng = random.Random(f"{SEED} {part}")
-        made = 0
+        rng, made = random.Random(f"{SEED} {part}"), 0
         while made < number:
             attributes = _attributes(rng, part == COMBINED)
-            text = _told(attributes, rng)
+            pronouns = PRONOUNS["she" if attributes["name"] in NAMES["she"] else "he"]
+            words = {**attributes, **pronouns, "verb": _one(VERBS[attributes["mood"]], rng)}
+            meal, thing, loss = (_one(kind, rng) for kind in (MEALS, THINGS, LOSSES))
+            middle = _one([(meal, thing, loss), (thing, meal, loss), (thing, loss, meal)], rng)
+            sentences = [_one(OPENINGS, rng), *middle, _one(FEELINGS, rng), _one(ENDINGS, rng)]
+            text = " ".join(sentences).format(**words)
             if text not in known:
                 known.add(text)
                 made += 1
@@ -237,27 +234,17 @@ def stories() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _attributes(rng: random.Random, is_combined: bool) -> dict[str, str]:
     """Return attributes without a held-out pair; combined ones with one, or one of each kind."""
-    while True:
+    attributes: dict[str, str] = {}
+    while not attributes or any(
+        (attributes[a], attributes[b]) in pairs for (a, b), pairs in HELD_OUT_PAIRS.items()
+    ):
         attributes = {name: _one(values, rng) for name, values in VALUES.items()}
-        if not any(
-            (attributes[a], attributes[b]) in pairs for (a, b), pairs in HELD_OUT_PAIRS.items()
-        ):
-            break
     if is_combined:
         kinds = list(HELD_OUT_PAIRS)
         for kind in _one([kinds[:1], kinds[1:], kinds], rng):
             pair = _one(sorted(HELD_OUT_PAIRS[kind]), rng)
             attributes.update(zip(kind, pair, strict=True))
     return attributes
-
-
-def _told(attributes: dict[str, str], rng: random.Random) -> str:
-    pronouns = PRONOUNS["she" if attributes["name"] in NAMES["she"] else "he"]
-    words = {**attributes, **pronouns, "verb": _one(VERBS[attributes["mood"]], rng)}
-    meal, thing, loss = (_one(kind, rng) for kind in (MEALS, THINGS, LOSSES))
-    middle = _one([(meal, thing, loss), (thing, meal, loss), (thing, loss, meal)], rng)
-    sentences = [_one(OPENINGS, rng), *middle, _one(FEELINGS, rng), _one(ENDINGS, rng)]
-    return " ".join(sentences).format(**words)
 
 
 def _one(values: Sequence[T], rng: random.Random) -> T:
@@ -267,7 +254,6 @@ def _one(values: Sequence[T], rng: random.Random) -> T:
 # --- the files, each made once ---
 
 NUM_OCCUPATIONS, OCCUPATION_SEED = 20_000, 1911
-OCCUPATION_COLUMNS = ("text", "language", "code_1", "code_2", "split")
 OCCUPATION_SPLIT = SplitOptions(validation_share=0.08, test_share=0.1, seed=0)
 SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
 SHORTEST_PAGE, LONGEST_TITLE = 40, 100
@@ -312,12 +298,12 @@ def demo_occupations(cache_dir: Path) -> Path:
         records = grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
         texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
         parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).tolist()
-        rows: list[Sequence[str]] = [OCCUPATION_COLUMNS]
-        for record, part in zip(records, parts, strict=True):
-            second_code = record.codes[1] if len(record.codes) > 1 else ""
-            first_three = record.text, record.language, record.codes[0]
-            rows.append((*first_three, second_code, PART_NAMES[part]))
-        yield "occupations.csv", _csv(rows)
+        rows = [
+            (r.text, r.language, r.codes[0], "".join(r.codes[1:2]), PART_NAMES[part])
+            for r, part in zip(records, parts, strict=True)
+        ]
+        columns = ("text", "language", "code_1", "code_2", "split")
+        yield "occupations.csv", _csv([columns, *rows])
 
     return _made(cache_dir, "occupations", files(), of_python=False) / "occupations.csv"
 
@@ -373,15 +359,16 @@ def demo_text(cache_dir: Path) -> Path:
 
 def demo_instructions(cache_dir: Path) -> Path:
     """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
+    questions = {
+        "module": "What is the module {0.module} for?",
+        "class": "What is the class {0.name} of the module {0.module}?",
+        "function": "What does {0.name} of the module {0.module} do?",
+    }
 
     def rows() -> Iterator[dict[str, str]]:
         known: set[str] = set()
         for thing in documented():
-            question = {
-                "module": f"What is the module {thing.module} for?",
-                "class": f"What is the class {thing.name} of the module {thing.module}?",
-                "function": f"What does {thing.name} of the module {thing.module} do?",
-            }[thing.kind]
+            question = questions[thing.kind].format(thing)
             has_length = SHORTEST_SUMMARY <= len(thing.summary) <= LONGEST_SUMMARY
             if has_length and not {question, thing.summary} & known:
                 known |= {question, thing.summary}

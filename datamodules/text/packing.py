@@ -28,9 +28,9 @@ class Piece(NamedTuple):
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of pieces, filled so that little room is left.
 
-    Pieces are taken from the longest to the shortest, equal ones in their order, each into the row
-    with the least room that still holds it, of several into the one that has had it longest. Equal
-    pieces are laid at once: ten million take seconds.
+    Pieces are taken from the longest to the shortest, equal ones in their order and at once, each
+    into the row with the least room that still holds it, of several into the one that has had it
+    longest.
 
     Args:
         lengths: [N] positions of each piece, 1 to capacity.
@@ -39,9 +39,6 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     Returns:
         order [N] int64, the pieces row by row in ascending order, and offsets [rows + 1] int64:
         row r holds order[offsets[r]:offsets[r + 1]].
-
-    Raises:
-        ValueError: a piece does not fit in a row, or is empty.
 
     Source: best-fit decreasing (Johnson 1973); for language models Ding et al. 2024.
     """
@@ -161,13 +158,10 @@ class RowDataset(PlannedDataset):
 
 
 class TokenDataset(RowDataset):
-    """One part of a token store, its documents cut into pieces.
+    """The stream of one part of a store, its documents cut into pieces; see `RowDataset`.
 
     Args:
-        stream: the tokens.
         fingerprint: of the store and the part.
-        context_length: most positions of a row.
-        layout: see `RowDataset`.
         tokenizer: that of the stream, for `describe`.
     """
 
@@ -186,7 +180,6 @@ class TokenDataset(RowDataset):
         self.target_counts = {TERM: self.lengths}
 
     def piece(self, number: int) -> Piece:
-        """Return one piece."""
         return self._stretch(int(self.starts[number]), int(self.sizes[number]))
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
@@ -210,10 +203,7 @@ class BlockDataset(TokenDataset):
     its own. So every epoch has the same number of blocks and uses each position exactly once.
 
     Args:
-        stream: the tokens.
-        fingerprint: of the store and the part.
         context_length: positions of a block; the last one may be shorter.
-        tokenizer: that of the stream, for `describe`.
         seed: key of the places; `None` always cuts from the beginning (evaluation).
     """
 

@@ -70,11 +70,10 @@ def read_prompts(
         mode: `generate`, or `score` for rows with choices.
         max_positions: of the network; `None` for no limit.
         max_new_tokens: room for what will be generated, where a prompt is cut.
-        cuts: whether a text that is too long loses its beginning; else it is an error.
+        cuts: a text that is too long loses its beginning; else it is an error.
 
     Raises:
-        ValueError: a row lacks what the mode needs, a value is of a wrong type, or a text is
-            longer than the network's positions.
+        ValueError: a row breaks a rule, or is longer than the network's positions.
     """
     is_scored = mode == "score"
 
@@ -170,8 +169,8 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         values: may hold `conversations` with `from` and `value` (ShareGPT), or `instruction`,
-            `input` and `output` (Alpaca); `system` goes before either. In prediction the last
-            answer may be missing. A row with `messages` or `prompt` is no other.
+            `input` and `output` (Alpaca), with a `system`. In prediction the last answer may be
+            missing.
     """
     if values.get("messages") is not None or values.get("prompt") is not None:
         return values
@@ -378,14 +377,9 @@ def write_completions(
 def write_scores(
     rows: Iterable[JsonRow], results: dict[str, np.ndarray], path: Path, num_cut: np.ndarray
 ) -> None:
-    """Write each row with the scores of its choices and the place of the best one, from 0.
-
-    Args:
-        rows: see `write_completions`.
-        results: scores [N, C] in nats, NaN where a row has fewer choices, and num_tokens [N, C].
-        path: .jsonl.
-        num_cut: see `write_completions`, of the choice that lost most.
-    """
+    """Write each row with the scores of its choices and the place of the best one, from 0; see
+    `write_completions`. `results` are scores [N, C] in nats, NaN where a row has fewer choices, and
+    num_tokens [N, C]."""
 
     def added(number: int) -> tuple[Any, ...]:
         is_there = ~np.isnan(results["scores"][number])
