@@ -43,20 +43,18 @@ from datamodules.tokenizers.codes import CodeBook, CodeSystem
 
 INDEX_VERSION = 4
 NO_TEXT = -1
-ARRAYS = (
-    "code_points",  # [P] uint32, the texts one behind the other
-    "text_offsets",  # [D + 1] int64
-    "is_truncated",  # [D] bool
-    "language_ids",  # [D] int16, index in the recipe's languages, 0 = unknown
-    "input_of_row",  # [N] int64, the number of the row's input, -1 = a row without text
-)
+RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
 
 
 class PredictIndex:
     """The distinct inputs of some tables, memory-mapped; pickled as the name of the folder.
 
-    Args:
-        folder: in the cache, made by `open_index`.
+    Attributes:
+        code_points: [P] uint32, the texts one behind the other.
+        text_offsets: [D + 1] int64.
+        is_truncated: [D] bool.
+        language_ids: [D] int16, index in the recipe's languages, 0 = unknown.
+        input_of_row: [N] int64, the number of the row's input, -1 = a row without text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,18 +64,15 @@ class PredictIndex:
         self.fingerprint: str = facts["fingerprint"]
         self.notes: list[str] = facts["notes"]
         self.table = TableOptions(**facts["table"])
-        arrays = {name: mapped_array(folder / f"{name}.npy") for name in ARRAYS}
-        self.code_points, self.text_offsets = arrays["code_points"], arrays["text_offsets"]
-        self.is_truncated, self.language_ids = arrays["is_truncated"], arrays["language_ids"]
-        self.input_of_row = arrays["input_of_row"]
+        self.code_points, self.text_offsets, self.is_truncated, self.language_ids = (
+            mapped_array(folder / f"{name}.npy")
+            for name in ("code_points", "text_offsets", "is_truncated", "language_ids")
+        )
+        self.input_of_row = mapped_array(folder / "input_of_row.npy")
+        self.num_inputs = len(self.language_ids)  # D
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PredictIndex, (self.folder,)
-
-    @property
-    def num_inputs(self) -> int:
-        """D."""
-        return len(self.language_ids)
 
 
 def open_index(
@@ -105,46 +100,41 @@ def open_index(
         columns.text_columns(one)
     same_columns(tables, "coded")
     root = cache_root()
-    encoding = {key: recipe[key] for key in ("normalisation", "max_length", "languages")}
     key = {
         "version": INDEX_VERSION,
         "files": [[str(path.resolve()), file_digest(path, root)] for path in files],
         "columns": [columns.text, columns.language, columns.default_language],
-        "encoding": encoding,
+        "encoding": {name: recipe[name] for name in ("normalisation", "max_length", "languages")},
         "on_bad_rows": on_bad_rows,
         "table": asdict(table),
     }
-    folder = root / "predict" / digest_of(key)
 
-    def make(target: Path) -> None:
-        bad_rows = BadRows(on_bad_rows)
+    def make(folder: Path) -> None:
+        bad_rows, system = BadRows(on_bad_rows), CodeSystem()
         normalisation = TextNormalisation(**recipe["normalisation"])
-        system = CodeSystem()
         rules = RowRules(columns, normalisation, system, bad_rows, None, table, is_prediction=True)
         language_index = {name: i for i, name in enumerate(recipe["languages"])}
-        inputs: dict[str, int] = {}  # index of the language, space and text
-        with ArrayFile(target / "input_of_row.npy", np.int64) as input_of_row:
+        inputs: dict[tuple[str, int], int] = {}  # text and index of the language
+        with ArrayFile(folder / "input_of_row.npy", np.int64) as input_of_row:
             for path in files:
                 for batch in rules.input_batches(path):
                     numbers = (
                         NO_TEXT
                         if text is None
-                        else inputs.setdefault(
-                            f"{language_index.get(language, 0)} {text}", len(inputs)
-                        )
-                        for text, language in rules.inputs(batch)
+                        else inputs.setdefault((text, language_index.get(name, 0)), len(inputs))
+                        for text, name in rules.inputs(batch)
                     )
                     input_of_row.add(np.fromiter(numbers, np.int64, len(batch.line)))
-        bad_rows.settle(target)
+        bad_rows.settle(folder)
         if not inputs:
             why = [*bad_rows.rows[:1], *rules.notes()][0]
             raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
-        languages, texts = zip(*(key.split(" ", 1) for key in inputs), strict=True)
-        language_ids = np.array(languages).astype(np.int16)
-        arrays = {**text_arrays(texts, recipe["max_length"]), "language_ids": language_ids}
+        texts, languages = zip(*inputs, strict=True)
+        arrays = text_arrays(texts, recipe["max_length"])
+        arrays["language_ids"] = np.array(languages, np.int16)
         content = sha256()
         for name, values in arrays.items():
-            np.save(target / f"{name}.npy", values)
+            np.save(folder / f"{name}.npy", values)
             content.update(values.tobytes())
         facts = {
             "files": [str(path.resolve()) for path in files],
@@ -152,12 +142,9 @@ def open_index(
             "notes": rules.notes(),
             "table": asdict(table),
         }
-        (target / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
-    return PredictIndex(made_once(folder, make))
-
-
-RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
+    return PredictIndex(made_once(root / "predict" / digest_of(key), make))
 
 
 def output_columns(num_codes: int) -> list[str]:
@@ -168,10 +155,7 @@ def output_columns(num_codes: int) -> list[str]:
 
 
 def write_coded_table(
-    index: PredictIndex,
-    book: CodeBook,
-    results: dict[str, np.ndarray],
-    path: Path,
+    index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], path: Path
 ) -> None:
     """Writes the coded table, whole or not at all; an existing file is never overwritten.
 
@@ -194,65 +178,52 @@ def write_coded_table(
                 f'predict_step must return "{name}" for each of {index.num_inputs} inputs; it '
                 f"returned {have}."
             )
-    as_text = suffix_of(path) not in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
-    added = _Columns(index, book, results, as_text)
-    tables = [Table(file, index.table) for file in index.files]
+    is_typed = suffix_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
+    most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
+    num_codes = max(1, int(most_codes))  # as many as an answer has
+    # One empty entry at the end, which index -1 (no code) finds.
+    codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
+
+    def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        """Numbers of six decimals, or true and false; typed, or as text."""
+        is_number = column.dtype != bool
+        if is_typed:
+            typed = np.round(column.astype(np.float64), 6) if is_number else column
+            return pa.array(typed, mask=~is_there)
+        texts = [f"{x:.6f}" if is_number else str(x).lower() for x in column.tolist()]
+        pairs = zip(texts, is_there.tolist(), strict=True)
+        return pa.array([text if there else "" for text, there in pairs], pa.string())
+
+    def added(input_ids: np.ndarray) -> list[pa.Array]:
+        """The added columns of these rows; -1 is a row without text."""
+        is_coded, ids = input_ids >= 0, np.maximum(input_ids, 0)
+        columns = []
+        for k in range(num_codes):
+            code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
+            columns += [pa.array(n[code_ids], pa.string()) for n in (codes, descriptions)]
+            columns.append(values(results["code_confidence"][ids, k], code_ids >= 0))
+        # A row without text has no code: a person must look at it.
+        needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
+        return [
+            *columns,
+            values(results["set_confidence"][ids], is_coded),
+            values(needs_review, np.ones_like(is_coded)),
+            values(index.is_truncated[ids], is_coded),
+            values(index.language_ids[ids] != 0, is_coded),
+        ]
+
+    tables, own = [Table(file, index.table) for file in index.files], output_columns(num_codes)
+    names = [*free_names(tables[0].names, own), *own]
     with new_table(path, like=dialect_for(tables, book.codes + book.descriptions)) as table:
-        names: list[str] = []
         position, num_rows, unreadable = 0, len(index.input_of_row), BadRows("collect")
         for batch in read_rows(index.files, None, unreadable.add, index.table):
             inputs = index.input_of_row[position : position + len(batch.line)]
             position += len(batch.line)
-            if position > num_rows:
-                continue
-            names = names or [*free_names(batch.rows.schema.names, added.names), *added.names]
-            columns = [*batch.rows.columns, *added.of(inputs)]
-            table.write(pa.RecordBatch.from_arrays(columns, names=names))
+            if position <= num_rows:
+                columns = [*batch.rows.columns, *added(inputs)]
+                table.write(pa.RecordBatch.from_arrays(columns, names=names))
         if position != num_rows:
             raise RuntimeError(
                 f"the tables hold {position} rows, the index {num_rows}: a table changed while it "
                 "was coded; start the prediction again."
             )
-
-
-class _Columns:
-    """Makes the added columns of some rows; text for csv, typed for parquet and Excel."""
-
-    def __init__(
-        self, index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], as_text: bool
-    ) -> None:
-        self.index, self.results, self.as_text = index, results, as_text
-        # One empty entry at the end, which index -1 (no code) finds.
-        self.codes = np.array([*book.codes, ""], dtype=object)
-        self.descriptions = np.array([*book.descriptions, ""], dtype=object)
-        num_codes = (results["code_ids"] >= 0).sum(1)
-        self.num_codes = max(1, int(num_codes.max(initial=0)))  # as many as an answer has
-        self.names = output_columns(self.num_codes)
-
-    def of(self, input_ids: np.ndarray) -> list[pa.Array]:
-        """The added columns of these rows, in the order of `names`; -1 is a row without text."""
-        results, is_coded = self.results, input_ids >= 0
-        ids = np.where(is_coded, input_ids, 0)
-        columns = []
-        for k in range(self.num_codes):
-            code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
-            columns.append(pa.array(self.codes[code_ids], pa.string()))
-            columns.append(pa.array(self.descriptions[code_ids], pa.string()))
-            columns.append(self._values(results["code_confidence"][ids, k], code_ids >= 0))
-        columns.append(self._values(results["set_confidence"][ids], is_coded))
-        # A row without text has no code: a person must look at it.
-        needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
-        columns.append(self._values(needs_review, np.ones_like(is_coded)))
-        columns.append(self._values(self.index.is_truncated[ids], is_coded))
-        columns.append(self._values(self.index.language_ids[ids] != 0, is_coded))
-        return columns
-
-    def _values(self, values: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        """Numbers of six decimals, or true and false; as text or typed."""
-        is_number = values.dtype != bool
-        if not self.as_text:
-            typed = np.round(values.astype(np.float64), 6) if is_number else values
-            return pa.array(typed, mask=~is_there)
-        texts = [f"{x:.6f}" if is_number else str(x).lower() for x in values.tolist()]
-        pairs = zip(texts, is_there.tolist(), strict=True)
-        return pa.array([text if there else "" for text, there in pairs], pa.string())
