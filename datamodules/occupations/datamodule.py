@@ -51,16 +51,16 @@ class OccupationDataModule(PlannedDataModule):
 
     Args:
         train_files: csv, tsv, parquet or xlsx; a path, a pattern, or several.
-        validation_files: none divides the training rows by their strings.
-        test_files: as validation_files; with validation files and none here, nothing is tested.
+        validation_files: without any, the training rows are divided by their strings.
+        test_files: as validation_files; beside validation files alone nothing is tested.
         predict_files: tables to code; they need no code columns.
-        predict_output: the coded table; None makes mine.csv mine.coded.csv in the run folder.
-        table: separator, encoding and sheet of the tables; what is not given is found.
+        predict_output: the coded table; `None` makes mine.csv mine.coded.csv in the run folder.
+        table: separator, encoding and sheet of the tables.
         columns: which column holds what.
         code_system: hisco, occ1950, from_data, or a CodeSystem.
         code_book: the file of legal codes; without one the codes of the data are legal.
         split: how training rows are divided.
-        augmentation: noise in training texts; none without it.
+        augmentation: noise in training texts.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
         text: length and normalisation of texts; a checkpoint's own win over these.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
@@ -105,26 +105,27 @@ class OccupationDataModule(PlannedDataModule):
         self.recipe: dict[str, Any] | None = None
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
-        self._check()
+        if predict_output is not None:
+            check_suffix(Path(predict_output))  # not after hours of coding
+        if self.columns.split and (validation_files or test_files):
+            raise ValueError(
+                f'columns.split ("{self.columns.split}") divides the training files, and '
+                "validation_files or test_files are given too; leave one of them out."
+            )
+        if validation_files and not train_files and not test_files:
+            raise ValueError("validation_files are given without train_files; name both.")
 
     def prepare_data(self) -> None:
         """Tokenise what the stage needs into the cache; copies the rejected rows to the run."""
         stage = self._trainer_stage()
-        if stage == "predict":
-            index = self._open_index(self._wanted_recipe(stage))
-            for note in index.notes:
-                log.warning("%s", note)
-            folder = index.folder
-        else:
-            folder = self._open_store(self._wanted_recipe(stage)).folder
-        hand_over_rejected(folder, self._run_folder())
+        is_coding, recipe = stage == "predict", self._wanted_recipe(stage)
+        made = self._open_index(recipe) if is_coding else self._open_store(recipe)
+        for note in made.notes if isinstance(made, PredictIndex) else ():
+            log.warning("%s", note)
+        hand_over_rejected(made.folder, self._run_folder())
 
     def setup(self, stage: str) -> None:
-        """Open the cache and build the datasets of the stage.
-
-        Raises:
-            ValueError: the checkpoint is of another family, or rows break a rule.
-        """
+        """Open the cache and build the datasets; ValueError where rows break a rule."""
         recipe = self._wanted_recipe(stage)
         if stage == "predict":
             self.index = self._open_index(recipe)
@@ -174,7 +175,7 @@ class OccupationDataModule(PlannedDataModule):
     def audit(self) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
         request, book, bad_rows = self.store_request(), None, BadRows("collect")
-        system, rules = request.system, (request.text.normalisation, bad_rows)
+        system, columns = request.system, request.columns
         if request.book.path is not None:
             check_file(Path(request.book.path), "data.code_book")
             book = build_code_book(system, Path(request.book.path), ())
@@ -185,32 +186,29 @@ class OccupationDataModule(PlannedDataModule):
         codes: Counter[str] = Counter()
         languages: Counter[str] = Counter()
         code_sets: dict[str, set[tuple[str, ...]]] = {}
-        columns, table = request.columns, request.table
+        rules = (columns, request.text.normalisation, system, bad_rows, book, request.table)
 
-        def take(name: str, text: str, language: str) -> None:
-            for numbers, number in zip(parts[name], (len(text), text_key(text)), strict=True):
-                numbers.append(number)
+        def take(path: Path, name: str, text: str, language: str) -> None:
+            audit.files[str(path)] += 1
+            parts[name][0].append(len(text))
+            parts[name][1].append(text_key(text))
             languages[language] += 1
 
         for number, paths in request.files.items():
             for path in paths:
-                reader = RowRules(columns, rules[0], system, bad_rows, book, table)
                 audit.files[str(path)] = 0
-                for job in reader.jobs(path, number == TRAIN and columns.split is not None):
-                    audit.files[str(path)] += 1
-                    take(
-                        PART_NAMES[number if job.part is None else job.part], job.text, job.language
-                    )
+                for job in RowRules(*rules).jobs(path, number == TRAIN and bool(columns.split)):
+                    name = PART_NAMES[number if job.part is None else job.part]
+                    take(path, name, job.text, job.language)
                     codes.update(job.codes)
                     code_sets.setdefault(job.text, set()).add(tuple(sorted(job.codes)))
         for path in expand_files(self.predict_files, "data.predict_files"):
-            reader = RowRules(columns, rules[0], CodeSystem(), bad_rows, book, table, True)
+            reader = RowRules(*rules, is_prediction=True)
             audit.files[str(path)] = 0
             for batch in reader.input_batches(path):
                 for text, language in reader.inputs(batch):
                     if text is not None:
-                        audit.files[str(path)] += 1
-                        take("predict", text, language)
+                        take(path, "predict", text, language)
             audit.warnings += [f"{path}: {note}" for note in reader.notes()]
         audit.parts = [AuditPart(name, *part) for name, part in parts.items() if part[0]]
         audit.labels = {"languages": languages, "codes": codes}
@@ -242,19 +240,6 @@ class OccupationDataModule(PlannedDataModule):
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
         write_coded_table(self.index, book, results, path)
-
-    def _check(self) -> None:
-        if self.predict_output is not None:
-            check_suffix(Path(self.predict_output))  # not after hours of coding
-        if self.on_bad_rows not in ("error", "reject"):
-            raise ValueError(f'on_bad_rows must be "error" or "reject", got "{self.on_bad_rows}".')
-        if self.columns.split and (self.files[VALIDATION] or self.files[TEST]):
-            raise ValueError(
-                f'columns.split ("{self.columns.split}") divides the training files, and '
-                "validation_files or test_files are given too; leave one of them out."
-            )
-        if not self.files[TRAIN] and self.files[VALIDATION] and not self.files[TEST]:
-            raise ValueError("validation_files are given without train_files; name both.")
 
     def _wanted_recipe(self, stage: str) -> dict[str, Any] | None:
         """The recipe that decides the encoding; none makes a new one from the training data."""

@@ -83,9 +83,9 @@ class Columns:
 
     Args:
         text: the job description.
-        language: the language of each row; none where all rows have `default_language`.
+        language: of each row; `None` where all rows have `default_language`.
         codes: one column per code, or one column that `code_separator` cuts; `A,B` or a list.
-            None takes code_1, code_2, … as far as they exist.
+            `None` takes code_1, code_2, … as far as they exist.
         code_separator: text between the codes of one cell.
         split: train, validation or test, stated by the table itself.
         default_language: of rows that state none.
@@ -151,17 +151,17 @@ class Job(NamedTuple):
 
 @dataclass
 class RowRules:
-    """What a row must fulfil, and where those go that do not.
+    """What a row must fulfil.
 
     Args:
         columns: which column holds what.
         normalisation: of the text.
         system: how codes are written.
         bad_rows: takes the rows that break a rule.
-        book: the legal codes; None where the data define them.
+        book: the legal codes; `None` where the data define them.
         table: how the tables are written.
-        is_prediction: rows are coded, so that none without a text or with an unknown language is
-            bad: it stays as it is, see `notes`.
+        is_prediction: rows are coded: one without a text or with an unknown language is not bad
+            but stays as it is, see `notes`.
     """
 
     columns: Columns
@@ -187,18 +187,19 @@ class RowRules:
             wanted.append(split)
         for batch in table.rows(list(dict.fromkeys(wanted)), self.bad_rows.add):
             cells = [batch.texts(name) for name in codes]
-            parts = batch.texts(split) if split else None
+            parts = batch.texts(split) if split else []
             for i, (text, language) in enumerate(self.inputs(batch)):
                 if text is None:
                     continue
-                line = int(batch.line[i])
                 try:
                     found = self._row_codes([column[i] for column in cells])
-                    part = _part(parts[i]) if parts else None
+                    part = parse_part(parts[i]) if parts else None
                 except RowFault as fault:
                     self._reject(batch, i, *fault.args)
+                except ValueError as error:
+                    self._reject(batch, i, "split", parts[i], str(error))
                 else:
-                    yield Job(line, text, language, found, part)
+                    yield Job(int(batch.line[i]), text, language, found, part)
 
     def input_batches(self, path: Path) -> Iterator[RowBatch]:
         """Yields text and language of a table, for `inputs`."""
@@ -206,30 +207,26 @@ class RowRules:
         yield from table.rows(self.columns.text_columns(table), self.bad_rows.add)
 
     def inputs(self, batch: RowBatch) -> Iterator[tuple[str | None, str]]:
-        """Yields normalised text and language of every row; text None where the row is bad."""
-        texts = batch.texts(self.columns.text)
-        named = batch.texts(self.columns.language) if self.columns.language else None
+        """Yields normalised text and language of every row; text `None` where the row is bad."""
+        texts, column = batch.texts(self.columns.text), self.columns.language
+        names = batch.texts(column) if column else [""] * len(texts)
         seen: dict[str, str] = {}
-        for i, raw in enumerate(texts):
+        for i, (raw, name) in enumerate(zip(texts, names, strict=True)):
             text = seen.get(raw)
             if text is None:
                 text = seen[raw] = self.normalisation(raw)
-            language = self._language(named[i]) if named else self.columns.default_language
-            if not text and self.is_prediction:
-                self.num_without_text += 1
-                yield None, UNKNOWN
+            language = self._language(name)
+            if self.is_prediction:
+                self.num_without_text += not text
+                if text and not isinstance(language, str):
+                    self.unknown_languages[name] += 1
             elif not text:
                 rule = f'the column "{self.columns.text}" holds no text; fill it or drop the row.'
                 self._reject(batch, i, "text", raw, rule)
-                yield None, UNKNOWN
-            elif isinstance(language, ValueError) and self.is_prediction:
-                self.unknown_languages[named[i] if named else ""] += 1
-                yield text, UNKNOWN
-            elif isinstance(language, ValueError):
-                self._reject(batch, i, "language", named[i] if named else "", str(language))
-                yield None, UNKNOWN
-            else:
-                yield text, language
+            elif not isinstance(language, str):
+                self._reject(batch, i, "language", name, str(language))
+                text = ""
+            yield text or None, language if text and isinstance(language, str) else UNKNOWN
 
     def notes(self) -> list[str]:
         """What became of rows to code that are not as they should be."""
@@ -239,11 +236,11 @@ class RowRules:
                 f'{counted(self.num_without_text)} no text in the column "{self.columns.text}": '
                 "such a row stays in the coded table, without codes."
             )
-        if self.unknown_languages:
-            names = [f'"{name}"' for name, _ in self.unknown_languages.most_common(3)]
-            more = len(self.unknown_languages) - len(names)
+        if unknown := self.unknown_languages:
+            names = [f'"{name}"' for name, _ in unknown.most_common(3)]
+            more = len(unknown) - len(names)
             notes.append(
-                f"{counted(self.unknown_languages.total())} a language that is no known code "
+                f"{counted(unknown.total())} a language that is no known code "
                 f"({', '.join(names)}{f' and {more} more' if more else ''}): coded as of unknown "
                 "language, language_known is false."
             )
@@ -300,13 +297,6 @@ class RowRules:
 
     def _reject(self, batch: RowBatch, i: int, kind: str, value: str, rule: str) -> None:
         self.bad_rows.add(BadRow(str(batch.file), int(batch.line[i]), value, rule, kind))
-
-
-def _part(value: str) -> int:
-    try:
-        return parse_part(value)
-    except ValueError as error:
-        raise RowFault("split", value, str(error)) from error
 
 
 def counted(count: int) -> str:

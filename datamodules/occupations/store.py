@@ -51,8 +51,7 @@ class CodeBookOptions:
     """The list of legal codes.
 
     Args:
-        path: csv, tsv or parquet with the columns code and description; none takes the codes of
-            the data.
+        path: table with the columns code and description; `None` takes the codes of the data.
         descriptions_as_examples: each description is one more training example of its code.
         description_language: of the descriptions.
     """
@@ -84,7 +83,7 @@ class TextOptions(TextNormalisation):
     def normalisation(self) -> TextNormalisation:
         """The normalisation alone, as a checkpoint keeps it."""
         options = asdict(self)
-        options.pop("max_length")
+        del options["max_length"]
         return TextNormalisation(**options)
 
 
@@ -116,15 +115,17 @@ class StoreRequest:
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
-        root = cache_root()
-        named = {PART_NAMES[part]: [[str(p), file_digest(p, root)] for p in paths]
-                 for part, paths in self.files.items()}  # fmt: skip
+        root, book = cache_root(), None
         if self.book.path:
             check_file(Path(self.book.path), "data.code_book")
-        book = file_digest(Path(self.book.path), root) if self.book.path else None
+            book = file_digest(Path(self.book.path), root)
+        files = {
+            PART_NAMES[part]: [[str(path), file_digest(path, root)] for path in paths]
+            for part, paths in self.files.items()
+        }
         parts = {
             "version": STORE_VERSION,
-            "files": named,
+            "files": files,
             "columns": asdict(self.columns),
             "system": self.system.to_dict(),
             "book": [asdict(self.book), book],
@@ -159,34 +160,22 @@ class OccupationStore:
         """[rows] int64: the rows of one part, in input order."""
         return np.flatnonzero(self.arrays["part"] == part)
 
-    def code_points(self, row: int) -> np.ndarray:
-        """[S] uint32: the text of a row."""
-        return self.texts(np.array([row]))[0]
-
-    def code_ids(self, row: int) -> np.ndarray:
-        """[1 …] int32: the codes of a row."""
-        return self.code_sets(np.array([row]))[0]
-
     def texts(self, rows: np.ndarray) -> list[np.ndarray]:
         """[S] uint32 for each of these rows: its text."""
-        return _parts(self.arrays, "code_points", "text_offsets", self.arrays["text_id"][rows])
+        return self._parts("code_points", "text_offsets", self.arrays["text_id"][rows])
 
     def code_sets(self, rows: np.ndarray) -> list[np.ndarray]:
         """[1 …] int32 for each of these rows: its codes."""
-        return _parts(self.arrays, "code_ids", "code_offsets", rows)
+        return self._parts("code_ids", "code_offsets", rows)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """[rows] int64: characters of each row's text."""
         return np.diff(self.arrays["text_offsets"])[self.arrays["text_id"][rows]]
 
-
-def _parts(
-    arrays: dict[str, np.ndarray], values: str, offsets: str, places: np.ndarray
-) -> list[np.ndarray]:
-    """Return what lies from one offset to the next, at each of these places."""
-    ends = arrays[offsets]
-    pairs = zip(ends[places].tolist(), ends[places + 1].tolist(), strict=True)
-    return [arrays[values][start:end] for start, end in pairs]
+    def _parts(self, values: str, offsets: str, places: np.ndarray) -> list[np.ndarray]:
+        ends = self.arrays[offsets]
+        pairs = zip(ends[places].tolist(), ends[places + 1].tolist(), strict=True)
+        return [self.arrays[values][start:end] for start, end in pairs]
 
 
 def text_arrays(texts: Iterable[str], max_length: int) -> dict[str, np.ndarray]:
@@ -209,137 +198,122 @@ def open_store(request: StoreRequest) -> OccupationStore:
         ValueError: rows break a rule; the first 20 are named.
     """
     folder = request.folder()
-    return OccupationStore(made_once(folder, lambda target: _Writer(request).write(target)))
+    return OccupationStore(made_once(folder, lambda target: _write(request, target)))
 
 
-class _Writer:
-    """Reads the tables of a request and writes its arrays."""
+class _Rows:
+    """Rows as numbers of their distinct texts, languages and codes."""
 
-    def __init__(self, request: StoreRequest) -> None:
-        self.request = request
+    def __init__(self) -> None:
         self.text_ids: dict[str, int] = {}
         self.language_ids: dict[str, int] = {}
         self.code_ids: dict[str, int] = {}
-        self.row_text, self.row_language = array("i"), array("i")
-        self.row_code, self.row_num_codes, self.row_part = array("i"), array("i"), array("b")
+        self.text, self.language, self.part = array("i"), array("i"), array("b")
+        self.code, self.num_codes = array("i"), array("i")
 
-    def write(self, folder: Path) -> None:
-        """Fills the folder; raises ValueError where rows break a rule."""
-        request, recipe = self.request, self.request.recipe
-        normalisation, max_length = request.text.normalisation, request.text.max_length
-        book = None
-        if recipe is not None:
-            normalisation = TextNormalisation(**recipe["normalisation"])
-            max_length, book = recipe["max_length"], CodeBook.from_dict(recipe["code_book"])
-        elif request.book.path is not None:
-            book = build_code_book(request.system, Path(request.book.path), ())
-        system, bad_rows = (
-            request.system if book is None else book.system,
-            BadRows(request.on_bad_rows),
-        )
-        rules = RowRules(request.columns, normalisation, system, bad_rows, book, request.table)
-        for part, paths in request.files.items():
-            for path in paths:
-                for job in rules.jobs(path, part == TRAIN and request.columns.split is not None):
-                    self._take(job, part)
-        if not self.row_text and not bad_rows.count:
-            raise ValueError("the tables hold no row; give them at least one.")
-        bad_rows.settle(folder)
-        parts = self._parts()
-        if system.max_codes is None:  # as many codes per record as a row has
-            state = {**system.to_dict(), "max_codes": max(self.row_num_codes)}
-            system = CodeSystem(**state)
-            book = book and CodeBook(system, book.codes, book.descriptions)
-        book = book or build_code_book(system, None, self.code_ids)
-        languages = self._languages(parts) if recipe is None else recipe["languages"]
-        seen = self._seen(parts)
-        self._add_descriptions(book, normalisation)
-
-        num_new = len(self.row_text) - len(parts)  # descriptions are training rows themselves
-        parts = np.concatenate([parts, np.full(num_new, TRAIN, dtype=np.int8)])
-        seen_text, seen_code = (np.concatenate([rows, np.ones(num_new, bool)]) for rows in seen)
-        index = {name: i for i, name in enumerate(languages)}  # 0, unknown, where training had none
-        language_id = np.array([index.get(name, 0) for name in self.language_ids], np.int16)
-        code_id = np.array([book.index(code) for code in self.code_ids], np.int32)
-        arrays = {
-            **text_arrays(self.text_ids, max_length),
-            "text_id": np.array(self.row_text, np.int32),
-            "language_id": language_id[np.array(self.row_language)],
-            "code_ids": code_id[np.array(self.row_code)],
-            "code_offsets": np.cumsum([0, *self.row_num_codes], dtype=np.int64),
-            "part": parts,
-            "is_seen_text": seen_text,
-            "is_seen_code": seen_code,
-        }
-        content = hashlib.sha256()
-        for name in ARRAYS:
-            np.save(folder / f"{name}.npy", arrays[name])
-            content.update(f"{name} {arrays[name].dtype.str} {len(arrays[name])};".encode())
-            content.update(np.ascontiguousarray(arrays[name]).data)
-        made = recipe or {
-            "version": RECIPE_VERSION,
-            "normalisation": normalisation.to_dict(),
-            "max_length": max_length,
-            "languages": languages,
-            "default_language": request.columns.default_language,
-            "code_book": book.to_dict(),
-        }
-        facts = {"recipe": made, "fingerprint": content.hexdigest()[:32]}
-        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-
-    def _take(self, job: Job, part: int) -> None:
-        self.row_text.append(self.text_ids.setdefault(job.text, len(self.text_ids)))
-        language = self.language_ids.setdefault(job.language, len(self.language_ids))
-        self.row_language.append(language)
+    def add(self, job: Job, part: int) -> None:
+        self.text.append(self.text_ids.setdefault(job.text, len(self.text_ids)))
+        self.language.append(self.language_ids.setdefault(job.language, len(self.language_ids)))
         for code in job.codes:
-            self.row_code.append(self.code_ids.setdefault(code, len(self.code_ids)))
-        self.row_num_codes.append(len(job.codes))
-        self.row_part.append(part if job.part is None else job.part)
+            self.code.append(self.code_ids.setdefault(code, len(self.code_ids)))
+        self.num_codes.append(len(job.codes))
+        self.part.append(part if job.part is None else job.part)
 
-    def _parts(self) -> np.ndarray:
-        """[N] int8; training rows are divided where the parts have no rows of their own."""
-        parts = np.array(self.row_part, dtype=np.int8)
-        files, split = self.request.files, self.request.split
-        if self.request.columns.split is None and not files.get(VALIDATION) and files.get(TRAIN):
-            if files.get(TEST):
-                split = replace(split, test_share=0.0)
-            train = np.flatnonzero(parts == TRAIN)
-            if split.validation_share + split.test_share and len(train):
-                texts, codes = list(self.text_ids), list(self.code_ids)
-                first = np.cumsum([0, *self.row_num_codes])[train]
-                parts[train] = split_by_stem(
-                    [texts[self.row_text[i]] for i in train],
-                    [codes[self.row_code[i]] for i in first],
-                    split,
-                )
-        if files.get(TRAIN) and not (parts == TRAIN).any():
-            raise ValueError(
-                "no row is left for training; lower data.split.validation_share and test_share, "
-                "or check the split column."
+
+def _write(request: StoreRequest, folder: Path) -> None:
+    """Reads the tables of a request and writes its arrays; ValueError where rows break a rule."""
+    recipe, options, book = request.recipe, request.book, None
+    normalisation, max_length = request.text.normalisation, request.text.max_length
+    if recipe is not None:
+        normalisation = TextNormalisation(**recipe["normalisation"])
+        max_length, book = recipe["max_length"], CodeBook.from_dict(recipe["code_book"])
+    elif options.path is not None:
+        book = build_code_book(request.system, Path(options.path), ())
+    system = request.system if book is None else book.system
+    rows, bad_rows, columns = _Rows(), BadRows(request.on_bad_rows), request.columns
+    rules = RowRules(columns, normalisation, system, bad_rows, book, request.table)
+    for part, paths in request.files.items():
+        for path in paths:
+            for job in rules.jobs(path, part == TRAIN and columns.split is not None):
+                rows.add(job, part)
+    if not rows.text and not bad_rows.count:
+        raise ValueError("the tables hold no row; give them at least one.")
+    bad_rows.settle(folder)
+    parts = _parts(request, rows)
+    is_train = parts == TRAIN
+    if system.max_codes is None:  # as many codes per record as a row has
+        system = CodeSystem(**{**system.to_dict(), "max_codes": max(rows.num_codes)})
+        book = book and CodeBook(system, book.codes, book.descriptions)
+    book = book or build_code_book(system, None, rows.code_ids)
+    languages = [] if recipe is None else recipe["languages"]
+    if recipe is None:
+        named = list(rows.language_ids)
+        used = {named[i] for i in np.unique(np.array(rows.language)[is_train])}
+        used.add(columns.default_language)
+        if options.descriptions_as_examples:
+            used.add(language_code(options.description_language))
+        languages = [UNKNOWN, *sorted(used - {UNKNOWN})]
+
+    # Text, and every code, occur in a training row; descriptions apart.
+    text_id, num_codes = np.array(rows.text), np.array(rows.num_codes)
+    row_of_code = np.repeat(np.arange(len(text_id)), num_codes)
+    code = np.array(rows.code)
+    seen_codes = np.isin(code, code[is_train[row_of_code]])
+    num_seen = np.bincount(row_of_code, seen_codes, minlength=len(text_id))
+    seen = {"text": np.isin(text_id, text_id[is_train]), "code": num_seen == num_codes}
+    if options.descriptions_as_examples and request.files.get(TRAIN):
+        language = language_code(options.description_language)
+        for name, description in zip(book.codes, book.descriptions, strict=True):
+            text = normalisation(description)
+            if text and name not in book.system.specials:
+                rows.add(Job(0, text, language, (name,), None), TRAIN)
+    num_new = len(rows.text) - len(parts)  # descriptions are training rows themselves
+    index = {name: i for i, name in enumerate(languages)}  # 0, unknown, where training had none
+    language_id = np.array([index.get(name, 0) for name in rows.language_ids], np.int16)
+    code_id = np.array([book.index(name) for name in rows.code_ids], np.int32)
+    arrays = {
+        **text_arrays(rows.text_ids, max_length),
+        "text_id": np.array(rows.text, np.int32),
+        "language_id": language_id[np.array(rows.language)],
+        "code_ids": code_id[np.array(rows.code)],
+        "code_offsets": np.cumsum([0, *rows.num_codes], dtype=np.int64),
+        "part": np.concatenate([parts, np.full(num_new, TRAIN, dtype=np.int8)]),
+        "is_seen_text": np.concatenate([seen["text"], np.ones(num_new, bool)]),
+        "is_seen_code": np.concatenate([seen["code"], np.ones(num_new, bool)]),
+    }
+    content = hashlib.sha256()
+    for name in ARRAYS:
+        np.save(folder / f"{name}.npy", arrays[name])
+        content.update(f"{name} {arrays[name].dtype.str} {len(arrays[name])};".encode())
+        content.update(np.ascontiguousarray(arrays[name]).data)
+    made = recipe or {
+        "version": RECIPE_VERSION,
+        "normalisation": normalisation.to_dict(),
+        "max_length": max_length,
+        "languages": languages,
+        "default_language": columns.default_language,
+        "code_book": book.to_dict(),
+    }
+    facts = {"recipe": made, "fingerprint": content.hexdigest()[:32]}
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
+    """[N] int8; training rows are divided where the parts have no rows of their own."""
+    parts = np.array(rows.part, dtype=np.int8)
+    files, split, train = request.files, request.split, np.flatnonzero(parts == TRAIN)
+    if request.columns.split is None and not files.get(VALIDATION) and len(train):
+        if files.get(TEST):
+            split = replace(split, test_share=0.0)
+        if split.validation_share + split.test_share:
+            texts, codes = list(rows.text_ids), list(rows.code_ids)
+            first = np.cumsum([0, *rows.num_codes])[train]
+            parts[train] = split_by_stem(
+                [texts[rows.text[i]] for i in train], [codes[rows.code[i]] for i in first], split
             )
-        return parts
-
-    def _seen(self, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[N] bool twice: text, and every code, occur in a training row (descriptions apart)."""
-        text_id, code, num_codes = map(np.array, (self.row_text, self.row_code, self.row_num_codes))
-        row_of_code = np.repeat(np.arange(len(text_id)), num_codes)
-        is_seen_code = np.isin(code, code[parts[row_of_code] == TRAIN])
-        num_seen = np.bincount(row_of_code, is_seen_code, minlength=len(text_id))
-        return np.isin(text_id, text_id[parts == TRAIN]), num_seen == num_codes
-
-    def _languages(self, parts: np.ndarray) -> list[str]:
-        names = list(self.language_ids)
-        used = {names[i] for i in np.unique(np.array(self.row_language)[parts == TRAIN])}
-        used.add(self.request.columns.default_language)
-        if self.request.book.descriptions_as_examples:
-            used.add(language_code(self.request.book.description_language))
-        return [UNKNOWN, *sorted(used - {UNKNOWN})]
-
-    def _add_descriptions(self, book: CodeBook, normalisation: TextNormalisation) -> None:
-        options = self.request.book
-        if options.descriptions_as_examples and self.request.files.get(TRAIN):
-            language = language_code(options.description_language)
-            for code, description in zip(book.codes, book.descriptions, strict=True):
-                text = normalisation(description)
-                if text and code not in book.system.specials:
-                    self._take(Job(0, text, language, (code,), None), TRAIN)
+    if files.get(TRAIN) and not (parts == TRAIN).any():
+        raise ValueError(
+            "no row is left for training; lower data.split.validation_share and test_share, "
+            "or check the split column."
+        )
+    return parts

@@ -93,8 +93,8 @@ class LinearBaseline(Callback):
         step = len(chosen) / min(len(chosen), self.max_texts)
         chosen = [chosen[int(i * step)] for i in range(min(len(chosen), self.max_texts))]
         row_of_text = dict(zip(text_id.tolist(), rows.tolist(), strict=True))
-        texts = [decode(store.code_points(row_of_text[text])) for text in chosen]
-        return texts, [code_of_text[text] for text in chosen]
+        rows = np.array([row_of_text[text] for text in chosen])
+        return list(map(decode, store.texts(rows))), [code_of_text[text] for text in chosen]
 
     def _predicted(self, texts: list[str], codes: list[int], test_texts: list[str]) -> list[int]:
         """The code that the linear model names for each test text."""

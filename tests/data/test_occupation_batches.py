@@ -33,7 +33,7 @@ def alone(dataset: OccupationDataset, number: int, noise: Augmentation) -> tuple
     """Text and language of one sample, by its own draws."""
     store, row = dataset.store, int(dataset.row_ids[number])
     language = dataset.languages[store.arrays["language_id"][row]]
-    text = decode(store.code_points(row))
+    text = decode(store.texts(np.array([row]))[0])
     (shares,) = uniforms_for(dataset.seed, EPOCH, np.array([number]), 8)
     rng = rng_for(dataset.seed, EPOCH, number)
     text, language = augment(text, language, shares, rng, noise)

@@ -92,8 +92,6 @@ def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, capl
 
 
 def test_options_in_conflict_are_refused(tmp_path):
-    with pytest.raises(ValueError, match='on_bad_rows must be "error" or "reject", got "drop"'):
-        OccupationDataModule(on_bad_rows="drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r'columns.split \("part"\) divides the training files'):
         OccupationDataModule("a.csv", "b.csv", columns=Columns(split="part"))
     with pytest.raises(ValueError, match="validation_files are given without train_files"):

@@ -52,7 +52,7 @@ def test_one_column_with_a_separator_gives_the_same_codes(tmp_path):
     data = OccupationDataModule(path, columns=columns, split=SplitOptions(0.0, 0.0))
     store = data._open_store(None)
     codes = store.recipe["code_book"]["codes"]
-    assert [codes[i] for i in store.code_ids(0)] == ["83110", "95410"]
+    assert [codes[i] for i in store.code_sets(np.array([0]))[0]] == ["83110", "95410"]
     assert store.recipe["languages"] == ["unk", "da"]
 
 
@@ -143,7 +143,7 @@ def test_augmentation_is_keyed_and_only_in_training(tmp_path):
 
 def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):
     module(tmp_path, ROWS).prepare_data()
-    monkeypatch.setattr("datamodules.occupations.store._Writer.write", lambda *_: 1 / 0)
+    monkeypatch.setattr("datamodules.occupations.rows.RowRules.jobs", lambda *_: 1 / 0)
     module(tmp_path, ROWS).prepare_data()
     with pytest.raises(ZeroDivisionError):
         module(tmp_path, [*ROWS, ROWS[0]]).prepare_data()
@@ -195,7 +195,7 @@ def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
     recipe_found = data._wanted_recipe("test")
     store = data._open_store(recipe_found)
-    assert [chr(p) for p in store.code_points(0)] == list("TRADE")
+    assert [chr(p) for p in store.texts(np.array([0]))[0]] == list("TRADE")
     assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
     assert store.recipe == recipe
     assert "not_here.csv does not exist" in caplog.text
