@@ -83,10 +83,26 @@ def decide(
     there = next((p for p in (root, *root.parents) if p.exists()), None)
     if there is not None and not there.is_dir():
         raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
-    is_fit = verb == "fit"
+    is_fit, notices = verb == "fit", []
     if ckpt_path == "auto":
-        return _from_newest(is_fit, root, newest)
-    if ckpt_path is not None and ckpt_path not in WORDS:
+        for folder in reversed(siblings(root)):
+            checkpoint = newest(folder)
+            if checkpoint is not None:
+                does = "resumes from" if is_fit else "uses"
+                return Run(str(folder), str(checkpoint), f"--ckpt_path auto {does} {checkpoint}")
+        if not is_fit:
+            raise FileNotFoundError(
+                f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. "
+                "Train first with `unisono fit`, or name a file: --ckpt_path "
+                "runs/NAME/checkpoints/last.ckpt"
+            )
+        begun = [folder for folder in siblings(root) if (folder / LEDGER).exists()]
+        if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
+            # It was killed before its first checkpoint: the same run begins again, with one ledger.
+            return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
+        ckpt_path = None
+        notices.append("--ckpt_path auto found no sound checkpoint: a fresh start")
+    elif ckpt_path is not None and ckpt_path not in WORDS:
         path = Path(ckpt_path)
         if not path.exists():
             raise FileNotFoundError(
@@ -96,36 +112,20 @@ def decide(
         home = next((folder for folder in path.parents[:3] if holds_run(folder)), None)
         is_own = home is not None and home.resolve() in [p.resolve() for p in siblings(root)]
         is_inside = root.resolve() in path.resolve().parents
-        if home is None or (is_fit and not is_own):
-            pass  # a run of its own
-        elif is_fit or not is_asked or is_inside or is_own:
+        goes_there = is_own if is_fit else not is_asked or is_inside or is_own
+        if home is not None and goes_there:
             if is_fit or os.access(home, os.W_OK):
                 return Run(str(home), ckpt_path)
             return Run(str(root), ckpt_path, f"{home} is read-only: this one writes to {root}")
     if not is_fit:
         return Run(str(root), ckpt_path)
-    folder, notice = free_folder(root)
-    return Run(str(folder), ckpt_path, notice)
-
-
-def _from_newest(is_fit: bool, root: Path, newest: Callable[[Path], Path | None]) -> Run:
-    for folder in reversed(siblings(root)):
-        checkpoint = newest(folder)
-        if checkpoint is not None:
-            does = "resumes from" if is_fit else "uses"
-            return Run(str(folder), str(checkpoint), f"--ckpt_path auto {does} {checkpoint}")
-    if not is_fit:
-        raise FileNotFoundError(
-            f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. Train "
-            "first with `unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
-        )
-    begun = [folder for folder in siblings(root) if (folder / LEDGER).exists()]
-    if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
-        # It was killed before its first checkpoint: the same run begins again, with one ledger.
-        return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
-    folder, notice = free_folder(root)
-    fresh = "--ckpt_path auto found no sound checkpoint: a fresh start"
-    return Run(str(folder), None, f"{fresh}; {notice}" if notice else fresh)
+    folder, number = root, 1
+    while holds_run(folder):
+        number += 1
+        folder = root.with_name(f"{root.name}-{number}")
+    if number > 1:
+        notices.append(f"{root} holds a run already: this one writes to {folder}")
+    return Run(str(folder), ckpt_path, "; ".join(notices))
 
 
 def siblings(root: Path) -> list[Path]:
@@ -142,16 +142,6 @@ def siblings(root: Path) -> list[Path]:
 def holds_run(folder: Path) -> bool:
     """Return whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
     return (folder / LEDGER).exists() or any((folder / "checkpoints").glob("*.ckpt"))
-
-
-def free_folder(root: Path) -> tuple[Path, str]:
-    """Return the first of <name>, <name>-2, … that holds no run, and what to tell the user."""
-    folder, number = root, 1
-    while holds_run(folder):
-        number += 1
-        folder = root.with_name(f"{root.name}-{number}")
-    is_first = number == 1
-    return folder, "" if is_first else f"{root} holds a run already: this one writes to {folder}"
 
 
 def check_writable(folder: Path) -> None:
@@ -309,9 +299,8 @@ class RunFolder(Callback):
     """Gives a training of a script a folder and its lock, as the command's have.
 
     The folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
-    holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder.
-    Lightning says which checkpoint a call loads when it has loaded it: the folder is taken then,
-    and what saves checkpoints follows.
+    holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder,
+    which is taken when Lightning has loaded it.
 
     Raises:
         RuntimeError: on all ranks: another process holds the folder, or it cannot be made.
@@ -378,17 +367,9 @@ def status(trainer: Trainer) -> dict[str, Any]:
     """Return what a trainer runs on, and how much memory it took so far.
 
     Every rank calls it, in a callback or after a fit: it is a collective where there is a process
-    group. After `ddp_spawn` the calling process has none, and knows of itself alone.
-
-    Args:
-        trainer: one that has been given a module.
-
-    Returns:
-        plain values: strategy, process_group_backend's `backend`, `rendezvous`, `world_size`,
-        `tensor_parallel_size`, `num_nodes`, `host_rank_device` and `memory` of each rank in the
-        order of ranks, `plan` (the batches), `exactness`, `learning_rates`, `precision`,
-        `versions`. Memory: the most bytes that the process has held in the host's memory, by
-        tensors on a GPU, and by torch's allocator there (`None` on a CPU).
+    group. After `ddp_spawn` the calling process has none, and knows of itself alone. All values are
+    plain. `memory` holds the most bytes of each rank: of the process in the host's memory, of
+    tensors on a GPU and of torch's allocator there.
     """
     device, strategy = trainer.strategy.root_device, trainer.strategy
     is_gpu = device.type == "cuda"

@@ -187,11 +187,8 @@ class ManagedProcesses(ParallelStrategy):
 
 
 def leave_group() -> None:
-    """End the process group that this rank is in, if any, before Python ends.
-
-    What is left of a gloo group at the end of Python aborts the process after its success, one time
-    in three; a cycle of references, as fsdp makes them, keeps one.
-    """
+    """End the process group that this rank is in, if any: gloo's would abort the process at the end
+    of Python, one time in three. A cycle of references, as fsdp makes them, keeps one."""
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
@@ -273,20 +270,19 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
 class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     """`fsdp` (FSDP2): shards a module's `blocks()` one by one, and the rest as one more group.
 
-    Parameters, gradients and moments are sharded over the devices; a block's parameters are
-    gathered while it computes. Validation, test and prediction gather all for the length of a step:
-    ranks may then generate texts of different lengths without waiting for each other. Checkpoints
-    are those of any other strategy, whole and by parameter name.
+    A block's parameters are gathered while it computes. Validation, test and prediction gather all
+    for the length of a step: ranks may generate texts of different lengths. Checkpoints are those
+    of any other strategy, whole and by parameter name.
 
     Args:
-        reshard_after_forward: free a block's gathered parameters between its forward and its
-            backward. `auto` does so unless the module calls its blocks unevenly over ranks.
+        reshard_after_forward: free a block's gathered parameters before its backward pass; `auto`
+            does so unless the module calls its blocks unevenly over ranks.
         replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node).
         tensor_parallel_size: devices that compute the same samples together, each with its part of
-            the layers that the network's `tensor_plan` names; 1 splits no layer.
+            the layers that the network's `tensor_plan` names.
         cpu_offload: keep the shards of GPUs in the memory of the host.
-        sharded_checkpoint: every rank writes its own shards, and a checkpoint is a folder, which
-            any strategy and number of devices reads; else rank 0 gathers all and writes a file.
+        sharded_checkpoint: every rank writes its shards into a folder, which any strategy and
+            number of devices reads; else rank 0 gathers all and writes a file.
         process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
         timeout: how long a rank waits for another.
 
@@ -380,7 +376,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             return super().predict_step(*args, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints hold: that of the shards, or the whole one."""
         if not self.sharded_checkpoint:
             return self.whole_state_dict()
         return get_model_state_dict(self.model)  # type: ignore[arg-type]
@@ -402,8 +397,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the whole state in the form of one device on rank 0, a collective; or that of
-        the shards, if they are what is saved."""
+        """Return the whole state on rank 0, a collective; or that of the shards, if those are
+        saved."""
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer.optimizer
         state_dict = optimizer.state_dict()
@@ -425,11 +420,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
-        """Write a file on rank 0, or the shards on every rank; a collective.
-
-        Raises:
-            OSError: the storage refused; what was there before is kept.
-        """
+        """Write a file on rank 0, or the shards on every rank; a collective."""
         if not self.sharded_checkpoint:
             if self.is_global_zero:
                 self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
@@ -559,8 +550,7 @@ def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int
 
 
 def equal_weights(module: nn.Module, device: torch.device) -> None:
-    """Give every rank the parameters and buffers of rank 0, in all bits; a collective. Ranks may
-    have drawn different ones: each would keep its part of another network."""
+    """Give every rank the parameters and buffers of rank 0, in all bits; a collective."""
     with torch.no_grad():
         for tensor in itertools.chain(module.parameters(), module.buffers()):
             here = tensor.to(device).reshape(-1).contiguous()
