@@ -240,7 +240,18 @@ class TextTokenizer:
 
     @cached_property
     def _without_first_space(self) -> Tokenizer:
-        return without_first_space(self.backend)
+        """The pipeline without the space that it may put before a text's first word."""
+        pipeline = json.loads(self.backend.to_str())
+        normalizer = pipeline["normalizer"]
+        kept = [step for step in _steps(normalizer) if step["type"] != "Prepend"]
+        if len(kept) < len(_steps(normalizer)):
+            pipeline["normalizer"] = {"type": "Sequence", "normalizers": kept}
+        for step in _steps(pipeline["pre_tokenizer"]):
+            if step["type"] == "Metaspace":
+                step["prepend_scheme"] = "never"
+            elif "add_prefix_space" in step:  # of ByteLevel
+                step["add_prefix_space"] = False
+        return Tokenizer.from_str(json.dumps(pipeline))
 
     @cached_property
     def _with_exact_offsets(self) -> Tokenizer:
@@ -306,25 +317,6 @@ class TextTokenizer:
                     f"{text[max(0, place - 15) : place + len(unknown) + 15]!r}; add a training "
                     "text that has it, or use data.tokenizer.kind bytes or bpe, which spell all."
                 )
-
-
-def without_first_space(backend: Tokenizer) -> Tokenizer:
-    """Return a copy that puts no space before a text's first word; itself where it puts none."""
-    pipeline = json.loads(backend.to_str())
-    normalizer = pipeline["normalizer"]
-    prefixing = [step for step in _steps(normalizer) if step["type"] == "Prepend"]
-    if prefixing:
-        kept = [step for step in _steps(normalizer) if step not in prefixing]
-        pipeline["normalizer"] = {"type": "Sequence", "normalizers": kept}
-    for step in _steps(pipeline["pre_tokenizer"]):
-        if step["type"] == "Metaspace" and step["prepend_scheme"] != "never":
-            step["prepend_scheme"] = "never"
-        elif step.get("add_prefix_space"):  # of ByteLevel
-            step["add_prefix_space"] = False
-        else:
-            continue
-        prefixing.append(step)
-    return Tokenizer.from_str(json.dumps(pipeline)) if prefixing else backend
 
 
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:

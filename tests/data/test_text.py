@@ -1,7 +1,8 @@
-"""Text becomes planned batches: rows packed, in blocks, or of single documents."""
+"""Text becomes planned batches, with the tokenizer of the options or of the model."""
 
 import pickle
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.core.plan import PlanOptions
-from datamodules.core.planned import PlannedDataModule
+from datamodules.core.planned import ModelFacts, PlannedDataModule
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.packing import (
     BlockDataset,
@@ -25,7 +26,7 @@ from datamodules.text.packing import (
 )
 from datamodules.text.store import TokenStream
 from datamodules.tokenizers.text import make_tokenizer
-from tests.text_corpora import TEXTS, text_file, text_module, text_rows, texts_of
+from tests.text_corpora import TEXTS, saved_tokenizer, text_file, text_module, text_rows, texts_of
 
 
 def plain_best_fit(lengths, capacity):
@@ -334,3 +335,72 @@ def test_wrong_options_are_refused():
         TextDataModule(context_length=0)
     with pytest.raises(ValueError, match="validation_files are given without train_files"):
         TextDataModule(validation_files="a.txt")
+
+
+def trainer_of(stage):
+    """Return what of a Trainer says what it does."""
+    return SimpleNamespace(state=SimpleNamespace(fn=SimpleNamespace(value=stage)))
+
+
+def test_evaluation_uses_the_tokenizer_of_the_model(corpus):
+    trained = make_tokenizer(CHARACTERS, iter([*TEXTS, "zß"]))
+    data = text_module(corpus, tokenizer=CHARACTERS)
+    data.trainer, data.model = trainer_of("validate"), ModelFacts({"tokenizer": trained.to_dict()})
+    data.prepare_data()
+    store = data.open_store("validate")
+    assert store.tokenizer.digest == trained.digest
+    data.trainer = trainer_of("fit")
+    assert data.open_store("fit").tokenizer.backend.token_to_id("ß") is None
+
+
+def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_path, corpus):
+    held = str(text_file(tmp_path / "held.txt", "Document words"))
+    data = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
+    data.prepare_data()
+    data.setup("fit")
+    recipe = {"tokenizer": data.tokenizer.to_dict()}
+    again = text_module(corpus, tokenizer=CHARACTERS, validation_files=held)
+    again.model = ModelFacts(recipe)
+    assert again.open_store("validate").folder == data.store.folder
+    elsewhere = text_module(str(tmp_path / "gone.txt"), validation_files=held)
+    elsewhere.model = ModelFacts(recipe)
+    store = elsewhere.open_store("validate")
+    assert store.tokenizer.digest == data.tokenizer.digest
+    tokens = [one.stream(VALIDATION).tokens.tolist() for one in (store, data.store)]
+    assert tokens[0] == tokens[1]
+    assert len(store.stream(TRAIN).tokens) == 0
+    elsewhere.model = ModelFacts()
+    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*gone.txt does not exist"):
+        elsewhere.prepare_data()
+
+
+def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
+    folder = tmp_path / "pretrained"
+    saved_tokenizer(make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])), folder)
+    data = text_module(corpus)
+    data.model = ModelFacts(tokenizer=str(folder))
+    data.prepare_data()
+    assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
+    assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
+    data.tokenizer_options = CHARACTERS
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
+    ):
+        data.prepare_data()
+    data.model = ModelFacts()
+    assert data.open_store("fit").tokenizer.backend.token_to_id("q") is None
+
+
+def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, corpus):
+    folder = tmp_path / "pretrained"
+    made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
+    saved_tokenizer(made, folder)
+    data = text_module(corpus, tokenizer=TokenizerOptions(chat_template="plain"))
+    data.model = ModelFacts(tokenizer=str(folder))
+    for tokenizer in (data.open_store("fit").tokenizer, data.prompt_tokenizer()):
+        assert tokenizer.backend.token_to_id("q") is not None
+        assert tokenizer.render([{"role": "user", "content": "q"}]) == "user:\nq\n\n"
+    data.tokenizer_options = TokenizerOptions()
+    with pytest.raises(ValueError, match=r"kind bytes.* leave data.tokenizer out \(null\)"):
+        data.prompt_tokenizer()

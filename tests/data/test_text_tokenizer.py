@@ -1,4 +1,7 @@
-"""Tokenizers: nothing of a text is lost, bytes add up, transformers reads what is saved."""
+"""Tokenizers: nothing of a text is lost, bytes add up, transformers reads what is saved.
+
+Of words, nothing is lost but the kind of white space.
+"""
 
 import json
 import random
@@ -14,9 +17,14 @@ from datamodules.tokenizers.text import (
     bpe_tokenizer,
     byte_tokenizer,
     make_tokenizer,
+    word_tokenizer,
 )
 from tests.text_corpora import saved_tokenizer
 
+WORD_TEXTS = ["the fox sat . then it ran ,", "a fox\n\tsaw\u2003Søren the \x1c .", "<unk> 日本 😀"]
+# In the order of their ids.
+WORDS = ["\x1c", ",", ".", "<unk>", "Søren", "a", "fox", "it", "ran", "sat", "saw", "the", "then"]
+WORDS += ["日本", "😀"]
 TEXTS = [
     "The hen sat on the mat. The hen sat, and sat: again and again!\n\n\tThe end  ",
     "Søren naïvely ate 日本 rice 😀 with a ▁ and \x00.",
@@ -32,6 +40,11 @@ KINDS = {
 
 def made(kind: str) -> TextTokenizer:
     return make_tokenizer(KINDS[kind], iter(TEXTS))
+
+
+def words_of(*texts: str) -> TextTokenizer:
+    options = TokenizerOptions("words", chat_template="plain")
+    return make_tokenizer(options, iter(texts or WORD_TEXTS))
 
 
 def sentencepiece() -> Tokenizer:
@@ -72,20 +85,84 @@ def test_a_text_comes_back_and_its_bytes_add_up(kind: str) -> None:
     assert again.digest == tokenizer.digest
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "words"])
 def test_transformers_reads_the_saved_folder_and_so_do_we(kind: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = made(kind)
+    tokenizer = words_of() if kind == "words" else made(kind)
     saved_tokenizer(tokenizer, tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    for text in [*TEXTS, f"{TEXTS[0]}<|endoftext|>{TEXTS[2]}"]:
-        assert theirs(text)["input_ids"] == tokenizer.encode(text).tolist()
-    assert theirs.eos_token_id == tokenizer.end_id
+    texts = WORD_TEXTS if kind == "words" else TEXTS
+    for text in [*texts, f"{texts[0]} <|endoftext|> {texts[2]}"]:
+        ids = tokenizer.encode(text).tolist()
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    assert theirs.eos_token_id == theirs.pad_token_id == tokenizer.end_id
     rendered = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert rendered == tokenizer.render(CHAT, add_generation_prompt=True)
     ours = make_tokenizer(TokenizerOptions("folder", path=str(tmp_path)), iter(()))
     assert ours.to_dict() == tokenizer.to_dict()
+
+
+def test_ids_are_the_words_in_order_and_end_of_text_is_the_last() -> None:
+    tokenizer = words_of()
+    assert tokenizer.vocab_size == len(WORDS) + 1
+    assert tokenizer.end_id == tokenizer.begin_id == len(WORDS)
+    for text, ids in zip(WORD_TEXTS, tokenizer.encode_batch(WORD_TEXTS), strict=True):
+        words = text.replace("\n\t", " ").replace("\u2003", " ").split(" ")
+        assert ids.dtype == np.int64
+        assert ids.tolist() == [WORDS.index(word) for word in words]
+        assert tokenizer.decode(ids) == " ".join(words)
+    assert words_of(*reversed(WORD_TEXTS)).digest == tokenizer.digest
+    assert TextTokenizer.from_dict(tokenizer.to_dict()).digest == tokenizer.digest
+
+
+def test_a_special_token_in_a_text_is_no_word() -> None:
+    tokenizer = words_of("a fox<|endoftext|>a hen <|endoftext|>")
+    assert tokenizer.vocab_size == 4
+    ids = tokenizer.encode("hen<|endoftext|> fox a")
+    assert ids.tolist() == [2, 3, 1, 0]
+    assert tokenizer.decode(ids) == "hen fox a"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "hen <|endoftext|> fox a"
+
+
+def test_a_continuation_of_words_begins_with_a_space() -> None:
+    tokenizer = words_of()
+    first, then = tokenizer.encode("the fox"), tokenizer.encode("sat . then")
+    whole = tokenizer.decode(np.concatenate([first, then]))
+    assert tokenizer.decode(first) + tokenizer.decode_continuation(then) == whole
+    assert tokenizer.encode_batch(["sat ."], continues=True)[0].tolist() == then[:2].tolist()
+    assert tokenizer.encode_with_offsets(["the  fox"])[0].offsets == [(0, 3), (5, 8)]
+    assert tokenizer.byte_lengths() is None  # words spell no spaces
+
+
+@pytest.mark.parametrize("text", ["the wolf sat", "the fox<|endoftext|>wolf", "\x1c\x1d wolf"])
+def test_an_unknown_word_is_named_with_its_neighbours(text: str) -> None:
+    tokenizer = words_of("the fox sat .", "\x1c\x1d")
+    with pytest.raises(ValueError, match='know the word "wolf" in .*wolf.*bytes or bpe, which'):
+        tokenizer.encode_batch(["the fox", text])
+    with pytest.raises(ValueError, match="does not know the word"):
+        tokenizer.encode_with_offsets([text])
+    assert len(tokenizer.encode("the<|endoftext|>fox")) == 3
+
+
+def test_words_of_fewer_texts_become_the_unknown_token() -> None:
+    texts = ["flow flows of air", "air flow at 3 angles", "angle of the wing"]
+    tokenizer = make_tokenizer(TokenizerOptions(kind="words", min_count=2), iter(texts))
+    unknown = tokenizer.backend.token_to_id("<|unknown|>")
+    known = {"air", "flow", "of"}
+    assert {w for w in tokenizer.backend.get_vocab() if not w.startswith("<|")} == known
+    ids = tokenizer.encode("flow of molasses").tolist()
+    assert ids[-1] == unknown not in ids[:-1]
+    assert unknown in tokenizer.special_ids.tolist()
+
+
+def test_a_vocabulary_of_words_has_a_cap() -> None:
+    assert word_tokenizer(["a b c"], 4).vocab_size == 4
+    for min_count in (None, 1):
+        with pytest.raises(ValueError, match="more different words .*vocab_size 3; raise it, or d"):
+            word_tokenizer(["a b", "c"], 3, min_count)
+    assert TokenizerOptions("words").facts()["vocab_size"] == 8000
 
 
 def test_byte_pairs_depend_on_the_texts_alone() -> None:
@@ -217,6 +294,7 @@ def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> 
         ({"kind": "bpe", "path": "x"}, "path is x and tokenizer.kind bpe"),
         ({"kind": "folder"}, "path is None and tokenizer.kind folder"),
         ({"kind": "bpe", "min_count": 2}, "min_count belongs to kind words"),
+        ({"kind": "words", "min_count": 0}, "min_count belongs to kind words"),
     ],
 )
 def test_options_without_effect_are_refused(values: dict, message: str) -> None:
@@ -225,7 +303,7 @@ def test_options_without_effect_are_refused(values: dict, message: str) -> None:
 
 
 def test_no_text_and_no_template_are_refused() -> None:
-    for kind in ("characters", "bpe"):
+    for kind in ("characters", "bpe", "words"):
         with pytest.raises(ValueError, match=f"kind {kind} takes .* training text, and there is n"):
             make_tokenizer(TokenizerOptions(kind), iter([""]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template: a Jinja"):
