@@ -3,7 +3,7 @@
 Shapes: B samples in the micro-batch, S characters, K codes of the richest record.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,12 +15,13 @@ from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.files.splitting import STATUS_WORDS
 from datamodules.occupations.coded import PredictIndex
+from datamodules.occupations.rows import UNKNOWN
 from datamodules.occupations.store import OccupationStore
 from datamodules.tokenizers.characters import decode, encode
 
-UNKNOWN_LANGUAGE = "unk"
 DROP_LANGUAGE = 0.25
 NUM_STATUS_WORDS = 3
+DELETE, INSERT, SUBSTITUTE, SWAP = 0, 1, 2, 4  # places of letter noise among the draws
 
 
 @dataclass
@@ -58,11 +59,6 @@ class Augmentation:
                 "to turn augmentation off."
             )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether any text or language can change."""
-        return any(self.probabilities())
-
     def probabilities(self) -> tuple[float, ...]:
         """The probability of each of the eight draws, in the order of the fields; the fourth is of
         nothing any more, which keeps the draws of the others."""
@@ -91,87 +87,54 @@ def augment(
         rng: the sample's own generator, which says where noise falls.
         options: probabilities.
     """
-    fires = (shares < options.probabilities()).tolist()
-    if not any(fires):
-        return text, language
-    *letter_noise, swaps_words, adds_status, drops_language = fires
+    *letter_noise, swaps_words, adds_status, drops_language = shares < options.probabilities()
     varied = text
     if any(letter_noise):
         varied = _letter_noise(varied, language, letter_noise, rng, options.num_edits)
-    if swaps_words or adds_status:
-        draws = iter(rng.random(4).tolist())
-        if swaps_words:
-            varied = _swap_words(varied, next(draws), next(draws))
-        if adds_status:
-            varied = _add_status_word(varied, language, next(draws), next(draws))
-    if not varied.strip():
-        varied = text
-    return varied, UNKNOWN_LANGUAGE if drops_language else language
+    draws = iter(rng.random(4).tolist() if swaps_words or adds_status else ())
+    if swaps_words:
+        first, second = next(draws), next(draws)
+        words = varied.split(" ")
+        if len(words) > 1:
+            i = int(first * len(words))
+            j = (i + 1 + int(second * (len(words) - 1))) % len(words)
+            words[i], words[j] = words[j], words[i]
+            varied = " ".join(words)
+    status_words = STATUS_WORDS.get(language, ())[:NUM_STATUS_WORDS]
+    if adds_status and status_words:
+        word = status_words[int(next(draws) * len(status_words))]
+        forms = (f"{varied} ({word})", f"{word} {varied}", f"{varied} {word}")
+        varied = forms[int(next(draws) * len(forms))]
+    return varied if varied.strip() else text, UNKNOWN if drops_language else language
 
 
 def _letter_noise(
-    text: str, language: str, fires: list[bool], rng: np.random.Generator, num_edits: int
+    text: str, language: str, fires: Sequence[bool], rng: np.random.Generator, num_edits: int
 ) -> str:
-    deletes, inserts, substitutes, _, swaps = fires
     draws = iter(rng.random(sum(fires) * (1 + 2 * num_edits)).tolist())
     letters = list(text)
-    if deletes:
-        for where, _ in _edits(draws, num_edits):
-            if len(letters) > 1:
-                del letters[int(where * len(letters))]
-    if inserts:
-        for where, which in _edits(draws, num_edits):
-            place = int(where * (len(letters) + 1))
-            alphabet = _alphabet(letters, place, language)
-            letters.insert(place, alphabet[int(which * len(alphabet))])
-    if substitutes:
-        for where, which in _edits(draws, num_edits):
-            place = int(where * len(letters))
-            alphabet = _alphabet(letters, place, language)
-            letters[place] = alphabet[int(which * len(alphabet))]
-    if swaps:
-        for where, _ in _edits(draws, num_edits):
-            place = int(where * (len(letters) - 1))
-            letters[place : place + 2] = letters[place : place + 2][::-1]
+    for kind in np.flatnonzero(fires).tolist():
+        count = 1 + int(next(draws) * num_edits)  # one to num_edits, whose draws are all used up
+        edits = [(next(draws), next(draws)) for _ in range(num_edits)][:count]
+        for where, which in edits:
+            place = int(where * (len(letters) + {INSERT: 1, SWAP: -1}.get(kind, 0)))
+            if kind == DELETE:
+                del letters[place : place + (len(letters) > 1)]
+            elif kind == SWAP:
+                letters[place : place + 2] = letters[place : place + 2][::-1]
+            else:
+                alphabet = _alphabet(letters, place, language)
+                letter = alphabet[int(which * len(alphabet))]
+                letters[place : place + (kind == SUBSTITUTE)] = [letter]
     return "".join(letters)
-
-
-def _edits(draws: Iterator[float], num_edits: int) -> Iterator[tuple[float, float]]:
-    """One to num_edits pairs of draws, always using up the same number of them."""
-    count = 1 + int(next(draws) * num_edits)
-    pairs = [(next(draws), next(draws)) for _ in range(num_edits)]
-    return iter(pairs[:count])
 
 
 def _alphabet(letters: list[str], place: int, language: str) -> str | list[str]:
     """Letters that may stand here: those of the script, or of the text for a script without one."""
-    letter = letters[place] if place < len(letters) else letters[-1]
-    code_point = ord(letter)
+    code_point = ord(letters[place] if place < len(letters) else letters[-1])
     if code_point < _LATIN_END:
         return _LATIN_LETTERS.get(language, _LATIN)
-    for start, end, alphabet in _SCRIPTS:
-        if start <= code_point < end:
-            return alphabet
-    return letters
-
-
-def _swap_words(text: str, first: float, second: float) -> str:
-    words = text.split(" ")
-    if len(words) < 2:
-        return text
-    i = int(first * len(words))
-    j = (i + 1 + int(second * (len(words) - 1))) % len(words)
-    words[i], words[j] = words[j], words[i]
-    return " ".join(words)
-
-
-def _add_status_word(text: str, language: str, which: float, where: float) -> str:
-    words = STATUS_WORDS.get(language, ())[:NUM_STATUS_WORDS]
-    if not words:
-        return text
-    word = words[int(which * len(words))]
-    forms = (f"{text} ({word})", f"{word} {text}", f"{text} {word}")
-    return forms[int(where * len(forms))]
+    return next((some for start, end, some in _SCRIPTS if start <= code_point < end), letters)
 
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -201,7 +164,7 @@ class OccupationDataset(PlannedDataset):
     Args:
         store: the tokenised tables.
         part: 0 train, 1 validation, 2 test.
-        augmentation: noise for training; none elsewhere.
+        augmentation: noise for training; `None` elsewhere.
         seed: key of the noise, together with epoch and sample id.
     """
 
@@ -215,7 +178,9 @@ class OccupationDataset(PlannedDataset):
         self.store = store
         self.row_ids = store.rows(part)
         self.is_evaluated = augmentation is None
-        self.augmentation = augmentation if augmentation and augmentation.is_on else None
+        self.augmentation = (
+            augmentation if augmentation and any(augmentation.probabilities()) else None
+        )
         self.seed = seed
         self.languages: list[str] = store.recipe["languages"]
         self.lengths = store.lengths(self.row_ids)
@@ -227,12 +192,8 @@ class OccupationDataset(PlannedDataset):
         return Sample(sample_id, epoch)
 
     def collate(self, examples: list[Sample]) -> dict[str, Any]:
-        """The padded batch, with the same noise for the same (seed, epoch, sample id); seen flags
-        in evaluation only.
-
-        Args:
-            examples: of one epoch.
-        """
+        """The padded batch of one epoch's examples, with the same noise for the same (seed, epoch,
+        sample id); seen flags in evaluation only."""
         numbers, arrays = np.array([example.number for example in examples]), self.store.arrays
         rows = self.row_ids[numbers]
         code_sets = self.store.code_sets(rows)
@@ -273,15 +234,11 @@ class OccupationDataset(PlannedDataset):
             language = self.languages[language_id[place]]
             text, _ = augment(decode(texts[place]), language, shares[place], rng, options)
             texts[place] = encode(text, self.store.recipe["max_length"]).code_points
-        language_id[fires[:, -1]] = self.languages.index(UNKNOWN_LANGUAGE)
+        language_id[fires[:, -1]] = self.languages.index(UNKNOWN)
 
 
 class DistinctInputs(PlannedDataset):
-    """The distinct (text, language) pairs of the tables to code, each once.
-
-    Args:
-        index: which row holds which input.
-    """
+    """The distinct (text, language) pairs of the tables to code, each once."""
 
     def __init__(self, index: PredictIndex) -> None:
         self.index = index
