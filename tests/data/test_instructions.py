@@ -5,6 +5,7 @@ import json
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,18 @@ TWO_TURNS = [
     {"role": "user", "content": "Cow?"},
     {"role": "assistant", "content": "No"},
 ]
+GOOD = {"prompt": "How?", "completion": " So."}
+USER, ANSWER = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+CHATS = TokenizerOptions("bytes", chat_template="plain")
 Make = Callable[..., InstructionDataModule]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def made(rows: list[dict], name: str = "rows.jsonl", **options: Any) -> InstructionDataModule:
+    def made(*rows: dict, name: str = "rows.jsonl", **options: Any) -> InstructionDataModule:
         path = tmp_path / name
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = {"split": NO_SPLIT, "context_length": 64, **options}
+        options = {"split": NO_SPLIT, "context_length": 64, "tokenizer": CHATS, **options}
         return InstructionDataModule(str(path), plan=PlanOptions(seed=1), **options)
 
     return made
@@ -109,7 +113,7 @@ def example(count: int, seed: int = 0) -> list[dict]:
 
 
 def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) -> None:
-    data = make([{"prompt": "ab", "completion": "cd"}], separator="|")
+    data = make({"prompt": "ab", "completion": "cd"}, separator="|")
     (piece,) = opened(data).example(0, 0)
     encode, end = byte_tokenizer().encode, 256
     assert piece.input_ids.tolist() == [end, *encode("ab|cd")]
@@ -119,15 +123,16 @@ def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) 
 def test_each_answer_of_a_chat_is_learnt_up_to_its_end_token(
     make: Make, chatml: TokenizerOptions
 ) -> None:
-    rows = [{"messages": TWO_TURNS}]
-    dataset = opened(make(rows, tokenizer=chatml, context_length=256))
+    greeting = {"role": "assistant", "content": "Hello!"}
+    rows = [{"messages": m} for m in (TWO_TURNS, [greeting, *TWO_TURNS[1:3]])]
+    dataset = opened(make(*rows, tokenizer=chatml, context_length=99, layout="documents"))
     assert trained_runs(dataset) == ["Yes<|im_end|>", "No<|im_end|>"]  # no line break behind
+    assert trained_runs(dataset, 1) == ["Hello!<|im_end|>", "Yes<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
 def test_chats_are_known_by_their_keys(make: Make, tmp_path: Path, name: str) -> None:
-    plain_text = TokenizerOptions("bytes", chat_template="plain")
-    options = {"tokenizer": plain_text, "context_length": 99, "layout": "documents"}
+    options = {"context_length": 99, "layout": "documents"}
     share_gpt = [
         {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"])}
         | {"value": m["content"]}
@@ -143,12 +148,12 @@ def test_chats_are_known_by_their_keys(make: Make, tmp_path: Path, name: str) ->
         ({**alpaca, "input": "The red one."}, asked),
         ({**alpaca, "system": "Be brief."}, TWO_TURNS[:3]),
     ]
-    data = make([row for row, _ in alike], name, **options)
+    data = make(*(row for row, _ in alike), name=name, **options)
     if name.endswith(".json"):  # one list, with a byte order mark
         rows = json.dumps([row for row, _ in alike], indent=1)
         (tmp_path / name).write_text("\ufeff " + rows, encoding="utf-8")
     found = opened(data)
-    plain = opened(make([{"messages": m} for _, m in alike], "plain.jsonl", **options))
+    plain = opened(make(*({"messages": m} for _, m in alike), name="plain.jsonl", **options))
     for i in range(len(alike)):
         assert trained_runs(found, i) == trained_runs(plain, i) != []
         assert [p.input_ids.tolist() for p in found.example(i, 0)] == [
@@ -161,7 +166,7 @@ def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: P
         "{% if add_generation_prompt %}a:{% endif %}"
     )
     options = template(bare, tmp_path)
-    dataset = opened(make([{"messages": TWO_TURNS}], tokenizer=options, context_length=99))
+    dataset = opened(make({"messages": TWO_TURNS}, tokenizer=options, context_length=99))
     assert trained_runs(dataset) == ["Yes\n", "No\n<|endoftext|>"]
 
 
@@ -171,27 +176,21 @@ def test_no_token_of_a_completion_is_lost(make: Make, tmp_path: Path) -> None:
     saved_tokenizer(tokenizer, tmp_path)
     options = TokenizerOptions("folder", path=str(tmp_path))
     completion = "  Yes<|endoftext|> hens \n "
-    dataset = opened(make([{"prompt": "hens?", "completion": completion}], tokenizer=options))
+    dataset = opened(make({"prompt": "hens?", "completion": completion}, tokenizer=options))
     assert trained_runs(dataset) == [completion + "<|endoftext|>"]
 
 
-def test_a_chat_may_begin_with_an_answer(make: Make, chatml: TokenizerOptions) -> None:
-    greeting = {"role": "assistant", "content": "Hello!"}
-    dataset = opened(make([{"messages": [greeting, *TWO_TURNS[1:3]]}], tokenizer=chatml))
-    assert trained_runs(dataset) == ["Hello!<|im_end|>", "Yes<|im_end|>"]
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused(make: Make, tmp_path: Path) -> None:
-    rows, options = [{"messages": TWO_TURNS}], template(REWRITES, tmp_path)
+    options = template(REWRITES, tmp_path)
     with pytest.raises(ValueError, match=r"rows.jsonl:1: .*before message 3 in another way.*plain"):
-        opened(make(rows, tokenizer=options))
+        opened(make({"messages": TWO_TURNS}, tokenizer=options))
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])
 def test_counts_of_targets_are_those_of_the_labels(make: Make, layout: Any) -> None:
     rows = [*example(40), {"messages": TWO_TURNS}]
     options = TokenizerOptions("bpe", 300, chat_template="plain")
-    data = make(rows, tokenizer=options, layout=layout, global_batch_size=4, micro_batch_size=2)
+    data = make(*rows, tokenizer=options, layout=layout, global_batch_size=4, micro_batch_size=2)
     dataset = opened(data)
     data.datasets["train"] = dataset
     found, stated, texts = 0, {}, []
@@ -221,14 +220,14 @@ def test_over_long_samples_are_cut_left_out_or_an_error_and_counted(
     rows = [{"prompt": "p" * 5, "completion": "c" * 3}, {"prompt": "q" * 9, "completion": "d" * 3}]
     rows.append({"prompt": "r", "completion": "e" * 30})
     with caplog.at_level(logging.WARNING):
-        dataset = opened(make(rows, context_length=10, layout="documents"))
+        dataset = opened(make(*rows, context_length=10, layout="documents"))
     assert "2 train samples exceed data.context_length 10: their beginnings" in caplog.text
     assert "1 lose a part of an answer" in caplog.text
     assert dataset.lengths.tolist() == [9, 10, 10]  # begin, prompt, completion, less the end
     assert dataset.target_counts["tokens"].tolist() == [4, 4, 10]
     assert trained_runs(dataset, 1) == ["ddd<|endoftext|>"]
     assert trained_runs(dataset, 2) == ["e" * 9 + "<|endoftext|>"]
-    left = opened(make(rows, context_length=10, layout="documents", too_long="leave_out"))
+    left = opened(make(*rows, context_length=10, layout="documents", too_long="leave_out"))
     assert left.target_counts["tokens"].tolist() == [4]
 
 
@@ -236,12 +235,11 @@ def test_a_sample_that_loses_all_targets_is_left_out_and_counted(
     make: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     ends_with_user = {"messages": [*TWO_TURNS, {"role": "user", "content": "x" * 90}]}
-    options = TokenizerOptions("bytes", chat_template="plain")
-    dataset = opened(make([ends_with_user, *example(3)], tokenizer=options))
+    dataset = opened(make(ends_with_user, *example(3)))
     assert dataset.fitted.samples.tolist() == [1, 2, 3]
     assert "1 train samples have no target: left out" in caplog.text
     with pytest.raises(ValueError, match="no sample of the train part is left: 1 train samples"):
-        opened(make([ends_with_user], tokenizer=options))
+        opened(make(ends_with_user))
 
 
 def test_parts_follow_the_text_alone(make: Make) -> None:
@@ -249,7 +247,7 @@ def test_parts_follow_the_text_alone(make: Make) -> None:
     split = TextSplit(validation_share=0.25, test_share=0.1)
 
     def parts(given: list[dict], name: str) -> dict[str, int]:
-        data = make(given, name, split=split)
+        data = make(*given, name=name, split=split)
         store, found = data.store_request().open(), {}
         for number in range(3):
             part = store.part(number)
@@ -262,21 +260,20 @@ def test_parts_follow_the_text_alone(make: Make) -> None:
 
 
 def test_a_store_is_made_once_and_parquet_is_jsonl(make: Make, tmp_path: Path) -> None:
-    first, again = (opened(make(example(5))).store for _ in range(2))
+    first, again = (opened(make(*example(5))).store for _ in range(2))
     assert first.folder == again.folder
     assert first.facts == again.facts
     rows = [*example(5), {"messages": TWO_TURNS}]
     path = tmp_path / "rows.parquet"
     columns = {n: [row.get(n) for row in rows] for n in ("prompt", "completion", "messages")}
     pq.write_table(pa.table(columns), path)
-    options = TokenizerOptions("bytes", chat_template="plain")
-    theirs = InstructionDataModule(str(path), split=NO_SPLIT, tokenizer=options)
-    ours = make(rows, tokenizer=options)
+    theirs = InstructionDataModule(str(path), split=NO_SPLIT, tokenizer=CHATS)
+    ours = make(*rows)
     assert opened(theirs).store.fingerprint == opened(ours).store.fingerprint
 
 
 def test_a_row_is_described_by_its_places_and_answers(make: Make) -> None:
-    said = opened(make([{"prompt": "ab", "completion": "cd"}])).describe(0, 0)
+    said = opened(make({"prompt": "ab", "completion": "cd"})).describe(0, 0)
     assert said["place"].endswith("rows.jsonl:1")
     assert (said["text"], said["trained on"]) == ("'abcd'", "'cd<|endoftext|>'")
 
@@ -367,29 +364,13 @@ def test_answers_and_their_ends_are_found(name: str, tmp_path: Path) -> None:
         assert found.is_trained[len(asked)]
 
 
-def test_tool_calls_may_be_answers_without_content(tmp_path: Path) -> None:
+def test_tool_calls_may_be_answers_without_content(make: Make) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
-    rows = [{"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]}]
-    request = data_of(tmp_path, *rows).store_request()
-    ((_, _, row),) = request.rows(BadRows("error"))
-    assert [message["role"] for message in row.messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    data = make({"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]})
+    ((_, _, row),) = data.store_request().rows(BadRows("error"))
+    roles = [message["role"] for message in row.messages]
+    assert roles == ["user", "assistant", "tool", "assistant"]
     assert row.messages[1]["tool_calls"] == [{"name": "look"}]
-
-
-GOOD = {"prompt": "How?", "completion": " So."}
-USER, ANSWER = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
-CHATS = TokenizerOptions("bytes", chat_template="plain")
-
-
-def data_of(folder: Path, *rows: Any, **options: Any) -> InstructionDataModule:
-    path = folder / "mine.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return InstructionDataModule(str(path), **{"tokenizer": CHATS, **options})
 
 
 @pytest.mark.parametrize(
@@ -424,18 +405,18 @@ def data_of(folder: Path, *rows: Any, **options: Any) -> InstructionDataModule:
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
     ],
 )
-def test_a_wrong_row_is_named(tmp_path: Path, row: dict, message: str) -> None:
-    data = data_of(tmp_path, GOOD, row)
-    with pytest.raises(ValueError, match=rf"(?s)mine.jsonl:2: .*{message}.*on_bad_rows=reject"):
+def test_a_wrong_row_is_named(make: Make, row: dict, message: str) -> None:
+    data = make(GOOD, row)
+    with pytest.raises(ValueError, match=rf"(?s)rows.jsonl:2: .*{message}.*on_bad_rows=reject"):
         data.prepare_data()
 
 
 def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [GOOD, {"messages": [USER]}, {"messages": [USER, ANSWER]}]
-    data = data_of(tmp_path, *rows, on_bad_rows="reject", split=TextSplit(validation_share=0.5))
+    data = make(*rows, on_bad_rows="reject", split=TextSplit(validation_share=0.5))
     data.prepare_data()
     data.setup("fit")
     datasets = list(data.datasets.values())
@@ -446,48 +427,47 @@ def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(
     assert (row["line"], row["kind"]) == ("2", "no answer")
 
 
-def test_chats_need_a_chat_template(tmp_path: Path) -> None:
-    data = data_of(tmp_path, {"messages": [USER, ANSWER]}, tokenizer=TokenizerOptions("bpe"))
+def test_chats_need_a_chat_template(make: Make) -> None:
+    data = make({"messages": [USER, ANSWER]}, tokenizer=TokenizerOptions("bpe"))
     with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template"):
         data.prepare_data()
 
 
-def test_a_template_may_refuse_messages(tmp_path: Path) -> None:
-    (tmp_path / "strict.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    options = TokenizerOptions("bytes", chat_template=str(tmp_path / "strict.jinja"))
-    data = data_of(tmp_path, {"messages": [USER, ANSWER]}, GOOD, tokenizer=options)
-    with pytest.raises(ValueError, match=r"mine.jsonl:1: .*refuses these messages \(roles must al"):
+def test_a_template_may_refuse_messages(make: Make, tmp_path: Path) -> None:
+    options = template("{{ raise_exception('roles must alternate') }}", tmp_path)
+    data = make({"messages": [USER, ANSWER]}, GOOD, tokenizer=options)
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: .*refuses these messages \(roles must al"):
         data.prepare_data()
 
 
 @pytest.mark.parametrize("kind", ["characters", "bpe"])
 def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(
-    tmp_path: Path, kind: str
+    make: Make, tmp_path: Path, kind: str
 ) -> None:
-    (tmp_path / "strict.jinja").write_text(
+    strict = template(
         "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
-        "{% for message in messages %}{{ message.content }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+        tmp_path,
     )
     refused = {"messages": [{"role": "system", "content": "ZQZQZQ"}, USER, ANSWER]}
-    options = TokenizerOptions(kind, chat_template=str(tmp_path / "strict.jinja"))
-    given = {"tokenizer": options, "split": TextSplit(validation_share=0.0)}
+    options = replace(strict, kind=kind)
     rows = [GOOD, refused, {"messages": [USER, ANSWER]}]
-    with pytest.raises(ValueError, match=r"1 row breaks.*\n.*mine.jsonl:2: .*begin with the user"):
-        data_of(tmp_path, *rows, **given).prepare_data()
-    data = data_of(tmp_path, *rows, on_bad_rows="reject", **given)
+    with pytest.raises(ValueError, match=r"1 row breaks.*\n.*rows.jsonl:2: .*begin with the user"):
+        make(*rows, tokenizer=options).prepare_data()
+    data = make(*rows, on_bad_rows="reject", tokenizer=options)
     with_it = data.open_store("fit").tokenizer.backend.get_vocab()
-    without = data_of(tmp_path, rows[0], rows[2], **given).open_store("fit").tokenizer
+    without = make(rows[0], rows[2], tokenizer=options).open_store("fit").tokenizer
     assert with_it == without.backend.get_vocab()
 
 
-def test_files_without_any_sound_row_are_refused(tmp_path: Path) -> None:
+def test_files_without_any_sound_row_are_refused(make: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the files hold no rows; write prompts"):
-        data_of(tmp_path).prepare_data()
-    with pytest.raises(ValueError, match="mine.jsonl:1: .*no message has the role"):
-        data_of(tmp_path, {"messages": [USER]}).prepare_data()
-    with pytest.raises(FileNotFoundError, match='train_files: .*Did you mean ".*mine.jsonl"'):
-        InstructionDataModule(str(tmp_path / "mne.jsonl")).prepare_data()
-    data = data_of(tmp_path, GOOD)
+        make().prepare_data()
+    with pytest.raises(ValueError, match="rows.jsonl:1: .*no message has the role"):
+        make({"messages": [USER]}).prepare_data()
+    with pytest.raises(FileNotFoundError, match='train_files: .*Did you mean ".*rows.jsonl"'):
+        InstructionDataModule(str(tmp_path / "rws.jsonl")).prepare_data()
+    data = make(GOOD)
     data.prepare_data()
     with pytest.raises(ValueError, match="no sample is for validation; name data.validation_files"):
         data.setup("fit")
@@ -517,11 +497,11 @@ def test_a_list_of_rows_is_one_of_objects(tmp_path: Path) -> None:
             InstructionDataModule(str(path), tokenizer=CHATS).prepare_data()
 
 
-def test_an_unknown_character_is_named_with_its_row(tmp_path: Path) -> None:
+def test_an_unknown_character_is_named_with_its_row(make: Make, tmp_path: Path) -> None:
     held = tmp_path / "held.jsonl"
     rows = [GOOD, {"prompt": "How?", "completion": " Zo."}]
     held.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = TokenizerOptions("characters")
-    data = data_of(tmp_path, GOOD, tokenizer=options, validation_files=str(held))
+    data = make(GOOD, tokenizer=options, validation_files=str(held))
     with pytest.raises(ValueError, match=r'held.jsonl:2: .*does not know the character "Z"'):
         data.prepare_data()
