@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from lit_models.config_files import flat, newest_config, read_config
 from lit_models.errors import UsageError
 
 GENERATOR = '<meta name="generator" content="unisono report">'
@@ -127,8 +128,7 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         UsageError: no such folder, or no ledger in it.
         ValueError: a damaged line in the ledger that is not the last.
     """
-    from lit_models.config_files import newest_config, read_config
-    from lit_models.training.lineage import read_ledger, surviving
+    from lit_models.training.lineage import json_lines, read_ledger, surviving
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no run folder; name one, such as runs/demo.")
@@ -141,21 +141,16 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
     notes = run.notes
     if is_torn:
         notes.append("The ledger's last line is torn, as a kill leaves it; it is not counted.")
-    run.topology = _read_json(folder / "topology.json", notes)
-    run.plan = _read_json(folder / "plan.json", notes)
-    if (folder / "failure.json").exists():
-        run.failure = _read_json(folder / "failure.json", notes)
+    run.topology, run.plan, run.failure = (
+        _read_json(folder / name, notes) for name in ("topology.json", "plan.json", "failure.json")
+    )
     run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
-    if (folder / "throughput.jsonl").exists():
-        whole, _, last = (folder / "throughput.jsonl").read_text(errors="replace").rpartition("\n")
-        num_damaged = int(bool(last))
-        for text in whole.splitlines():
-            try:
-                run.throughput.append({"step": 0, **json.loads(text)})
-            except (ValueError, TypeError):
-                num_damaged += 1
-        if num_damaged:
-            notes.append(f"throughput.jsonl has {num_damaged} damaged lines; not counted.")
+    try:
+        run.throughput = json_lines(folder / "throughput.jsonl")[0]
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        notes.append(str(error))
     try:
         config = newest_config(folder)
     except FileNotFoundError:
@@ -170,14 +165,13 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
 
 
 def _read_json(path: Path, notes: list[str]) -> dict[str, Any]:
+    """Return a JSON object; {} where it is damaged or, of a run that did not fail, absent."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-        notes.append(f"{path.name} is damaged (no mapping): what it would say is left out.")
+        return {**json.loads(path.read_text(encoding="utf-8"))}
     except FileNotFoundError:
-        notes.append(f"There is no {path.name}: what it would say is left out.")
-    except ValueError as error:
+        if path.name != "failure.json":
+            notes.append(f"There is no {path.name}: what it would say is left out.")
+    except (ValueError, TypeError) as error:
         notes.append(f"{path.name} is damaged ({error}): what it would say is left out.")
     return {}
 
@@ -342,12 +336,11 @@ def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
     path = run.folder / "ranking-test.json"
     if path.exists():
         try:
-            own, *others = json.loads(path.read_text(encoding="utf-8"))["systems"].items()
-            last |= {f"test/{name}": float(value) for name, value in own[1].items()}
-            for system, metrics in others:
-                if system == "bm25":
-                    last |= {f"test/baseline_{n}": float(value) for n, value in metrics.items()}
-            first = next(iter(own[1]))
+            systems = json.loads(path.read_text(encoding="utf-8"))["systems"]
+            own = next(iter(systems.values()))
+            last |= {f"test/{name}": float(value) for name, value in own.items()}
+            last |= {f"test/baseline_{n}": float(v) for n, v in systems.get("bm25", {}).items()}
+            first = next(iter(own))
         except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
             run.notes.append(f"{path.name} is not what it should be ({error!r}); not shown.")
     known = {n.removeprefix("test/baseline_"): v for n, v in last.items() if "/baseline_" in n}
@@ -462,8 +455,6 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         "same": [aspect for aspect, rows_ in found.items() if rows_ == []],
         "unknown": [aspect for aspect, rows_ in found.items() if rows_ is None],
         "gap": loss_gap(first, second),
-        "families": [str((run.config.get("model") or {}).get("class_path")) for run in runs],
-        "num_single": len(evaluated[0] ^ evaluated[1]),
         "names": names,
         "rows": rows,
         "charts": charts[: 4 + MOST_METRICS],
@@ -488,13 +479,9 @@ def differences(
         config["trainer"] = {n: v for n, v in trainer.items() if n != "default_root_dir"}
         places = {place.rpartition(":")[2] if "cuda" not in place else "cuda"
                   for place in top.get("host_rank_device", [])}  # fmt: skip
-        devices = {
-            name: top.get(name) for name in ("world_size", "num_nodes", "strategy", "precision")
-        }
-        devices |= {
-            name: batch.get(name) for name in ("micro_batch_size", "accumulate_grad_batches")
-        }
-        devices["kind"] = ", ".join(sorted(places))
+        devices: dict[str, Any] = {"kind": ", ".join(sorted(places))}
+        devices |= {n: top.get(n) for n in ("world_size", "num_nodes", "strategy", "precision")}
+        devices |= {n: batch.get(n) for n in ("micro_batch_size", "accumulate_grad_batches")}
         data = {"fingerprint": request.get("fingerprint"), "samples": request.get("num_samples")}
         order = {"digest": plan.get("digest"), "steps_per_epoch": plan.get("steps_per_epoch"),
                  **{n: v for n, v in request.items() if n not in own}}  # fmt: skip
@@ -512,31 +499,16 @@ def differences(
     return {a: list(_changes(one[a], two[a])) if one[a] and two[a] else None for a in one}
 
 
-def _changes(
-    first: dict[str, Any], second: dict[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, str, str]]:
+def _changes(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield dotted key and both values of what differs; `init_args` is no part of a key, as on the
-    command line, and what only one of them has is one row."""
-    for name in dict.fromkeys([*first, *second]):
-        one, other = first.get(name, ABSENT), second.get(name, ABSENT)
-        at = prefix if name == "init_args" else f"{prefix}.{name}".strip(".")
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _changes(one, other, at)
-        elif one != other and not (one != one and other != other):
-            yield at, _written(one), _written(other)
-
-
-def _written(value: Any) -> str:
-    """Return a value as a configuration would have it, a class as NAME(key: value, …)."""
-    if isinstance(value, dict):
-        inner = value.get("init_args") or {} if "class_path" in value else value
-        words = ", ".join(f"{name}: {_written(v)}" for name, v in inner.items())
-        return f"{value.get('class_path', '')}({words})"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    return str(value)
+    command line."""
+    one, two = ({re.sub(r"\binit_args\.", "", k): v for k, v in flat(values)}
+                for values in (first, second))  # fmt: skip
+    for name in dict.fromkeys([*one, *two]):
+        values = one.get(name, ABSENT), two.get(name, ABSENT)
+        if values[0] != values[1] and not (values[0] != values[0] and values[1] != values[1]):
+            before, after = (v if isinstance(v, str) else json.dumps(v) for v in values)
+            yield name, before, after
 
 
 def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
