@@ -381,28 +381,6 @@ def test_auto_without_a_run_starts_fresh_for_fit_and_is_refused_for_test(
     assert _found("no sound checkpoint in runs/toy.*Train first", output)
 
 
-def test_a_checkpoint_of_another_family_is_refused(unisono: Unisono, toy_config: Path) -> None:
-    assert unisono("fit", "--config", "toy.yaml")[0] == 0
-    status, output = unisono(
-        "test", "--config=toy.yaml", "--ckpt_path=runs/toy/checkpoints/best.ckpt",
-        "--model=lightning.pytorch.demos.boring_classes.BoringModel",
-    )  # fmt: skip
-    assert status == 2
-    assert _found("best.ckpt is a checkpoint of tests.toy.LitToy, but --model is", output)
-
-
-@pytest.mark.parametrize("verb", ["fit", "test"])
-def test_a_damaged_checkpoint_is_named_and_nothing_is_overwritten(
-    unisono: Unisono, toy_config: Path, verb: str
-) -> None:
-    Path("damaged.ckpt").write_bytes(b"PK\x03\x04 cut short")
-    status, output = unisono(verb, "--config=toy.yaml", "--ckpt_path=damaged.ckpt")
-    assert status in (1, 2)
-    assert _found("damaged.ckpt.*checkpoint", output), output
-    assert "Traceback" not in output
-    assert not Path("runs").exists()
-
-
 def test_auto_passes_a_damaged_checkpoint_over_and_says_so(
     unisono: Unisono, toy_config: Path
 ) -> None:

@@ -196,25 +196,6 @@ def test_dropout_by_sample_asks_the_device_for_nothing(
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [
-        lambda x: x.sum().item(),
-        lambda x: bool((x > 0).any()),
-        lambda x: x[x > 0],
-        lambda x: (x > 0).nonzero(),
-        lambda x: x.masked_select(x > 0),
-        lambda x: x.unique(),
-        lambda x: x.repeat_interleave((x > 0).long()),
-        lambda x: x.tolist(),
-        lambda x: x.cpu(),
-    ],
-)
-def test_the_device_without_values_refuses(ask: Callable[[Tensor], Any]) -> None:
-    with pytest.raises((NotImplementedError, RuntimeError), match="meta|Meta"):
-        ask(torch.zeros(3, device=META))
-
-
-@pytest.mark.parametrize(
     "send",
     [
         lambda x: torch.tensor([1, 2], device=META),
