@@ -25,13 +25,42 @@ BOMS = (
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
 DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
+TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)[^<>]*>")
+_NEVER_NESTED = """
+a area base br caption col colgroup dd dt embed head hr img input li link meta p param rp rt
+source tbody td tfoot th thead tr track wbr
+"""
+NEVER_NESTED = frozenset(_NEVER_NESTED.split())  # what follows ends them
+MOST_OPEN = 2000  # elements; browsers nest 512 at most
 
 
 def parsed(html: str) -> "LexborHTMLParser":
-    """Return the tree that a browser would make of a page; nothing is refused."""
+    """Return the tree that a browser would make of a page; nothing is refused.
+
+    The parser's time grows with the square of depth, options and attributes, so that tags below
+    2,000 open elements, options and the attributes of a tag with 2,000 are left out. Text stays.
+    """
     from selectolax.lexbor import LexborHTMLParser
 
-    return LexborHTMLParser(html)
+    num_open = 0
+
+    def kept(match: re.Match[str]) -> str:
+        nonlocal num_open
+        if match[0].count("=") > MOST_OPEN:
+            return f"<{match[1]}{match[2]}>"
+        if (name := match[2].lower()) in NEVER_NESTED:
+            return match[0]
+        if name in ("option", "optgroup"):
+            return ""
+        if match[1]:
+            num_open = max(num_open - 1, 0)
+        elif num_open >= MOST_OPEN:
+            return ""
+        else:
+            num_open += 1
+        return match[0]
+
+    return LexborHTMLParser(TAG.sub(kept, html) if html.count("<") > MOST_OPEN else html)
 
 
 class HtmlEncoding(NamedTuple):

@@ -246,6 +246,9 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
 
 REPEATED = {
     "lists": lambda n: "<ul><li>" * n,
+    "headings": lambda n: "<div><h1>word " * n,
+    "options": lambda n: "<select>" + "<option>word" * 4 * n,
+    "attributes": lambda n: f"<div {' '.join(f'a{i}=1' for i in range(4 * n))}>word",
     "titles": lambda n: "<title>x</title>" * n,
     "bases": lambda n: f"<base href='http://{'x' * 9 * n}.org'>" + "<a href=y>z</a>" * n,
 }
