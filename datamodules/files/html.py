@@ -27,8 +27,8 @@ DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
 TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)[^<>]*>")
 _NEVER_NESTED = """
-a area base br caption col colgroup dd dt embed head hr img input li link meta p param rp rt
-source tbody td tfoot th thead tr track wbr
+a area base br caption col colgroup dd dt embed head hr iframe img input li link meta p param rp rt
+script source style tbody td textarea tfoot th thead title tr track wbr
 """
 NEVER_NESTED = frozenset(_NEVER_NESTED.split())  # what follows ends them
 MOST_OPEN = 2000  # elements; browsers nest 512 at most
