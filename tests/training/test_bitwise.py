@@ -211,17 +211,9 @@ def test_the_command_line_turns_it_on_and_topology_says_so(unisono, toy_config) 
     assert "keyed by seed, epoch and sample" in output
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--trainer.devices=3", "power of two of processes, got 3"),
-        ("--trainer.precision=bf16-mixed", "got bf16-mixed"),
-        ("--trainer.strategy=fsdp", "got fsdp"),
-        ("--exactness=bits", "Did you mean bitwise"),
-    ],
-)
-def test_the_command_line_refuses_before_data_is_read(unisono, toy_config, option, message) -> None:
-    status, output = unisono("fit", "--config", "toy.yaml", "--exactness=bitwise", option)
+def test_the_command_line_refuses_before_data_is_read(unisono, toy_config) -> None:
+    bitwise = ["--exactness=bitwise", "--trainer.devices=3"]
+    status, output = unisono("fit", "--config", "toy.yaml", *bitwise)
     assert status == 2
-    assert message in " ".join(output.split())
-    assert not (toy_config.parent / "runs").exists() or option.startswith("--exactness")
+    assert "power of two of processes, got 3" in " ".join(output.split())
+    assert not (toy_config.parent / "runs").exists()

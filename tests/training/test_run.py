@@ -61,17 +61,14 @@ def newest(folder: Path) -> Path | None:
 def test_a_fresh_run_takes_the_next_free_number(tmp_path: Path) -> None:
     root = tmp_path / "demo"
     assert decide("fit", root, None, newest) == Run(str(root))
-    make_run(root)
+    root.mkdir()
+    (root / "notes.txt").write_text("mine")  # and no ledger: it holds no run
+    assert decide("fit", root, None, newest) == Run(str(root))
+    (root / "ledger.jsonl").touch()
     make_run(tmp_path / "demo-2")
     run = decide("fit", root, None, newest)
     assert run.folder == str(tmp_path / "demo-3")
     assert run.notice == f"{root} holds a run already: this one writes to {root}-3"
-
-
-def test_a_folder_without_a_ledger_holds_no_run(tmp_path: Path) -> None:
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "notes.txt").write_text("mine")
-    assert decide("fit", tmp_path / "demo", None, newest).folder == str(tmp_path / "demo")
 
 
 def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> None:
@@ -94,25 +91,27 @@ def test_auto_starts_fresh_where_there_is_nothing(tmp_path: Path) -> None:
         decide("predict", tmp_path / "demo", "auto", newest)
 
 
-def test_a_named_checkpoint_of_the_run_resumes_in_its_folder(tmp_path: Path) -> None:
-    root = make_run(tmp_path / "demo", "a.ckpt")
-    path = str(root / "checkpoints" / "a.ckpt")
-    assert decide("fit", root, path, newest).folder == str(root)
-    other = tmp_path / "other"
-    assert decide("fit", other, path, newest).folder == str(other)
-    assert decide("test", other, path, newest).folder == str(root)
-    assert decide("fit", root, path, newest, is_asked=True).folder == str(root)
-
-
-def test_an_evaluation_writes_to_the_folder_that_was_asked_for(tmp_path: Path) -> None:
-    root, other = make_run(tmp_path / "demo", "a.ckpt"), tmp_path / "other"
-    path = str(root / "checkpoints" / "a.ckpt")
-    assert decide("test", other, path, newest, is_asked=True) == Run(str(other), path)
-    for asked in (root, tmp_path):
-        assert decide("test", asked, path, newest, is_asked=True).folder == str(root)
-    later = make_run(tmp_path / "demo-2", "b.ckpt")
-    path = str(later / "checkpoints" / "b.ckpt")
-    assert decide("predict", root, path, newest, is_asked=True).folder == str(later)
+@pytest.mark.parametrize(
+    ("verb", "root", "is_asked", "checkpoint_of", "folder"),
+    [
+        ("fit", "demo", False, "demo", "demo"),
+        ("fit", "demo", True, "demo", "demo"),
+        ("fit", "other", False, "demo", "other"),
+        ("test", "other", False, "demo", "demo"),
+        ("test", "other", True, "demo", "other"),
+        ("test", "demo", True, "demo", "demo"),
+        ("test", ".", True, "demo", "demo"),
+        ("predict", "demo", True, "demo-2", "demo-2"),
+    ],
+)
+def test_a_named_checkpoint_is_used_in_its_folder_unless_another_is_asked_for(
+    tmp_path: Path, verb: str, root: str, is_asked: bool, checkpoint_of: str, folder: str
+) -> None:
+    for name in ("demo", "demo-2"):
+        make_run(tmp_path / name, "a.ckpt")
+    path = str(tmp_path / checkpoint_of / "checkpoints" / "a.ckpt")
+    expected = Run(str(tmp_path / folder), path)
+    assert decide(verb, tmp_path / root, path, newest, is_asked) == expected
 
 
 def test_a_read_only_folder_lends_its_checkpoint_and_is_refused_as_run_folder(

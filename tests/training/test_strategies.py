@@ -23,7 +23,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.training import ExactDropout, rules, status, strategies
+from lit_models.training import rules, status, strategies
 from lit_models.training.ledger import tells_samples
 from lit_models.training.lineage import LedgerStep
 from lit_models.training.rules import (
@@ -242,42 +242,13 @@ def test_every_rank_begins_with_the_bits_of_rank_0(monkeypatch):
         assert torch.equal(expected, got)
 
 
-def set_up(rate: float, function: TrainerFn, *callbacks: ExactDropout, size: int = 2) -> None:
-    """Begin to set up; what comes after the check needs a process group."""
-    strategy = FullyShardedStrategy(tensor_parallel_size=size)
-    strategy._lightning_module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate))
-    strategy._precision_plugin = SimpleNamespace(convert_module=reached)
-    state = SimpleNamespace(fn=function)
-    strategy.setup(SimpleNamespace(callbacks=callbacks, strategy=strategy, state=state))
-
-
-class ReachedError(Exception):
-    """The check let it pass."""
-
-
-def reached(module: nn.Module) -> None:
-    raise ReachedError
-
-
 def test_dropout_that_a_group_draws_apart_is_refused():
+    strategy = FullyShardedStrategy(tensor_parallel_size=2)
+    strategy.connect(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+    state = SimpleNamespace(fn=TrainerFn.FITTING)
     words = "tensor_parallel_size is 2, .*dropout 0.1, whose masks.*exact_dropout to true.*or drop"
     with pytest.raises(ValueError, match=words):
-        set_up(0.1, TrainerFn.FITTING)
-
-
-@pytest.mark.parametrize(
-    ("rate", "function", "callbacks", "size"),
-    [
-        (0.1, TrainerFn.FITTING, [ExactDropout()], 2),
-        (0.1, TrainerFn.TESTING, [], 2),
-        (0.0, TrainerFn.FITTING, [], 2),
-        (0.1, TrainerFn.FITTING, [], 1),
-    ],
-    ids=["keyed", "not trained", "rate 0", "no groups"],
-)
-def test_dropout_that_is_equal_or_off_is_not(rate, function, callbacks, size):
-    with pytest.raises(ReachedError):
-        set_up(rate, function, *callbacks, size=size)
+        strategy.setup(SimpleNamespace(callbacks=[], strategy=strategy, state=state))
 
 
 def test_one_rank_of_a_group_tells_of_its_samples():
@@ -354,24 +325,32 @@ def test_a_size_that_cuts_heads_is_refused_with_those_that_do_not():
         check_tensor_plan(network, network.tensor_plan(), 8)
 
 
+def adapted(network: Decoder) -> None:
+    add_lora(network, lora_recipe(network, LoraOptions(["q_proj"], rank=2)))
+
+
+def compiled(network: Decoder) -> None:
+    network.compile_blocks(backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (adapted, "only plain linear layers can be split. Leave out"),
+        (compiled, r"blocks are compiled.*computation\.compile to false"),
+    ],
+)
+def test_a_network_that_was_changed_is_refused(change, message):
+    network = Decoder(LLAMA)
+    change(network)
+    with pytest.raises(ValueError, match=message):
+        check_tensor_plan(network, network.tensor_plan(), 2)
+
+
 def test_a_module_without_a_plan_is_told_who_has_one():
     module = LitToy()
     with pytest.raises(ValueError, match=r"LitToy has no tensor_plan\(\).*Qwen have one"):
         check_tensor_plan(module, module.tensor_plan(), 2)
-
-
-def test_adapters_are_refused():
-    network = Decoder(LLAMA)
-    add_lora(network, lora_recipe(network, LoraOptions(["q_proj"], rank=2)))
-    with pytest.raises(ValueError, match="only plain linear layers can be split. Leave out"):
-        check_tensor_plan(network, network.tensor_plan(), 2)
-
-
-def test_compiled_blocks_are_refused():
-    network = Decoder(LLAMA)
-    network.compile_blocks(backend="eager")
-    with pytest.raises(ValueError, match=r"blocks are compiled.*computation\.compile to false"):
-        check_tensor_plan(network, network.tensor_plan(), 2)
 
 
 def test_a_pattern_that_fits_nothing_is_an_error():
@@ -379,16 +358,18 @@ def test_a_pattern_that_fits_nothing_is_an_error():
         check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": TensorSplit("input")}, 2)
 
 
-def test_groups_that_do_not_make_up_the_world_are_refused():
-    with pytest.raises(ValueError, match="tensor_parallel_size is 0, which does not divide"):
-        check_groups(2, 1, 0)
-    with pytest.raises(ValueError, match="tensor_parallel_size is 4, which does not divide .* = 6"):
-        check_groups(6, 1, 4)
-    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 6 devices;"):
-        check_groups(6, 4, 1)
-    with pytest.raises(ValueError, match="replicate_size 4 does not divide the 12 devices / 2 of"):
-        check_groups(12, 4, 2)
-    check_groups(8, 2, 2)
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ((2, 1, 0), "tensor_parallel_size is 0, which does not divide"),
+        ((6, 1, 4), "tensor_parallel_size is 4, which does not divide .* = 6"),
+        ((6, 4, 1), "replicate_size 4 does not divide the 6 devices;"),
+        ((12, 4, 2), "replicate_size 4 does not divide the 12 devices / 2 of"),
+    ],
+)
+def test_groups_that_do_not_make_up_the_world_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        check_groups(*groups)
 
 
 def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
