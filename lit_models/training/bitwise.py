@@ -87,14 +87,14 @@ def added_over_ranks(
 
 
 @contextmanager
-def pinned(num_threads: int) -> Iterator[None]:
-    """Hold the threads of this process at a number, and kernels to one order of additions."""
+def pinned() -> Iterator[None]:
+    """Hold this process to one thread, and kernels to one order of additions."""
     threads = torch.get_num_threads()
     is_on = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # It finds reads of memory that nobody wrote, and takes a fifth of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -194,22 +194,17 @@ class BitwiseSum(Callback):
 
     Each gradient is taken away after its backward pass; the sum is put back before ledger, clipping
     and optimizer read it. Memory: log2(accumulation) + 1 copies of the gradients, at least three
-    where ranks swap them. While it fits, deterministic algorithms are on and threads are pinned.
-    Bits are equal on one kind of processor and one version of the libraries.
-
-    Args:
-        num_threads: of each process; runs that shall be equal need the same number.
+    where ranks swap them. While it fits, deterministic algorithms are on, with one thread: kernels
+    may split a sum by threads. Bits are equal on one kind of processor and one version of the
+    libraries.
 
     Raises:
-        ValueError: fewer than one thread. While fitting: a run that cannot give equal bits.
+        ValueError: while fitting: a run that cannot give equal bits.
     """
 
-    def __init__(self, num_threads: int = 1) -> None:
-        if num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, got {num_threads}.")
-        self.num_threads = num_threads
+    def __init__(self) -> None:
         self.exactness_facts: dict[str, Any] = {}
-        self._resumed: dict[str, int] = {}
+        self._resumed_chunks: int | None = None
         self._sum = TreeSum()
         self._parameters: list[nn.Parameter] = []
         self._accumulation = 1
@@ -231,7 +226,7 @@ class BitwiseSum(Callback):
                 "BitwiseSum out."
             )
         self._undo = ExitStack()
-        self._undo.enter_context(pinned(self.num_threads))
+        self._undo.enter_context(pinned())
         pl_module.averages_replicas = False
         self._undo.callback(setattr, pl_module, "averages_replicas", True)
 
@@ -249,19 +244,18 @@ class BitwiseSum(Callback):
         check_network(pl_module, any(isinstance(c, ExactDropout) for c in trainer.callbacks))
         self._accumulation = batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())
+        num_chunks = data.num_replicas * self._accumulation
         self.exactness_facts = {
             "level": "bitwise",
-            "num_chunks": data.num_replicas * self._accumulation,
-            "num_threads": self.num_threads,
+            "num_chunks": num_chunks,
             "gradient_copies": max(self._accumulation.bit_length(), 3 * (data.num_replicas > 1)),
         }
-        for key, then in self._resumed.items():
-            if then != self.exactness_facts[key]:  # the sums would be others
-                raise ValueError(
-                    f"exactness: bitwise: the checkpoint's run had {key} {then}, this one "
-                    f"{self.exactness_facts[key]}, and its bits would be others; restore "
-                    "data.micro_batch_size, the accumulation and the threads."
-                )
+        if self._resumed_chunks not in (None, num_chunks):  # the sums would be others
+            raise ValueError(
+                f"exactness: bitwise: the checkpoint's run had {self._resumed_chunks} chunks, this "
+                f"one {num_chunks}, and its bits would be others; restore data.micro_batch_size "
+                "and the accumulation."
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep ddp from adding gradients; weights are already alike on all ranks."""
@@ -298,10 +292,10 @@ class BitwiseSum(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {k: self.exactness_facts[k] for k in ("num_chunks", "num_threads")}
+        return {"num_chunks": self.exactness_facts["num_chunks"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._resumed = dict(state_dict)
+        self._resumed_chunks = state_dict["num_chunks"]
 
     def teardown(self, *_: Any, **__: Any) -> None:
         if self._undo is not None:

@@ -526,10 +526,8 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         rest = f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
         lines += [("global batch", batch), ("epoch", f"{steps} steps, {samples} samples, {rest}")]
     if exactness["level"] == "bitwise":
-        text = (
-            f"bitwise: {exactness['num_chunks']} chunks a step, {exactness['num_threads']} "
-            f"thread(s), {exactness['gradient_copies']} x the gradients"
-        )
+        chunks, copies = exactness["num_chunks"], exactness["gradient_copies"]
+        text = f"bitwise: {chunks} chunks a step, {copies} x the gradients"
         lines.append(("exactness", text))
     if exactness["exact_dropout"]:
         lines.append(("dropout", "keyed by seed, epoch and sample"))

@@ -420,7 +420,6 @@ FACTS = {
         "level": "bitwise",
         "exact_dropout": True,
         "num_chunks": 8,
-        "num_threads": 1,
         "gradient_copies": 3,
     },
 }
@@ -509,7 +508,7 @@ def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -
         "visible GPUs 2,3",
         "global batch 64 = 2 devices x 8 x 4 accumulated",
         "epoch 313 steps, 20,000 samples, 4.3% padding, plan 0123456789ab",
-        "exactness bitwise: 8 chunks a step, 1 thread(s), 3 x the gradients",
+        "exactness bitwise: 8 chunks a step, 3 x the gradients",
         "dropout keyed by seed, epoch and sample",
         "learning rate 0.003 at this step, scaled by 2",
         "fallback asked for 4 GPUs",
