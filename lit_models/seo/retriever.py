@@ -44,27 +44,20 @@ QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 MOST_ERRORS = 1000
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
 DEPTH = 100  # ranks that they look at
-
-
+DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256
+MOST_NEAR = 4  # times k: where more documents of a chunk come near, all are sorted
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How BM25's scores and those of the retriever are added.
-
-    Each is first brought to 0 … 1 for each query: less the lowest of the query's ranking, over
-    the highest less the lowest. A document that a ranking lacks has 0 there. The lowest of BM25
-    is 0 where fewer documents share a word than it was asked for. A ranking is its best
-    data.bm25_depth documents.
+    """How BM25's scores and those of the retriever are added, each for its best data.bm25_depth
+    documents and first brought to 0 … 1 for each query, see `unit_range`.
 
     Args:
         weight: of BM25, 0 to 1; the retriever has the rest. None takes what is best for the
             first metric on the validation queries, which a checkpoint then keeps.
-
-    Raises:
-        ValueError: a weight outside 0 to 1.
     """
 
     weight: float | None = None
@@ -83,9 +76,6 @@ class Feedback:
         weight: of their mean beside the query, which has 1.
         temperature: of the softmax over their scores; low ones listen to the best alone.
 
-    Raises:
-        ValueError: one of them is not above 0.
-
     Source: of the idea, Rocchio 1971, "Relevance feedback in information retrieval".
     """
 
@@ -99,8 +89,6 @@ class Feedback:
                 raise ValueError(f"feedback.{name} must be above 0, got {getattr(self, name)}.")
 
 
-DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256
-MOST_NEAR = 4  # times k: where more documents of a chunk come near, all are sorted
 Vectors: TypeAlias = Tensor | np.ndarray
 
 
@@ -121,6 +109,7 @@ def search(
     documents: Vectors,
     k: int,
     device: torch.device | str = "cpu",
+    feedback: Feedback | None = None,
     documents_at_once: int = DOCUMENTS_AT_ONCE,
     queries_at_once: int = QUERIES_AT_ONCE,
 ) -> Found:
@@ -134,8 +123,8 @@ def search(
         documents: [D, W]; a memory-mapped matrix is read in chunks.
         k: documents per query, at most D are found.
         device: where it is computed.
-        documents_at_once: rows of a chunk, which bounds the memory together with the next.
-        queries_at_once: the same for queries.
+        feedback: how queries are moved first; None leaves them.
+        documents_at_once, queries_at_once: rows of a chunk, which bound the memory.
 
     Raises:
         ValueError: k below 1, or widths that differ.
@@ -147,6 +136,8 @@ def search(
             f"queries have {queries.shape[1]} dimensions and documents {documents.shape[1]}; "
             "encode both with the same model."
         )
+    if feedback is not None:
+        queries = moved(queries, documents, device, feedback)
     kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
     best = _none(num_queries, kept)
     for start in range(0, documents.shape[0], documents_at_once):
@@ -161,10 +152,8 @@ def search(
             order = merged.argsort(dim=1, descending=True, stable=True)[:, :kept]
             numbers = new.documents + start * (new.documents >= 0)
             numbers = torch.cat([some.documents, numbers], 1)
-            best.documents[rows], best.scores[rows] = (
-                numbers.gather(1, order),
-                merged.gather(1, order),
-            )
+            best.documents[rows] = numbers.gather(1, order)
+            best.scores[rows] = merged.gather(1, order)
     return best
 
 
@@ -182,8 +171,7 @@ def _on(values: Vectors, device: torch.device | str) -> Tensor:
 def _best(scores: Tensor, k: int) -> Found:
     """Return the k largest of each row [Q, k], or all, equal ones in the order of columns.
 
-    `topk` finds the right values, but which of several equal ones at the end it takes is not
-    said: rows where that matters are sorted as a whole.
+    Which of several equal values at the end `topk` takes is not said: such rows are sorted.
     """
     k = min(k, scores.shape[1])
     values, columns = scores.topk(k, dim=1)
@@ -212,12 +200,12 @@ def _better(scores: Tensor, worst: Tensor, most: int) -> Found | None:
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
-    """Return the scores of each query between 0 and 1, float64; 0 where there is none.
+    """Return the scores [Q, A] of each query less its lowest, over the highest less the lowest,
+    float64; 0 where there is none.
 
     Args:
-        scores: [Q, A].
         is_there: [Q, A] bool.
-        is_open: a ranking with gaps ends at the score 0.
+        is_open: the lowest score of a ranking with gaps is 0, as that of BM25.
     """
     scores = scores.double()
     if not scores.shape[1]:
@@ -260,29 +248,13 @@ def fused(
     return numbers.gather(1, order), values.gather(1, order)
 
 
-def searched(
-    queries: Vectors,
-    documents: Vectors,
-    k: int,
-    device: torch.device | str,
-    feedback: Feedback | None,
-) -> Found:
-    """Return what `search` finds, with queries that were moved first where that is wanted."""
-    if feedback is not None:
-        queries = moved(queries, documents, device, feedback)
-    return search(queries, documents, k, device)
-
-
 def moved(
     queries: Vectors, documents: Vectors, device: torch.device | str, feedback: Feedback
 ) -> Tensor:
-    """Return unit vectors [Q, W] float64, on the CPU.
+    """Return unit vectors [Q, W] float64, on the CPU, nearer to what unit vectors find.
 
     Args:
-        queries: [Q, W] unit vectors.
-        documents: [D, W] unit vectors; of a memory-mapped matrix only those found are read.
-        device: where the first search is computed.
-        feedback: how far.
+        documents: [D, W]; of a memory-mapped matrix only those found are read again.
     """
     found = search(queries, documents, feedback.documents, device)
     shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
@@ -300,12 +272,11 @@ OF_QUERIES = ("judged", "grade", "first_document", "first_score")
 class RetrievalEvaluation(nn.Module):
     """Collects the texts of a split and measures all systems over them.
 
-    Attributes:
-        queries: of the last evaluation: `id` [Q] and the columns of OF_QUERIES, [Q, J] judged
-            documents, -1 = None, and their grades, NaN = None, [Q, F] BM25's documents, -1 = None,
-            and their scores.
-        num_documents: D of the last evaluation.
-        ranked: system -> its rankings there.
+    Attributes, of the last evaluation:
+        queries: `id` [Q] and OF_QUERIES: judged documents [Q, J], -1 = none, and their grades,
+            NaN = none, BM25's documents [Q, F], -1 = none, and their scores.
+        num_documents: D.
+        ranked: system -> its rankings.
     """
 
     def __init__(self) -> None:
@@ -326,11 +297,11 @@ class RetrievalEvaluation(nn.Module):
         self.of_queries.update(counted[is_query], **own)
 
     def search(self, feedback: Feedback | None = None) -> None:
-        """Rank the documents of all ranks' texts by the retriever, and forget the vectors."""
+        """Rank all documents by the retriever, and forget the vectors."""
         self.queries, documents = self.of_queries.take(), self.of_documents.take()
         self.num_documents, device = len(documents.id), documents.id.device
         depth = max(DEPTH, self.queries.first_document.shape[1])
-        found = searched(self.queries.vector, documents.vector, depth, device, feedback)
+        found = search(self.queries.vector, documents.vector, depth, device, feedback)
         rows = found.documents.to(device)
         self.found = torch.where(rows >= 0, documents.id[rows.clamp(min=0)], rows)
         self.scores = found.scores.to(device)
@@ -342,12 +313,12 @@ class RetrievalEvaluation(nn.Module):
     @property
     def has_first(self) -> bool:
         """Whether BM25's rankings are there; a limited run may have seen no query."""
-        return self.first.shape[1] > 0 and len(self.first) > 0
+        return self.first.numel() > 0
 
     def fused(self, weight: float) -> RankedQueries:
         """Return both rankings as one. Args: weight of BM25."""
-        both = fused(self.found, self.scores, self.first, self.queries.first_score, weight)
-        return self._ranked(*both)
+        first = (self.first, self.queries.first_score)
+        return self._ranked(*fused(self.found, self.scores, *first, weight))
 
     def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
         """Return the weight of BM25 that is best over queries, the smallest of equals."""
@@ -372,7 +343,7 @@ class RetrievalEvaluation(nn.Module):
         return named
 
     def per_query(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return system -> metric -> values of the queries [Q] float64, in their order."""
+        """Return system -> metric -> values [Q] float64."""
         return {
             system: {
                 name: values.cpu().numpy()
@@ -388,12 +359,10 @@ class RetrievalEvaluation(nn.Module):
 
 
 def graded(documents: Tensor, judged: Tensor, grade: Tensor) -> Tensor:
-    """Return the grades of documents [Q, k] float32, NaN where nobody judged.
+    """Return the grades [Q, k] float32 of documents [Q, k], NaN where nobody judged.
 
     Args:
-        documents: [Q, k] numbers.
-        judged: [Q, J] numbers of the judged ones; -1 = none.
-        grade: [Q, J].
+        judged: [Q, J] numbers of the judged ones, -1 = none, which have `grade` [Q, J].
     """
     if not judged.shape[1]:
         return torch.full(documents.shape, torch.nan, device=documents.device)
@@ -410,18 +379,13 @@ class LitRetriever(EncodedTextModule):
 
     Args:
         pooling: how a text becomes one vector.
-        dimensions: of the vectors, by a projection; none keeps the encoder's width.
-        temperature: of the loss.
+        dimensions: of the vectors, by a projection; None keeps the encoder's width.
         encode_chunk: texts of a training step whose activations are in memory at a time, for
             steps that are larger than the memory; about a third more time.
-        fusion: how BM25's scores are added in evaluation and in the run of a prediction; none
-            leaves them apart.
+        fusion: how BM25's scores are added in evaluation and prediction; None leaves them apart.
         feedback: how queries are moved towards what they found before they search, in evaluation
-            and in the run of a prediction; none leaves them.
+            and prediction; None leaves them.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
-
-    Raises:
-        ValueError: a size below 1.
     """
 
     learnt_facts = (CHOSEN_WEIGHT,)
@@ -481,15 +445,9 @@ class LitRetriever(EncodedTextModule):
         is_filler = weight.repeat_interleave(per_sample) == 0
         number = batch["document"].masked_fill(is_filler, NO_DOCUMENT)
         gathered = self.all_gather(documents, sync_grads=True).flatten(0, -2)
-        loss = in_batch_loss(
-            queries,
-            documents[::per_sample],
-            gathered,
-            self.all_gather(number).flatten(),
-            batch["known"],
-            temperature,
-            weight,
-        )
+        numbers, answers = self.all_gather(number).flatten(), documents[::per_sample]
+        known = batch["known"]
+        loss = in_batch_loss(queries, answers, gathered, numbers, known, temperature, weight)
         told = LossSum(temperature.detach() * loss.count, loss.count)  # a mean over the samples
         return {TERM: loss, "temperature": told}
 
@@ -529,12 +487,11 @@ class LitRetriever(EncodedTextModule):
 
     def search(self, queries: Sequence[str], documents: Vectors, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query."""
-        vectors = self.encode(queries, True)
-        return searched(vectors, documents, k, self.device, self.feedback)
+        return search(self.encode(queries, True), documents, k, self.device, self.feedback)
 
     def write_run(self, encoded: EncodedCollection) -> None:
-        """Search encoded texts with their queries and write the run beside them; where people ask,
-        the first of each query as a table, too."""
+        """Search encoded texts with their queries and write the run beside them; for people, the
+        first of each query as a table, too."""
         data, weight = self.trainer.datamodule, self.fusion_weight()
         bm25 = None if weight is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
@@ -544,7 +501,7 @@ class LitRetriever(EncodedTextModule):
         def rankings() -> Iterator[Ranking]:
             for start in range(0, len(names), QUERIES_OF_RUN):
                 queries = np.asarray(encoded.queries[start : start + QUERIES_OF_RUN])
-                found = searched(queries, encoded.documents, depth, self.device, self.feedback)
+                found = search(queries, encoded.documents, depth, self.device, self.feedback)
                 if bm25 is not None and weight is not None:
                     asked = [texts[start + place].text for place in range(len(queries))]
                     hits = zip(*bm25.search(asked, data.bm25_depth), strict=True)
