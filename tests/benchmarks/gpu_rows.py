@@ -35,8 +35,7 @@ from lit_models.config_files import find_config
 from lit_models.training import default_callbacks
 from lit_models.training.run import default_loggers
 from lit_models.training.throughput import FILE_NAME
-from tests.benchmarks.language_model_peers import plain_logits
-from tests.benchmarks.language_model_runs import RaggedData, adamw
+from tests.benchmarks.language_models import RaggedData, adamw, plain_logits
 from tests.distributed.launch import ROOT
 
 # Compiling and the allocator's growth end in the warm-up; a round is one interval of the logs.

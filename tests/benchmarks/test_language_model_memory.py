@@ -14,8 +14,7 @@ from lit_models import LitCausalLM
 from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.training.memory import GIB
 from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.language_model_peers import plain_loop
-from tests.benchmarks.language_model_runs import RaggedData, fit
+from tests.benchmarks.language_models import RaggedData, fit, plain_loop
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.benchmark

@@ -15,16 +15,21 @@ from lightning.pytorch import seed_everything
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.language_model_peers import (
+from tests.benchmarks.language_models import (
     BATCH,
+    FAMILY,
     LONGEST,
     RAGGED,
+    ROOT,
+    ROUNDS,
     VOCABULARY,
     WARM_UP,
+    RaggedData,
+    adamw,
+    fit,
     plain_loop,
     ragged_documents,
 )
-from tests.benchmarks.language_model_runs import FAMILY, ROOT, ROUNDS, RaggedData, adamw, fit
 
 pytestmark = pytest.mark.benchmark
 RAGGED_STEPS = 25
@@ -42,7 +47,7 @@ def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
 
 def peer_speed(folder: Path, packages: Path, way: str) -> float:
     """Return that of the Trainer of transformers, in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.language_model_peers"]
+    command = [sys.executable, "-m", "tests.benchmarks.language_models"]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}"}
     done = subprocess.run(
         [*command, str(folder / "documents.npz"), way, str(RAGGED_STEPS)],

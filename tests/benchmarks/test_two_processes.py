@@ -16,8 +16,7 @@ from datamodules.core.store import cache_root
 from datamodules.demo import demo_text
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.language_model_peers import plain_loop
-from tests.benchmarks.language_model_runs import adamw
+from tests.benchmarks.language_models import adamw, plain_loop
 from tests.distributed.launch import ROOT, run
 from tests.toy import ledger_lines
 
