@@ -25,13 +25,13 @@ END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """What `predict` does with prompts.
+    """Use of prompts by `predict`.
 
     Args:
         max_new_tokens: longest completion in tokens.
         temperature: divides the logits; 0 takes the most probable token each time.
-        top_k: draw among so many tokens, the most probable ones; none draws among all.
-        top_p: draw among the fewest tokens that have this share of the probability; 1 for all.
+        top_k: draw among the most probable tokens only; `None` draws among all.
+        top_p: draw among the fewest tokens with this share of the probability; 1 for all.
         stop: texts that end a completion and do not belong to it, besides the end-of-text token.
         seed: of the draws; each prompt has its own numbers, whatever stands beside it.
         mode: `generate` completes prompts, `score` rates the continuations that the file names.
@@ -66,7 +66,7 @@ class GenerationOptions:
 
 
 class Completions(NamedTuple):
-    """What follows the prompts.
+    """Completions of B prompts.
 
     Args:
         completion_ids: [B, N] int64, without the end-of-text token; -1 after the end.
@@ -99,21 +99,17 @@ def generate(
         input_ids: [B, S] int64, padded at the right.
         lengths: [B] int64, tokens of each prompt, from 1.
         sample_ids: [B], keys of the draws.
-        options: how.
+        options: of generation.
 
     Raises:
-        ValueError: a prompt is empty, or longer than the network's positions and options.context
-            is `whole`.
+        ValueError: see `check_lengths`.
         RuntimeError: the network returns logits that are not finite.
     """
     limit = most_positions(recipe_of(network), options.context)
     stops = Stops(tokenizer, options.stop)
-    keys = [int(i) for i in sample_ids]
-    prompts = [
-        row[:length] for row, length in zip(input_ids.tolist(), lengths.tolist(), strict=True)
-    ]
-    check_lengths([len(prompt) for prompt in prompts], limit, options)
-    rows = [_Row(p, k, options, limit, stops) for p, k in zip(prompts, keys, strict=True)]
+    check_lengths(lengths.tolist(), limit, options)
+    prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
+    rows = [_Row(ids[:n], int(key), options, limit, stops) for ids, n, key in prompts]
     device = input_ids.device
     reading, step = _Reading(network, device), 0
     with as_written(network):
@@ -138,16 +134,8 @@ def generate(
 
 
 def check_lengths(lengths: Sequence[int], limit: int | None, options: GenerationOptions) -> None:
-    """Refuse prompts that cannot be completed.
-
-    Args:
-        lengths: tokens of each prompt.
-        limit: as `most_positions` returns it.
-        options: of the completions.
-
-    Raises:
-        ValueError: a prompt is empty, or too long and not to be cut.
-    """
+    """Raise ValueError for a prompt [tokens] that is empty, or longer than the `limit` of
+    `most_positions` and not to be cut."""
     if not min(lengths):
         raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
     if limit is not None and max(lengths) > limit and options.context == "whole":
@@ -158,7 +146,7 @@ def check_lengths(lengths: Sequence[int], limit: int | None, options: Generation
 
 
 class Stops:
-    """What ends a completion: tokens, and texts that are looked for in what is decoded."""
+    """Ends of a completion: tokens, and texts that are looked for in what is decoded."""
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
@@ -172,7 +160,7 @@ class Stops:
                 self.texts.append(text)
 
     def position_in(self, ids: list[int]) -> int | None:
-        """Return the character at which the first stop text begins; none where there is none."""
+        """Return the character at which the first stop text begins; `None` where there is none."""
         if not self.texts:
             return None
         text = self.tokenizer.decode_continuation(ids)
@@ -202,7 +190,6 @@ class _Row:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still come."""
         return self.options.max_new_tokens - len(self.ids)
 
     def take(self, token: int) -> None:
@@ -289,14 +276,9 @@ def draw(
     them: a draw depends on nothing but its own row.
 
     Args:
-        logits: [R, V].
+        logits: [R, V]; a RuntimeError where one is not finite.
         uniforms: [R] float64 in [0, 1), of each row.
-        temperature: divides the logits.
-        top_k: draw among the most probable tokens only; none for all.
-        top_p: draw among the fewest tokens with this share of the probability.
-
-    Raises:
-        RuntimeError: a logit is not finite.
+        temperature: this and the others as in `GenerationOptions`.
     """
     if not torch.isfinite(logits).all():
         raise RuntimeError(
@@ -319,8 +301,8 @@ def draw(
 def filtered(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what is drawn from: probabilities [R, V] float64, 0 for what is left out, and the
-    tokens that they belong to, the most probable first; none where they stand in their order.
+    """Return the probabilities [R, V] float64 of a draw, 0 for tokens left out, and their tokens,
+    the most probable first; `None` where they stand in their order.
 
     `top_p` counts shares of what `top_k` leaves. Equal tokens are taken in their order.
 
@@ -339,16 +321,12 @@ def filtered(
 
 @torch.no_grad()
 def score(network: Network, batch: ChoiceBatch) -> dict[str, Tensor]:
-    """Return the scores of all choices of a batch: `scores` [B, C] float64, the natural logarithm
-    of the probability of each continuation after its prompt, NaN where the sample has fewer
-    choices, and `num_tokens` [B, C] int64 of it.
+    """Return the scores of all choices of a batch by a network in eval mode: `scores` [B, C]
+    float64, the natural logarithm of the probability of each continuation after its prompt, NaN
+    where the sample has fewer choices, and `num_tokens` [B, C] int64 of it.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
     see `datamodules.text.prompts.joint_tokens`.
-
-    Args:
-        network: in eval mode.
-        batch: documents of prompt and continuation.
     """
     inputs = [batch[name] for name in ("input_ids", "position_ids", "document_ids")]
     hidden = network(*inputs, batch["has_single_documents"])

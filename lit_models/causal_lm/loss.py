@@ -46,13 +46,7 @@ def language_model_loss(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -
 
 def sample_nats(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -> tuple[LossSum, Tensor]:
     """Return the sum of `language_model_loss`, and the mean nats per target of each sample [B]
-    float64, 0 where it has none.
-
-    Args:
-        hidden: [R, T, D].
-        head_weight: [V, D].
-        batch: its labels, `sample_index`, `weight` and `num_targets`.
-    """
+    float64, 0 where it has none. Arguments as there."""
     index = batch["sample_index"]
     is_target = (batch["weight"][index] > 0) & (batch["labels"] != IGNORED)
     places = _places(is_target, batch)
@@ -64,22 +58,16 @@ def sample_nats(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -> tuple[
 
 
 def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
-    """Return the positions [N] of the flattened rows that are targets; the batch knows how many
-    they are, for which a GPU would have to be waited for."""
+    """Return the positions [N] of the targets in the flattened rows; the batch knows their number,
+    for which a GPU would have to be waited for."""
     return torch.nonzero_static(is_target.flatten(), size=batch["num_targets"][TERM]).squeeze(1)
 
 
 def nats_at(
     hidden: Tensor, head_weight: Tensor, labels: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum [] and the nats [N] of some positions of the flattened rows.
-
-    Args:
-        hidden: [R, T, D].
-        head_weight: [V, D].
-        labels: [R, T] int64.
-        places: [N] positions, ascending.
-    """
+    """Return the sum [] and the nats [N] of ascending positions [N] of the flattened rows, of
+    hidden states [R, T, D], a head [V, D] and labels [R, T] int64."""
     rows, targets = hidden.flatten(0, 1), labels.flatten()
     if len(places) < len(rows):
         rows, targets = rows.index_select(0, places), targets.index_select(0, places)
@@ -149,8 +137,7 @@ class _ChunkedNats(torch.autograd.Function):
 
 
 def _softmax(rows: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nats [n] and softmax [n, V] of rows [n, D] with targets [n, 1], in place of the
-    logits."""
+    """Return nats [n] and softmax [n, V] of rows [n, D] with targets [n, 1]."""
     logits = F.linear(rows, head)
     logits = logits.to(_softmax_dtype(logits.dtype))
     largest, of_target = logits.amax(1), logits.gather(1, targets).squeeze(1)
@@ -179,10 +166,9 @@ def _chunk_size(weight: Tensor) -> int:
 
 
 class Perplexity(SumCount):
-    """The exponential of the mean nats per token."""
+    """The exponential of the mean nats per token, [] float64; infinity beyond all numbers."""
 
     def compute(self) -> Tensor:
-        """Return the perplexity, [] float64; infinity where it is beyond all numbers."""
         return super().compute().exp()
 
 
@@ -190,7 +176,6 @@ class BitsPerByte(SumCount):
     """Bits per UTF-8 byte of the text that the targets spell: comparable over tokenizers."""
 
     def compute(self) -> Tensor:
-        """Return the bits per byte, [] float64."""
         return super().compute() / math.log(2)
 
 
@@ -198,8 +183,7 @@ class TextMetrics(nn.ModuleDict):
     """The metrics of one split, by the name that they are logged under.
 
     Args:
-        byte_lengths: [V] bytes that each token spells; none where the tokenizer does not say, and
-            there are no bits per byte.
+        byte_lengths: [V] bytes that each token spells; `None` leaves bits per byte out.
     """
 
     def __init__(self, byte_lengths: Tensor | None) -> None:
@@ -209,12 +193,7 @@ class TextMetrics(nn.ModuleDict):
             self["bits_per_byte"] = BitsPerByte()
 
     def add_batch(self, nats: LossSum, batch: TextBatch) -> None:
-        """Add one batch.
-
-        Args:
-            nats: sum over its targets that count, and their number.
-            batch: whose labels they are.
-        """
+        """Add the sum over the targets of a batch that count, and their number."""
         for name in ("loss", "perplexity"):
             self[name].update(*nats)
         if "bits_per_byte" in self:
@@ -225,12 +204,8 @@ class TextMetrics(nn.ModuleDict):
 
 
 def byte_table(byte_lengths: Any, vocab_size: int) -> Tensor | None:
-    """Return the lengths [V] int64 for a vocabulary that may be larger than the tokenizer's.
-
-    Args:
-        byte_lengths: [tokenizer's size] integers, or none.
-        vocab_size: V.
-    """
+    """Return the lengths [V] int64 for a vocabulary that may be larger than the tokenizer's, whose
+    lengths are given, or `None`."""
     if byte_lengths is None:
         return None
     table = torch.zeros(vocab_size, dtype=torch.int64)

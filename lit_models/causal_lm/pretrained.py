@@ -170,12 +170,10 @@ Network = Decoder | PretrainedDecoder
 
 
 def own_recipe(config: DecoderConfig) -> Recipe:
-    """Return the recipe of an own decoder."""
     return {"kind": "own", "config": asdict(config)}
 
 
 def recipe_of(network: Network) -> Recipe:
-    """Return the recipe of a network."""
     if isinstance(network, Decoder):
         return own_recipe(network.config)
     return {"kind": "transformers", "config": network.content}
@@ -186,8 +184,8 @@ def read_recipe(folder: str | Path) -> Recipe:
 
     Raises:
         FileNotFoundError: there is no such folder or no config.json in it.
-        ValueError: config.json is damaged, transformers has no causal language model of its type,
-            or its weights are quantised.
+        ValueError: config.json is damaged, or transformers has no causal language model of its
+            type, or its weights are quantised.
     """
     from transformers import __version__
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -319,7 +317,7 @@ def loaded_model(
         folder: with safetensors.
         content: of its config.json.
         dtype: of the weights; `None` keeps that of the files.
-        auto_class: name of the class of transformers that chooses the model's.
+        auto_class: class of transformers that chooses the model's.
         may_lack: beginning of the names of weights that the caller does not use.
 
     Raises:
@@ -399,12 +397,7 @@ def model_config(content: Content) -> Any:
 
 
 def read_config(folder: str | Path) -> Content:
-    """Return the content of a folder's config.json.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no config.json in it.
-        ValueError: the file is damaged or names no model type.
-    """
+    """Return the content of a folder's config.json; errors as of `read_recipe`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -430,11 +423,8 @@ def read_config(folder: str | Path) -> Content:
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """Return the safetensors files of a folder.
-
-    Raises:
-        FileNotFoundError: there are none; pickles, which can run any code, are not read.
-    """
+    """Return the safetensors files of a folder; a FileNotFoundError where there are none: pickles,
+    which can run any code, are not read."""
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         pickled = sorted(f.name for f in Path(folder).iterdir() if f.suffix in PICKLED)
