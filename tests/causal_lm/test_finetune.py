@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 
-from datamodules.files.splitting import TextSplit
-from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import TEMPLATES, byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
@@ -19,31 +16,23 @@ from lit_models.causal_lm.network import DecoderConfig
 from lit_models.commands.export import export_checkpoint
 from lit_models.training import ExactDropout, default_callbacks
 from tests.causal_lm.folders import saved
+from tests.causal_lm.tiny import trained_on_blocks
 from tests.text_corpora import saved_tokenizer
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import ledger_lines
 
-TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
 SHAPE = {"max_positions": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 LORA = LoraOptions(["[qv]_proj"], rank=2, alpha=8.0)
 
 
 def fit(folder: Path, steps: int = 4, micro: int = 8, **options: Any) -> LitCausalLM:
-    """Train on blocks of a short text; `ckpt_path`, `dropped` and `precision` are the trainer's."""
-    text = folder.parent / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    seed_everything(1, verbose=False)
-    ckpt_path, dropped = options.pop("ckpt_path", None), options.pop("dropped", False)
-    precision = options.pop("precision", 64)
-    module = LitCausalLM(
-        partial(torch.optim.AdamW, lr=0.05), network=DecoderConfig(**SHAPE), **options
-    )
-    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": micro}
-    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
-    callbacks = [*default_callbacks(), *([ExactDropout()] if dropped else [])]
-    limits = {"max_steps": steps, "limit_val_batches": 0}
-    trainer = toy_trainer(folder, callbacks=callbacks, precision=precision, **limits)
-    trainer.fit(module, data, ckpt_path=ckpt_path)
-    return module
+    """Train; `ckpt_path`, `dropped` and `precision` are the trainer's."""
+    extra = [ExactDropout()] if options.pop("dropped", False) else []
+    limits = {"max_steps": steps, "limit_val_batches": 0, "precision": options.pop("precision", 64)}
+    path, sizes = options.pop("ckpt_path", None), {"micro_batch_size": micro}
+    adamw = partial(torch.optim.AdamW, lr=0.05)
+    module = LitCausalLM(adamw, network=DecoderConfig(**SHAPE), **options)
+    callbacks = [*default_callbacks(), *extra]
+    return trained_on_blocks(folder, module, sizes, path, callbacks=callbacks, **limits)
 
 
 def last(folder: Path) -> Path:

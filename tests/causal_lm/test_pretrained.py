@@ -112,11 +112,6 @@ def test_recomputed_and_compiled_blocks_change_nothing(tmp_path):
         assert all(torch.allclose(plain, other, rtol=1e-4, atol=1e-6) for other in others)
 
 
-def test_a_model_comes_in_training_mode():
-    network = PretrainedDecoder(made("Qwen2").eval(), {})
-    assert all(module.training for module in network.modules())
-
-
 def test_the_token_of_padding_learns_too(tmp_path):
     saved(tmp_path, "Qwen2", pad_token_id=2)
     network = load_network(tmp_path)
@@ -239,16 +234,6 @@ def test_a_recipe_rebuilds_the_network_where_the_folder_has_gone(tmp_path, tied)
     assert worst_difference(packed_logits(network), packed_logits(again)) == 0
     names = [name for name, _ in network.named_parameters()]
     assert names == [name for name, _ in again.named_parameters()]
-
-
-def test_a_recipe_gives_names_and_shapes_without_memory(tmp_path):
-    saved(tmp_path, "Llama")
-    with torch.device("meta"):
-        bare = network_from_config(read_recipe(tmp_path))
-    network = load_network(tmp_path)
-    shapes = {name: p.shape for name, p in network.named_parameters()}
-    assert {name: p.shape for name, p in bare.named_parameters()} == shapes
-    assert all(p.is_meta for p in bare.parameters())
 
 
 def test_data_that_does_not_fit_is_refused(tmp_path):

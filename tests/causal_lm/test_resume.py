@@ -15,9 +15,9 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training.ledger import Ledger
+from tests.causal_lm.tiny import TEXT
 from tests.toy import toy_trainer
 
-TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
 SHAPE = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 LORA = LoraOptions(["q_proj"], 2, 16.0)
 SGD = partial(torch.optim.SGD, lr=0.05)

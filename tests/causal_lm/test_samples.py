@@ -4,11 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from datamodules.files.splitting import TextSplit
-from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
@@ -16,29 +13,17 @@ from lit_models.causal_lm.samples import Samples
 from lit_models.training import default_callbacks
 from lit_models.training.metrics import evaluating
 from tests.causal_lm.events import texts_of
-from tests.toy import ledger_lines, toy_trainer
-
-TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
+from tests.causal_lm.tiny import trained_on_blocks
+from tests.toy import ledger_lines
 
 
 def fit(folder, callbacks=(), positions="rotary", **options):
-    folder.mkdir(exist_ok=True)
-    text = folder.parent / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    seed_everything(1)
     shape = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
     network = DecoderConfig(dropout=0.1, positions=positions, **shape)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.01), network=network)
-    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 4}
-    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
-    trainer = toy_trainer(
-        folder,
-        max_epochs=1,
-        callbacks=[*default_callbacks(), *callbacks],
-        **{"logger": TensorBoardLogger(folder, name="board", version=""), **options},
-    )
-    trainer.fit(module, data)
-    return module
+    options = {"logger": TensorBoardLogger(folder, name="board", version=""), **options}
+    callbacks = [*default_callbacks(), *callbacks]
+    return trained_on_blocks(folder, module, max_epochs=1, callbacks=callbacks, **options)
 
 
 def test_a_run_with_samples_is_the_run_without_them(tmp_path, capsys):

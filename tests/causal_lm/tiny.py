@@ -1,15 +1,24 @@
-"""Tiny language models with random weights, and what they write."""
+"""Tiny language models with random weights, what they write, and short trainings."""
+
+from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import seed_everything
 from torch import Tensor, nn
 
+from datamodules.files.splitting import TextSplit
 from datamodules.text.prompts import FINISH_REASONS, completion_text
+from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.causal_lm.generation import generate
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import PretrainedDecoder
+from lit_models.training import default_callbacks
+from tests.toy import toy_trainer
 
 TOKENIZER = byte_tokenizer()
+TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
 PROMPTS = [[7], list(range(60, 71)), [256, 40, 41], [256], [100, 3, 99, 200, 17, 5]]
 
@@ -88,3 +97,18 @@ def completed(network, prompts, options, keys=None, tokenizer=TOKENIZER):
             done.completion_ids, done.finish_reason, done.num_characters, strict=True
         )
     ]
+
+
+def trained_on_blocks(
+    folder: Path, module: Any, data: Any = None, ckpt_path: Any = None, **options: Any
+) -> Any:
+    """Train a module on blocks of TEXT; `options` are the trainer's."""
+    folder.mkdir(exist_ok=True)
+    text = folder.parent / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    seed_everything(1, verbose=False)
+    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 4, **(data or {})}
+    blocks = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
+    trainer = toy_trainer(folder, **{"callbacks": default_callbacks(), **options})
+    trainer.fit(module, blocks, ckpt_path=ckpt_path)
+    return module

@@ -15,39 +15,21 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import Tensor
 
-from datamodules import ActivationDataModule
-from datamodules.activations.documents import PositionRule
-from datamodules.core.planned import LoaderOptions
-from datamodules.tokenizers.text import TokenizerOptions
-from lit_models import LitConsistencyLens
 from lit_models.causal_lm.adapters import LoraOptions
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses, LossWeight
-from lit_models.consistency_lens.subject import BaseOptions, SubjectOptions
+from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training import default_callbacks
 from lit_models.training.sharding import whole
-from tests.distributed.lens_family import story_files
-from tests.toy import toy_trainer
+from tests.consistency_lens.small_lens import documents, lens, trainer
 
-JOINT_START, UNFREEZE_AT, STEPS = 2, 4, 7
-LOSSES = LensLosses(
-    teacher_text=LossWeight(1.0, end=JOINT_START),
-    teacher_reconstruction=LossWeight(1.0, end=JOINT_START),
-    reconstruction=LossWeight(1.0, begin=JOINT_START),
-    reference=LossWeight(0.1, begin=JOINT_START),
-)
-SHAPE = DecoderConfig(max_positions=32, hidden_size=8, num_layers=2, num_heads=2)
+UNFREEZE_AT, STEPS = 4, 7
 LORA = BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2))
 LATE = BaseOptions(unfreeze_at=UNFREEZE_AT)
 FROZEN = BaseOptions(is_frozen=True)
 JOBS: dict[str, tuple[str, LensOptions]] = {
-    "late": ("ddp", LensOptions(3, verbalizer=LATE, reconstructor=LATE)),
-    "late, fsdp": ("fsdp", LensOptions(3, verbalizer=LATE, reconstructor=LATE)),
-    "lora": ("ddp", LensOptions(3, verbalizer=LORA, reconstructor=LORA)),
-    "lora, fsdp": ("fsdp", LensOptions(3, verbalizer=LORA, reconstructor=LORA)),
-    "frozen": ("ddp", LensOptions(3, verbalizer=FROZEN, reconstructor=FROZEN)),
-    "frozen, fsdp": ("fsdp", LensOptions(3, verbalizer=FROZEN, reconstructor=FROZEN)),
+    name + end: (strategy, LensOptions(3, verbalizer=base, reconstructor=base))
+    for name, base in (("late", LATE), ("lora", LORA), ("frozen", FROZEN))
+    for strategy, end in (("ddp", ""), ("fsdp", ", fsdp"))
 }
 
 
@@ -70,55 +52,28 @@ class Weights(Callback):
 
 def fit(
     folder: Path,
-    lens: LensOptions,
-    steps: int = STEPS,
+    options: LensOptions,
     optimizer: Any = torch.optim.AdamW,
     ckpt_path: str | None = None,
     data: dict[str, Any] | None = None,
-    **options: Any,
+    **more: Any,
 ) -> tuple[Trainer, dict[int, dict[str, Tensor]]]:
-    """Fit in float64 and return the weights after each step."""
+    """Fit in float64 on the stories beside the folder and return the weights after each step."""
     seed_everything(1, verbose=False)
-    stories = folder.parent
-    module = LitConsistencyLens(
-        partial(optimizer, lr=0.02, weight_decay=0.1),
-        SubjectOptions(
-            layer=0, network=DecoderConfig(32, hidden_size=8, num_layers=2, num_heads=2)
-        ),
-        LOSSES,
-        lens=lens,
-    )
-    activations = ActivationDataModule(
-        train_files=str(stories / "stories-train.jsonl"),
-        validation_files=str(stories / "stories-validation.jsonl"),
-        test_files=str(stories / "stories-test.jsonl"),
-        tokenizer=TokenizerOptions("words"),
-        context_length=16,
-        positions=PositionRule(min_position=4, per_document=3),
-        loader=LoaderOptions(num_workers=0),
-        **{"global_batch_size": 8, **(data or {})},
-    )
+    module = lens(optimizer=partial(optimizer, lr=0.02, weight_decay=0.1), lens=options)
     weights = Weights()
-    trainer = toy_trainer(
-        folder,
-        callbacks=[*default_callbacks(), weights],
-        **{"max_steps": steps, "max_epochs": 9, "gradient_clip_val": 1.0, **options},
-        limit_val_batches=0,
-    )
-    trainer.fit(module, activations, ckpt_path=ckpt_path, weights_only=True)
-    return trainer, weights.after
-
-
-def write_stories(folder: Path) -> None:
-    """Write what `fit` reads beside its folder."""
-    story_files(folder)
+    limits = {"max_steps": STEPS, "gradient_clip_val": 1.0, "limit_val_batches": 0, **more}
+    runs = trainer(folder, callbacks=[*default_callbacks(), weights], **limits)
+    activations = documents(folder.parent, **{"global_batch_size": 8, **(data or {})})
+    runs.fit(module, activations, ckpt_path=ckpt_path, weights_only=True)
+    return runs, weights.after
 
 
 def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
-    for name, (strategy, lens) in JOBS.items():
-        _, weights = fit(folder / name, lens, devices=2, strategy=strategy)
+    for name, (strategy, options) in JOBS.items():
+        _, weights = fit(folder / name, options, devices=2, strategy=strategy)
         torch.save(weights, folder / name / f"weights-{rank}.pt")
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """Small whole runs of a lens, on a subject in a folder or on one with random weights."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from lightning.pytorch import Trainer, seed_everything
 
 from datamodules import ActivationDataModule
 from datamodules.core.loader import LoaderOptions
-from datamodules.tokenizers.text import byte_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models import LitConsistencyLens
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
@@ -27,6 +29,8 @@ BOTH = LensLosses(
     reference=LossWeight(0.1, begin=2),
 )
 adamw = partial(torch.optim.AdamW, lr=0.01)
+PETS, PLACES = ["owl", "fox", "cat"], ["den", "hut", "inn", "bay"]
+SHAPE = {"max_positions": 32, "hidden_size": 16, "num_layers": 3, "num_heads": 2}
 
 
 def gpt2_folder(folder: Path, seed: int = 3) -> Path:
@@ -69,3 +73,35 @@ def fitted(run: Path, module: Any, data: ActivationDataModule, **options: Any) -
     resume = options.pop("resume", None)
     trainer(run, **options).fit(module, data, ckpt_path=resume, weights_only=True)
     return run / "checkpoints" / "last.ckpt"
+
+
+def stories(folder, number=60, name="stories"):
+    """A file of stories with two attributes each."""
+    path = folder / f"{name}.jsonl"
+    with open(path, "w", encoding="utf-8") as file:
+        for i in range(number):
+            pet, place = PETS[i % 3], PLACES[i // 3 % 4]
+            text = f"number {i // 8} {i % 8} : the {pet} in the {place} saw <b> & left it at once ."
+            row = {"text": text, "attributes": {"pet": pet, "place": place}}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def data_of(folder, **options):
+    options = {"context_length": 24, "global_batch_size": 16, **options}
+    tokenizer = options.pop("tokenizer", TokenizerOptions("words"))
+    files = options.pop("train", None) or str(stories(folder))
+    return ActivationDataModule(
+        train_files=files, tokenizer=tokenizer, documents_by="line", **options
+    )
+
+
+def module_of(**options):
+    subject = SubjectOptions(layer=1, network=DecoderConfig(**SHAPE))
+    return lens(subject, LensLosses(reconstruction=LossWeight(1.0)), **options)
+
+
+def trainer_of(folder, callbacks=(), **options):
+    folder.mkdir(exist_ok=True)
+    options = {"max_epochs": 1, "num_sanity_val_steps": 0, **options}
+    return toy_trainer(folder, callbacks=[*default_callbacks(), *callbacks], **options)

@@ -28,7 +28,8 @@ from lit_models.consistency_lens.tables import (
     headline,
     rendered,
 )
-from tests.consistency_lens.cases import case_of, data_of, module_of, trainer_of
+from tests.consistency_lens.small_lens import data_of, module_of, trainer_of
+from tests.consistency_lens.tiny import case_of
 
 ROWS = ("greedy", "zero", "mean", "token_mean")
 

@@ -15,8 +15,7 @@ from lit_models.consistency_lens.controls import (
 )
 from lit_models.consistency_lens.lens import Explanation
 from lit_models.consistency_lens.subject import FOLLOWING
-from tests.consistency_lens.cases import D, batch_of, case_of, part_of, statistics
-from tests.consistency_lens.tiny import patched_logits
+from tests.consistency_lens.tiny import D, batch_of, case_of, part_of, patched_logits, statistics
 
 ALL_ROWS = row_names(EvaluationOptions(num_draws=5))
 

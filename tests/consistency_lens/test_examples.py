@@ -7,7 +7,7 @@ from lightning.pytorch import seed_everything
 
 from lit_models.consistency_lens.controls import EvaluationOptions
 from lit_models.consistency_lens.tables import evenly, page
-from tests.consistency_lens.cases import data_of, module_of, trainer_of
+from tests.consistency_lens.small_lens import data_of, module_of, trainer_of
 
 # The subject stands in evaluation mode for ever.
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")

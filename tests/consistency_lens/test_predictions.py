@@ -13,7 +13,7 @@ from datamodules.tokenizers.text import (
     byte_tokenizer,
     word_tokenizer,
 )
-from tests.consistency_lens.cases import data_of, module_of, trainer_of
+from tests.consistency_lens.small_lens import data_of, module_of, trainer_of
 
 TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
 TOKENIZERS = {

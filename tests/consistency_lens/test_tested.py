@@ -16,7 +16,8 @@ from lit_models.consistency_lens.module import continued
 from lit_models.consistency_lens.subject import TRAINED_ON
 from lit_models.consistency_lens.tables import NO_REFERENCE, OTHER_DATA
 from lit_models.training.checkpoints import read_checkpoint
-from tests.consistency_lens.cases import case_of, data_of, module_of, stories, trainer_of
+from tests.consistency_lens.small_lens import data_of, module_of, stories, trainer_of
+from tests.consistency_lens.tiny import case_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 BYTES = TokenizerOptions("bytes")  # the same of any texts

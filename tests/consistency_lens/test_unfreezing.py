@@ -17,9 +17,9 @@ from tests.consistency_lens.lens_runs import (
     STEPS,
     UNFREEZE_AT,
     fit,
-    write_stories,
 )
 from tests.distributed.launch import run
+from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ Weights = dict[int, dict[str, Tensor]]
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unfreezing")
-    write_stories(folder)
+    story_files(folder)
     return folder
 
 
@@ -74,7 +74,7 @@ def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
 def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories: Path) -> None:
     lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
     _, whole = fit(stories / "whole", lens)
-    fit(stories / "cut", lens, steps=UNFREEZE_AT - 1)
+    fit(stories / "cut", lens, max_steps=UNFREEZE_AT - 1)
     last = str(stories / "cut" / "checkpoints" / "last.ckpt")
     _, resumed = fit(stories / "cut", lens, ckpt_path=last)
     for name, weight in whole[STEPS].items():
@@ -112,7 +112,7 @@ def _is_own(name: str) -> bool:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every rank of two saw, and the ledgers."""
     folder = tmp_path_factory.mktemp("two")
-    write_stories(folder)
+    story_files(folder)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = run(*launcher, "-m", "tests.consistency_lens.lens_runs", str(folder))
     assert done.returncode == 0, done.stdout[-4000:]

@@ -1,7 +1,5 @@
 """Wrong inputs of a dump and of a lens: one screen that names the way out, and nothing written."""
 
-import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -53,22 +51,9 @@ SHIPPED = [
 ]
 
 
-def no_schema() -> None:
-    Path("acts/schema.json").unlink()
-
-
-def half_a_shard() -> None:
-    os.truncate("acts/train.activations.npy", 3000)
-
-
 def in_two_parts() -> None:
     lines = Path("mine.jsonl").read_text().splitlines(keepends=True)
     Path("held.jsonl").write_text("".join(lines[3:5]) + '{"text": "a cat at hill"}\n')
-
-
-def no_model() -> None:
-    Path("bare").mkdir()
-    Path("bare/config.json").write_text(json.dumps({"hidden_size": 3}))
 
 
 # name: (command, what is made before, message)
@@ -98,14 +83,6 @@ WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
         [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],
         None, "context_length 17 .*16.*lower data.context_length",
     ),
-    "a store without a schema": (
-        FIT, no_schema, "acts holds no schema.json, so it is no complete store of activations; "
-        "make it with: unisono predict",
-    ),
-    "half a shard": (
-        FIT, half_a_shard, "acts/train.activations.npy has 3,000 bytes, and the schema says .*half "
-        "of the store is lost; copy it again, or dump",
-    ),
     "no such store": (
         [*FIT, "--data.activations=none"], None, "none holds no schema.json, .*make it with",
     ),
@@ -120,11 +97,6 @@ WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
         [*SHIPPED, "--model.subject.path=none"], None,
         '"none" is no folder; models are read from local ones',
     ),
-    "a subject that is no model": (
-        [*SHIPPED, "--model.subject.path=bare"], no_model,
-        "bare/config.json names no model_type, so it is no model of transformers; give a folder",
-    ),
-    "a store that exists": (PREDICT, None, "acts exists and is not overwritten; move it away"),
 }  # fmt: skip
 
 

@@ -3,11 +3,14 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from datamodules.activations.store import statistics_of
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import Network, PretrainedDecoder
+from lit_models.consistency_lens.controls import Baselines, Case, EvaluationOptions
 from lit_models.consistency_lens.lens import (
     Explanation,
     Lens,
@@ -17,6 +20,7 @@ from lit_models.consistency_lens.lens import (
     only_words,
     straight_through,
 )
+from lit_models.consistency_lens.loss import TeacherText
 from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
 from tests.causal_lm.folders import VOCAB, made
 
@@ -29,12 +33,11 @@ NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}  # as mo
 class Tokenizer:
     """What a lens asks of a tokenizer: the last token is no word."""
 
-    begin_id, end_id, vocab_size, special_ids = None, VOCAB - 1, VOCAB, [VOCAB - 1]
+    begin_id = None
 
-    def __init__(self) -> None:
-        import numpy as np
-
-        self.special_ids = np.array(self.special_ids)
+    def __init__(self, vocab_size: int = VOCAB) -> None:
+        self.end_id, self.vocab_size = vocab_size - 1, vocab_size
+        self.special_ids = np.array([vocab_size - 1])
 
 
 def own(**shape: Any) -> Decoder:
@@ -155,3 +158,72 @@ def explained_without_cache(
     for hook in hooks:
         hook.remove()
     return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
+
+
+V, D, LENGTH = 12, 16, 10  # of cases
+
+
+def small_subject(layer=1):
+    torch.manual_seed(0)
+    network = Decoder(
+        DecoderConfig(vocab_size=V, max_positions=32, hidden_size=D, num_layers=3, num_heads=2)
+    )
+    for parameter in network.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return Subject(network, layer)
+
+
+def batch_of(number=6, seed=0):
+    """Documents of several lengths, a position in each."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(5, LENGTH + 1, (number,), generator=random)
+    ids = torch.randint(V - 1, (number, LENGTH), generator=random)
+    return {
+        "input_ids": ids * (torch.arange(LENGTH) < lengths[:, None]),
+        "lengths": lengths,
+        "position": (torch.rand(number, generator=random) * (lengths - 3)).long() + 2,
+        "noise_key": torch.arange(number) + 100,
+        "document": torch.arange(number) + 7,
+        "weight": torch.ones(number),
+    }
+
+
+def activations_of(network, batch):
+    rows = torch.arange(len(batch["position"]))
+    return network.activations(batch["input_ids"])[rows, batch["position"]]
+
+
+def statistics():
+    """Of another hundred documents."""
+    network, batch = small_subject(), batch_of(100, seed=1)
+    found = activations_of(network, batch)
+    current = batch["input_ids"].gather(1, batch["position"][:, None])[:, 0]
+    keep = current != 3  # a token that training has never seen
+    chunk = (x[keep].detach().numpy() for x in (found, current, batch["position"]))
+    return statistics_of([tuple(chunk)])
+
+
+@torch.no_grad()
+def case_of(batch=None, kind=Case, moved=True, rare=0, **options):
+    """A case, with the batch turned round as the partners."""
+    batch = batch or batch_of()
+    lens = Lens(small_subject(), Tokenizer(V), LensOptions(num_words=4))
+    lens.eval()
+    lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
+    if moved:  # else verbalizer and reconstructor are the subject
+        torch.manual_seed(1)
+        for parameter in lens.parameters():
+            if parameter.requires_grad:
+                parameter += 0.02 * torch.randn_like(parameter)
+    found = statistics()
+    lens.mean.copy_(torch.from_numpy(found.mean))
+    lens.variance.fill_(found.variance)
+    activation = activations_of(lens.subject, batch)
+    other = activation.roll(1, 0)
+    pair, teacher = (activation, other), TeacherText(rare)
+    return kind(lens, Baselines(found, V), batch, *pair, teacher, EvaluationOptions(**options))
+
+
+def part_of(batch, rows):
+    return {name: values[rows] for name, values in batch.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.activations.datamodule import ActivationDataset, partners, seen_words
+from datamodules.activations.datamodule import ActivationDataset, seen_words
 from datamodules.activations.documents import (
     NONE,
     DocumentFacts,
@@ -59,13 +59,6 @@ def test_keys_differ_by_sample_and_epoch_and_not_by_batch(dataset: ActivationDat
     assert len({*first.tolist(), *second.tolist()}) == 2 * len(everyone)
     assert (first >= 0).all()
     assert batch_of(dataset, [9, 4])["noise_key"].tolist() == first[[9, 4]].tolist()
-
-
-def test_a_partner_is_of_another_document_and_each_serves_once() -> None:
-    piece = np.repeat(np.arange(9), [4, 1, 4, 4, 2, 4, 3, 4, 4])
-    others = partners(piece)
-    assert (piece[others] != piece).all()
-    assert sorted(others.tolist()) == list(range(len(piece)))
 
 
 def test_seen_words_stand_before_the_position_and_are_not_the_current_token() -> None:
