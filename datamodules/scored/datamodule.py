@@ -18,7 +18,7 @@ from datamodules.core.store import cache_root
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected, read_rejected
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
 from datamodules.files.tables import TableOptions, expand_files, output_like, own_files_hint
 from datamodules.scored.labels import LabelOptions, label_text, trained_heads
 from datamodules.scored.store import (
@@ -28,7 +28,6 @@ from datamodules.scored.store import (
     TextColumns,
     check_output,
     divided,
-    division_facts,
     open_store,
     rows_of,
     statistics,
@@ -39,7 +38,6 @@ from datamodules.text.encoding import (
     Framed,
     Framing,
     TextEncoding,
-    TokenRows,
     kept_tokens,
     padded,
 )
@@ -119,26 +117,23 @@ class ScoredTextDataset(PlannedDataset):
         chunks: ChunkOptions,
         rows: np.ndarray | None = None,
     ) -> None:
-        self.store, self.encoding, self.chunks = store, encoding, chunks
-        self.stride = chunks.stride_in(encoding.framing)
-        self.texts = np.arange(store.num_texts) if rows is None else store.text_of_row[rows]
-        self.tokens, self.row_of = kept_texts(store, encoding, chunks, self.texts)
-        self.rows = rows
+        self.store, self.encoding, self.chunks, self.rows = store, encoding, chunks, rows
+        limits, framing = encoding.limits, encoding.framing
+        self.stride = chunks.stride_in(framing)
+        self.texts = np.arange(len(store.num_bytes)) if rows is None else store.text_of_row[rows]
+        distinct, self.row_of = np.unique(self.texts, return_inverse=True)
+        kept = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
+        longest = limits.max_length - framing.num_marks + (chunks.most - 1) * self.stride
+        read = partial(map, store.text, distinct.tolist())
+        self.tokens = kept_tokens(kept, encoding, read, longest)
         # Bytes say enough about tokens to put texts of like length together.
-        longest = encoding.limits.max_length * chunks.most
-        self.lengths = np.minimum(store.num_bytes[self.texts] + 2, longest)
+        self.lengths = np.minimum(store.num_bytes[self.texts] + 2, limits.max_length * chunks.most)
         content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
         facts = f"{chunks.most}-{chunks.stride}"
         self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
         is_labelled = ~np.isnan(store.labels if rows is None else store.labels[rows])
         self.target_counts = {
-            name: is_labelled[:, store.columns_of(name)].sum(1) for name in store.heads
-        }
-        # Of a head with one number for each text, that column; of others, all of theirs.
-        columns = {name: store.columns_of(name) for name in store.heads}
-        self.columns: dict[str, slice | int] = {
-            name: of if store.heads[name]["kind"] == "multilabel" else of.start
-            for name, of in columns.items()
+            name: is_labelled[:, columns].sum(1) for name, columns in store.columns.items()
         }
 
     def example(self, sample_id: int, epoch: int) -> ScoredExample:
@@ -158,40 +153,24 @@ class ScoredTextDataset(PlannedDataset):
         numbers = torch.from_numpy(np.stack([example.labels for example in examples]))
         is_there = ~numbers.isnan()
         values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
-        # Whole in memory, as a copy to a GPU from pinned memory needs it.
-        targets = {name: values[:, own].contiguous() for name, own in self.columns.items()}
-        known = {name: is_there[:, own].contiguous() for name, own in self.columns.items()}
+        targets, known = {}, {}
+        for name, columns in self.store.columns.items():
+            # A head with one number for each text is a column of it.
+            is_matrix = self.store.heads[name]["kind"] == "multilabel"
+            own = columns if is_matrix else columns.start
+            # Whole in memory, as a copy to a GPU from pinned memory needs it.
+            targets[name], known[name] = values[:, own].contiguous(), is_there[:, own].contiguous()
         return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the beginning of the text, and its labels by their names."""
-        text = self.store.text(int(self.texts[sample_id]))[:SHOWN]
-        numbers, columns_of = self._labels(sample_id), self.store.columns_of
-        shown = {name: numbers[columns_of(name)] for name in self.store.heads}
-        return {"text": text, **{n: label_text(self.store.heads[n], x) for n, x in shown.items()}}
+        numbers, heads = self._labels(sample_id), self.store.heads
+        columns = self.store.columns.items()
+        labels = {name: label_text(heads[name], numbers[own]) for name, own in columns}
+        return {"text": self.store.text(int(self.texts[sample_id]))[:SHOWN], **labels}
 
     def _labels(self, sample_id: int) -> np.ndarray:
-        if self.rows is None:
-            return np.zeros(0)
-        return self.store.labels[self.rows[sample_id]]
-
-
-def kept_texts(
-    store: ScoredStore, encoding: TextEncoding, chunks: ChunkOptions, texts: np.ndarray
-) -> tuple[TokenRows, np.ndarray]:
-    """Return the tokens of texts, tokenised once into the cache, and the row of each, [n] int64.
-
-    Args:
-        chunks: how long ones are cut; what is in no chunk is not kept.
-        texts: [n] their numbers; some may be there several times.
-    """
-    distinct, rows = np.unique(texts, return_inverse=True)
-    chosen = hashlib.sha256(distinct.tobytes()).hexdigest()
-    facts = ["scored", store.fingerprint, chosen]
-    room = encoding.limits.max_length - encoding.framing.num_marks
-    longest = room + (chunks.most - 1) * chunks.stride_in(encoding.framing)
-    read = partial(map, store.text, distinct.tolist())
-    return kept_tokens(facts, encoding, read, longest), rows
+        return np.zeros(0) if self.rows is None else self.store.labels[self.rows[sample_id]]
 
 
 class ScoredTextDataModule(EncodedTextDataModule):
@@ -231,7 +210,6 @@ class ScoredTextDataModule(EncodedTextDataModule):
         self.predict_output, self.columns, self.heads = predict_output, columns, heads
         self.split, self.chunks = split or SplitOptions(), chunks
         self.on_bad_rows, self.table = on_bad_rows, table
-        self._stores: dict[Path, ScoredStore] = {}
         if not self.files.get("train") and self.files.get("validation"):
             raise ValueError("data.files names validation without train; name both.")
 
@@ -239,8 +217,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
         stage = self._trainer_stage()
         store = self._open(stage, self._trained_recipe(stage))
-        folder = self.trainer.default_root_dir if self.trainer is not None else "."
-        hand_over_rejected(store.folder, Path(folder))
+        hand_over_rejected(store.folder, self._run_folder)
         super().prepare_data()
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
@@ -261,8 +238,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
     ) -> ScoredTextDataset:
         store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
-        is_judged = stage != "predict"
-        rows = rows_of(stage, store, self.split, recipe["split"]) if is_judged else None
+        rows = rows_of(stage, store, self.split, recipe["split"]) if stage != "predict" else None
         return ScoredTextDataset(store, encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
@@ -280,16 +256,18 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def recipe_facts(self) -> dict[str, Any]:
         """Return the heads with the statistics of the training part, and how texts are cut."""
         store = self._open("fit", None)
-        parts = divided(store, self.split)
-        facts = {"heads": statistics(store, parts), "chunks": asdict(self.chunks)}
-        return {**facts, "split": division_facts(store, self.split)}
+        return {
+            "heads": statistics(store, divided(store, self.split)),
+            "chunks": asdict(self.chunks),
+            "split": {"rows": store.fingerprint, **asdict(self.split)},
+        }
 
     def audit(self) -> Audit:
-        """Return what is in the files, and what is wrong with them, whatever the model."""
+        """Return the findings over the files, whatever the model."""
         request = self.store_request("fit", None)
         store = open_store(replace(request, on_bad_rows="reject"))
         audit = Audit("texts", "bytes", bad_rows=read_rejected(store.folder), files=store.files)
-        texts = (store.text(number) for number in range(store.num_texts))
+        texts = map(store.text, range(len(store.num_bytes)))
         keys = np.array([text_key(stem_key(text)) for text in texts])
         is_sound = store.text_of_row >= 0
         for part, name in enumerate(PART_NAMES):
@@ -299,36 +277,38 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if request.columns.group:
             audit.notes.append(("groups", f"{np.unique(store.keys[is_sound]).size:,}"))
         for name, facts in store.heads.items():
-            numbers = store.labels[is_sound][:, store.columns_of(name)]
-            known = ~np.isnan(numbers)
-            sentence = f"{known.any(1).sum():,} of {len(numbers):,} rows labelled"
-            if facts["classes"] is None and known.any():
-                least, mean, most = (f(numbers[known]) for f in (np.min, np.mean, np.max))
-                sentence += f"; {least:g} to {most:g}, mean {mean:g}"
-            elif (classes := facts["classes"]) is not None:
-                ids = numbers[known].astype(np.int64)
-                totals = np.bincount(ids, minlength=len(classes))
+            numbers, classes = store.labels[is_sound][:, store.columns[name]], facts["classes"]
+            known = numbers[~np.isnan(numbers)]
+            count = (~np.isnan(numbers)).any(1).sum()
+            sentence = f"{facts['kind']}, {count:,} of {len(numbers):,} rows labelled"
+            if classes is not None:
+                totals = np.bincount(known.astype(np.int64), minlength=len(classes))
                 if facts["kind"] == "multilabel":
                     totals = np.nansum(numbers, 0).astype(np.int64)
                 audit.labels[name] = dict(zip(classes, totals.tolist(), strict=True))
-            audit.notes.append(("head", f"{name}: {facts['kind']}, {sentence}"))
+            elif known.size:
+                sentence += f"; {known.min():g} to {known.max():g}, mean {known.mean():g}"
+            audit.notes.append(("head", f"{name}: {sentence}"))
         return audit
+
+    @property
+    def _run_folder(self) -> Path:
+        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
 
     @property
     def predict_output_path(self) -> Path:
         """Where the scored file goes."""
         files, named = self._predict_paths(), self.predict_output
-        folder = Path(self.trainer.default_root_dir if self.trainer is not None else ".")
-        path = output_like(files, "scored", folder) if named is None else Path(named).expanduser()
+        default = output_like(files, "scored", self._run_folder)
+        path = default if named is None else Path(named).expanduser()
         check_output(files, path, self.table)  # not after hours of scoring
         return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the scored file; `results` as `write_scored` takes them."""
         assert self.recipe is not None
-        write_scored(
-            self._open("predict", self.recipe), self.recipe["heads"], results, path, self.table
-        )
+        store = self._open("predict", self.recipe)
+        write_scored(store, self.recipe["heads"], results, path, self.table)
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the texts of this run."""
@@ -337,20 +317,19 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return own_files_hint(command, named, "data.files.predict")
 
     def store_request(self, stage: str, recipe: dict[str, Any] | None) -> ScoredRequest:
-        """Return what is read and how.
+        """Return all that the arrays of a stage depend on; prediction reads texts alone.
 
         Args:
-            stage: predict reads texts alone.
-            recipe: of a trained model, whose heads and classes win; none in training.
+            recipe: of a trained model, whose heads and classes win; `None` in training.
 
         Raises:
             FileNotFoundError: a named file does not exist.
             ValueError: files are given and no heads.
         """
         if stage == "predict":
-            paths = [(TEST, path) for path in self._predict_paths()]
-            return ScoredRequest(tuple(paths), self.columns, {}, self.on_bad_rows, self.table)
-        files = [(part, path) for part in (TRAIN, VALIDATION, TEST) for path in self._paths(part)]
+            paths = tuple((TEST, path) for path in self._predict_paths())
+            return ScoredRequest(paths, self.columns, {}, self.on_bad_rows, self.table)
+        files = [(n, path) for n, name in enumerate(PART_NAMES) for path in self._paths(name)]
         columns, heads = self.columns, self.heads
         if not files:
             files = [(TRAIN, demo_scored_texts(cache_root()))]
@@ -362,17 +341,12 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return ScoredRequest(tuple(files), columns, heads, self.on_bad_rows, self.table)
 
     def _open(self, stage: str, recipe: dict[str, Any] | None) -> ScoredStore:
-        request = self.store_request(stage, recipe)
-        if (folder := request.folder()) not in self._stores:
-            self._stores[folder] = open_store(request)
-        return self._stores[folder]
+        return open_store(self.store_request(stage, recipe))
 
-    def _paths(self, part: int) -> list[Path]:
-        name = PART_NAMES[part]
-        return expand_files(self.files.get(name), f"data.files.{name}", SUFFIXES)
+    def _paths(self, part: str) -> list[Path]:
+        return expand_files(self.files.get(part), f"data.files.{part}", SUFFIXES)
 
     def _predict_paths(self) -> list[Path]:
-        files = expand_files(self.files.get("predict"), "data.files.predict", SUFFIXES)
-        if not files:
+        if not (files := self._paths("predict")):
             raise ValueError("predict needs texts: name them with --data.files.predict=mine.csv.")
         return files

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from datamodules.files.rows import RowFault
+
 log = logging.getLogger(__name__)
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
 MISSING = ("", "na", "n/a", "nan", "null", "none")
@@ -18,17 +20,9 @@ MOST_LEVELS = 100
 DIGITS = 6  # of a prediction
 
 
-class LabelError(ValueError):
-    """A cell that breaks a rule: its value, and the rule with the way out."""
-
-    def __init__(self, value: str, rule: str) -> None:
-        super().__init__(rule)
-        self.value = value
-
-
 @dataclass(frozen=True)
 class LabelOptions:
-    """Which column holds a head's labels, and what they are.
+    """Kind of a head's labels, and their column.
 
     Args:
         kind: `regression` of a number; `ordinal` for levels with an order; `binary` for 0/1,
@@ -56,20 +50,19 @@ class LabelOptions:
                 f"separator {self.separator!r} on a {self.kind} head: a multilabel head needs one, "
                 "and no other has one."
             )
-        if self.kind == "multilabel" and self.classes is None:
-            raise ValueError("a multilabel head needs the names of its classes.")
         if self.classes is None:
-            return
-        if self.kind == "regression":
+            if self.kind == "multilabel":
+                raise ValueError("a multilabel head needs the names of its classes.")
+        elif self.kind == "regression":
             raise ValueError(f"classes {self.classes} have no effect on a regression head.")
-        if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
+        elif len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise ValueError(f"classes must be two or more different names, got {self.classes}.")
-        if self.kind == "binary" and len(self.classes) != 2:
+        elif self.kind == "binary" and len(self.classes) != 2:
             raise ValueError(f"a binary head has two classes, got {self.classes}.")
 
 
 class LabelReader:
-    """Reads the cells of one head."""
+    """Reads the cells of one head, whose names it learns where they are not given."""
 
     def __init__(self, name: str, options: LabelOptions) -> None:
         self.name, self.options = name, options
@@ -77,18 +70,17 @@ class LabelReader:
         self.width = len(options.classes or ()) if options.kind == "multilabel" else 1
         self.is_open = options.classes is None and options.kind in ("ordinal", "multiclass")
         self._ids = {c: float(i) for i, c in enumerate(options.classes or [])}
-        # A trained head names 0 and 1 itself.
-        self.is_switch = options.kind == "binary" and options.classes in (None, ["0", "1"])
         are_whole = all(name.lstrip("-").isdecimal() for name in self._ids)
-        self.has_numbers = options.kind == "ordinal" and are_whole
-        if self.is_switch:
+        self._are_numbers = options.kind == "ordinal" and are_whole
+        if options.kind == "binary" and options.classes in (None, ["0", "1"]):  # as a recipe has it
             self._ids = {**dict.fromkeys(NO, 0.0), **dict.fromkeys(YES, 1.0)}
+            self._are_numbers = True
 
     def parse(self, cell: str) -> list[float]:
         """Return the numbers of one cell, NaN where the label is missing.
 
         Raises:
-            LabelError: the cell breaks a rule.
+            RowFault: the cell breaks a rule.
         """
         kind, cell = self.options.kind, cell.strip()
         if cell.lower() in MISSING and cell not in self._ids:
@@ -98,7 +90,12 @@ class LabelReader:
             ids = {int(self._class(part)) for part in parts}
             return [float(i in ids) for i in range(self.width)]
         if kind == "regression" or (kind == "ordinal" and self.is_open):
-            return [self._number(cell)]
+            value = _number(cell)
+            if value is None or not math.isfinite(value):
+                raise self._fault(cell, "must be a finite number, such as 3.5.")
+            if kind == "ordinal" and not value.is_integer():
+                raise self._fault(cell, "must be a whole number, or one of the option classes.")
+            return [value]
         return [self._class(cell)]
 
     def finish(self, values: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
@@ -119,21 +116,19 @@ class LabelReader:
             )  # fmt: skip
         if kind == "regression":
             return values, None
-        if kind == "binary":
-            return values, list(self.options.classes or ["0", "1"])
         if not self.is_open:
-            return values, list(self._ids)
-        known = values[~np.isnan(values)]
-        if (count := np.unique(known).size) < 2:
+            return values, list(self.options.classes or ["0", "1"])
+        known = np.unique(values[~np.isnan(values)])
+        if len(known) < 2:
             raise ValueError(
-                f'head "{self.name}": its column holds {count} different labels; it needs two or '
-                "more, or the names of its classes in the option classes."
+                f'head "{self.name}": its column holds {len(known)} different labels; it needs two '
+                "or more, or the names of its classes in the option classes."
             )
         if kind == "multiclass":
             names = sorted(self._ids)
-            new = {self._ids[name]: float(names.index(name)) for name in names}
+            new = {self._ids[name]: float(place) for place, name in enumerate(names)}
             return np.array([[new.get(v, v) for v in row] for row in values.tolist()]), names
-        low, high = int(known.min()), int(known.max())
+        low, high = int(known[0]), int(known[-1])
         if high - low >= MOST_LEVELS:
             raise ValueError(
                 f'head "{self.name}": levels from {low} to {high} are more than {MOST_LEVELS}; '
@@ -141,38 +136,26 @@ class LabelReader:
             )
         return values - low, [str(level) for level in range(low, high + 1)]
 
-    def _number(self, cell: str) -> float:
-        try:
-            value = float(cell)
-        except ValueError:
-            value = math.inf
-        if not math.isfinite(value):
-            raise LabelError(cell, f'head "{self.name}": must be a finite number, such as 3.5.')
-        if self.options.kind == "ordinal" and value != int(value):
-            raise LabelError(
-                cell, f'head "{self.name}": must be a whole number, or one of the option classes.'
-            )
-        return value
-
     def _class(self, cell: str) -> float:
         key = cell
-        if cell not in self._ids and (self.is_switch or self.has_numbers):
-            key = _plain(cell.lower())
+        if cell not in self._ids and self._are_numbers:  # 1.0 is 1, and True is true
+            value = _number(cell)
+            key = cell.lower() if value is None or value % 1 else str(int(value))
         if self.is_open:
             return self._ids.setdefault(key, float(len(self._ids)))
-        if key in self._ids:
-            return self._ids[key]
-        known = ", ".join(self._ids)
-        raise LabelError(cell, f'head "{self.name}": must be one of {known}; or leave it empty.')
+        if key not in self._ids:
+            raise self._fault(cell, f"must be one of {', '.join(self._ids)}; or leave it empty.")
+        return self._ids[key]
+
+    def _fault(self, cell: str, rule: str) -> RowFault:
+        return RowFault("label", cell, f'head "{self.name}": {rule}')
 
 
-def _plain(cell: str) -> str:
-    """Return a whole number as it is written shortest, 1.0 as 1; anything else as it is."""
+def _number(cell: str) -> float | None:
     try:
-        value = float(cell)
+        return float(cell)
     except ValueError:
-        return cell
-    return str(int(value)) if value.is_integer() else cell
+        return None
 
 
 def trained_heads(
@@ -204,16 +187,17 @@ def label_text(facts: dict[str, Any], labels: np.ndarray) -> str:
         facts: `kind` and `classes` of the head.
         labels: NaN = missing; empty in prediction.
     """
-    numbers = labels[~np.isnan(labels)].tolist()
     if facts["kind"] == "multilabel":
-        numbers = [number for number, value in enumerate(labels) if value > 0]
+        numbers = np.flatnonzero(labels > 0).tolist()
+    else:
+        numbers = labels[~np.isnan(labels)].tolist()
     if facts["kind"] in ("ordinal", "multiclass", "multilabel"):
         return " ".join(str(facts["classes"][int(number)]) for number in numbers)
     return " ".join(f"{number:g}" for number in numbers)
 
 
 def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str, list[Any]]:
-    """Return the columns of one head: the number, level, class or probability, and what is sure.
+    """Return the columns of one head: number, level or class, and the probability it has.
 
     Args:
         facts: from the recipe.

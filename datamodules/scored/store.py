@@ -21,6 +21,7 @@ from datamodules.files.rows import (
     BadRow,
     BadRows,
     OnBadRows,
+    RowFault,
     half_character,
     read_json_rows,
 )
@@ -45,7 +46,7 @@ from datamodules.files.tables import (
     read_rows,
     same_columns,
 )
-from datamodules.scored.labels import LabelError, LabelOptions, LabelReader, scores_of
+from datamodules.scored.labels import LabelOptions, LabelReader, scores_of
 
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
 STORE_VERSION = 4
@@ -108,17 +109,11 @@ class ScoredStore:
         file_part: [N] int8, part of the file that the row comes from.
         labels: [N, W] float64, NaN = missing.
         keys: [N] uint64 hash of the row's group.
-        offsets: [D + 1] int64, first byte of each distinct text, and the end of the last.
-        heads: name -> plain facts of its labels, classes included, in the order of the columns
-            of `labels`.
+        num_bytes: [D] int64, length of each distinct text in UTF-8.
+        heads: name -> plain facts of its labels, classes included, in the order of `labels`.
+        columns: name -> where the numbers of a head stand in a row of `labels`.
         files: path -> sound rows in it, in the order of reading.
     """
-
-    text_of_row: np.ndarray
-    file_part: np.ndarray
-    labels: np.ndarray
-    keys: np.ndarray
-    offsets: np.ndarray
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -126,8 +121,16 @@ class ScoredStore:
         self.fingerprint: str = facts["fingerprint"]
         self.heads: dict[str, dict[str, Any]] = facts["heads"]
         self.files: dict[str, int] = facts["files"]
-        for name in ARRAYS:
-            setattr(self, name, mapped_array(folder / f"{name}.npy"))
+        self.text_of_row, self.file_part, self.labels, self.keys, self._offsets = (
+            mapped_array(folder / f"{name}.npy") for name in ARRAYS
+        )
+        self.num_bytes = np.diff(self._offsets)
+        self.columns: dict[str, slice] = {}
+        start = 0
+        for name, head in self.heads.items():
+            width = len(head["classes"]) if head["kind"] == "multilabel" else 1
+            self.columns[name] = slice(start, start + width)
+            start += width
         self._texts = np.memmap(folder / "texts.bin", np.uint8, "r")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,28 +138,8 @@ class ScoredStore:
 
     def text(self, number: int) -> str:
         """Return one distinct text."""
-        start, end = self.offsets[number : number + 2]
+        start, end = self._offsets[number : number + 2]
         return self._texts[start:end].tobytes().decode()
-
-    @property
-    def num_texts(self) -> int:
-        """D."""
-        return len(self.offsets) - 1
-
-    @property
-    def num_bytes(self) -> np.ndarray:
-        """[D] int64, length of each distinct text in UTF-8."""
-        return np.diff(self.offsets)
-
-    def columns_of(self, head: str) -> slice:
-        """Return where the numbers of a head stand in a row of `labels`."""
-        start = 0
-        for name, facts in self.heads.items():
-            width = len(facts["classes"]) if facts["kind"] == "multilabel" else 1
-            if name == head:
-                return slice(start, start + width)
-            start += width
-        raise KeyError(head)
 
 
 def open_store(request: ScoredRequest) -> ScoredStore:
@@ -188,28 +171,28 @@ def _rows(
         table.check(names, "columns.text")
         for head in heads:
             table.check([head.column], f"heads.{head.name}.column")
-        batches = table.rows(list(separators), bad_rows.add)
         source = (
             row
-            for batch in batches
+            for batch in table.rows(list(separators), bad_rows.add)
             for row in zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
         )
     for line, values in source:
         try:
             cells = {name: _cell_text(values.get(name), mark) for name, mark in separators.items()}
             text = "\n".join(cells[name] for name in names if cells[name].strip())
+            if half := half_character(text):
+                raise RowFault("label", half, HALF_RULE)
             if not text:
                 rule = f"the column {' or '.join(names)} holds no text; fill it or drop the row."
-                raise LabelError("", rule)
-            if (half := half_character(text)) is not None:
-                raise LabelError(half, HALF_RULE)
-            if group and not cells[group].strip():
+                raise RowFault("label", "", rule)
+            of_group = cells[group].strip() if group else ""
+            if group and not of_group:
                 rule = f'the column "{group}" holds no group; fill it or drop the row.'
-                raise LabelError("", rule)
-            labels = [value for head in heads for value in head.parse(cells[head.column])]
-            yield text, cells[group].strip() if group else "", labels
-        except LabelError as error:
-            bad_rows.add(BadRow(str(path), line, error.value, str(error), "label"))
+                raise RowFault("label", "", rule)
+            yield text, of_group, [value for h in heads for value in h.parse(cells[h.column])]
+        except RowFault as fault:
+            kind, value, rule = fault.args
+            bad_rows.add(BadRow(str(path), line, value, rule, kind))
             yield None
 
 
@@ -221,7 +204,8 @@ def _cell_text(value: Any, separator: str | None) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         if separator is None:
-            raise LabelError(str(value), "a list must be joined: name a separator for this head.")
+            rule = "a list must be joined: name a separator for this head."
+            raise RowFault("label", str(value), rule)
         return separator.join(map(str, value)) or separator
     return str(value)
 
@@ -230,13 +214,9 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     bad_rows = BadRows(request.on_bad_rows)
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
     width = sum(head.width for head in heads)
-    text_of, part_of = array("q"), array("b")
-    labels, keys, offsets = array("d"), array("Q"), array("q", [0])
-    number_of: dict[bytes, int] = {}
-    content, files = (
-        hashlib.sha256(),
-        dict.fromkeys((str(path.resolve()) for _, path in request.files), 0),
-    )
+    text_of, part_of, labels, keys = array("q"), array("b"), array("d"), array("Q")
+    offsets, number_of, content = array("q", [0]), dict[bytes, int](), hashlib.sha256()
+    files = dict.fromkeys((str(path.resolve()) for _, path in request.files), 0)
     with (folder / "texts.bin").open("wb") as texts:
         for part, path in request.files:
             for row in _rows(path, request, heads, bad_rows):
@@ -254,10 +234,9 @@ def _write(request: ScoredRequest, folder: Path) -> None:
                     texts.write(encoded)
                     offsets.append(offsets[-1] + len(encoded))
                 text_of.append(number)
-                key = hashlib.blake2b(
-                    (group or stem_key(text)).encode("utf-8", "surrogatepass"), digest_size=8
-                )
-                keys.append(int.from_bytes(key.digest(), "little"))
+                stem = (group or stem_key(text)).encode("utf-8", "surrogatepass")
+                key = hashlib.blake2b(stem, digest_size=8).digest()
+                keys.append(int.from_bytes(key, "little"))
                 labels.extend(numbers)
                 content.update(digest)
                 files[str(path.resolve())] += 1
@@ -271,16 +250,10 @@ def _write(request: ScoredRequest, folder: Path) -> None:
         start += head.width
         values[:, columns], classes = head.finish(values[:, columns])
         facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
-    arrays: dict[str, np.ndarray] = {
-        "text_of_row": np.array(text_of, np.int64),
-        "file_part": np.array(part_of, np.int8),
-        "labels": values,
-        "keys": np.array(keys, np.uint64),
-        "offsets": np.array(offsets, np.int64),
-    }
-    for name, array_ in arrays.items():
-        np.save(folder / f"{name}.npy", array_)
-    content.update(values.tobytes() + arrays["file_part"].tobytes() + arrays["keys"].tobytes())
+    arrays = (text_of, part_of, values, keys, offsets)
+    for name, column in zip(ARRAYS, arrays, strict=True):
+        np.save(folder / f"{name}.npy", np.asarray(column))
+    content.update(values.tobytes() + part_of.tobytes() + keys.tobytes())
     described = {"fingerprint": content.hexdigest()[:32], "heads": facts, "files": files}
     (folder / "facts.json").write_text(json.dumps(described), "utf-8")
 
@@ -299,15 +272,10 @@ def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
         split = replace(split, test_share=0.0)
     if rows.size and split.validation_share + split.test_share > 0:
         name, facts = next(iter(store.heads.items()))
-        labels = store.labels[rows][:, store.columns_of(name)]
+        labels = store.labels[rows][:, store.columns[name]]
         keys = [f"{key:016x}" for key in store.keys[rows].tolist()]
         parts[rows] = split_by_stem(keys, strata_of(labels, facts["kind"] == "regression"), split)
     return parts
-
-
-def division_facts(store: ScoredStore, split: SplitOptions) -> dict[str, Any]:
-    """Return plain values that say how these rows are divided."""
-    return {"rows": store.fingerprint, **asdict(split)}
 
 
 def rows_of(
@@ -318,14 +286,14 @@ def rows_of(
     Args:
         stage: train, validation or test.
         split: how training files are divided.
-        trained: `division_facts` of the training.
+        trained: `split` of the training's recipe.
 
     Raises:
         ValueError: no row belongs to the stage, or rows of the training may judge: they were
             divided in another way, or others beside them.
     """
     rows = np.flatnonzero(divided(store, split) == PART_NAMES.index(stage))
-    now = division_facts(store, split)
+    now = {"rows": store.fingerprint, **asdict(split)}
     changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
     if changed and (store.file_part[rows] == TRAIN).any():
         raise ValueError(
@@ -365,7 +333,7 @@ def statistics(store: ScoredStore, parts: np.ndarray) -> dict[str, dict[str, Any
     """
     heads = {}
     for name, facts in store.heads.items():
-        values = store.labels[parts == TRAIN][:, store.columns_of(name)]
+        values = store.labels[parts == TRAIN][:, store.columns[name]]
         known = ~np.isnan(values)
         if not known.any(0).all():
             raise ValueError(
@@ -424,8 +392,9 @@ def write_scored(
         RuntimeError: a file has changed since it was read.
     """
     for name in heads:
-        if name not in results or len(results[name]) != store.num_texts:
-            raise ValueError(f'the prediction has no "{name}" for each of {store.num_texts} texts.')
+        if name not in results or len(results[name]) != len(store.num_bytes):
+            count = len(store.num_bytes)
+            raise ValueError(f'the prediction has no "{name}" for each of {count} texts.')
     position, num_rows, files = 0, len(store.text_of_row), list(map(Path, store.files))
 
     def check(is_right: bool) -> None:
