@@ -28,13 +28,12 @@ class LinearBaseline(Callback):
     """Prints the scores of a character n-gram TF-IDF with a linear SVM beside the model's.
 
     The SVM trains on the distinct strings of the training part, names one code per text and is
-    judged on the records that the model was judged on. Rank 0 does it after the test.
+    judged on the records that the model was judged on. Rank 0 does it after the test; `scores` then
+    has `f1` and `accuracy`, means over the test records.
 
     Args:
         max_texts: most distinct training strings; more are thinned out evenly.
         max_features: most n-grams, the frequent ones first.
-
-    After the test, `scores` has `f1` and `accuracy`, means over the test records.
     """
 
     def __init__(self, max_texts: int = 20_000, max_features: int = 20_000) -> None:
@@ -42,7 +41,6 @@ class LinearBaseline(Callback):
         self.scores: dict[str, float] = {}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Trains, judges and prints, on rank 0 alone."""
         if not trainer.is_global_zero or trainer.sanity_checking:
             return
         store = getattr(getattr(trainer, "datamodule", None), "store", None)
@@ -90,11 +88,12 @@ class LinearBaseline(Callback):
         for (text, code), _ in pairs.most_common():
             code_of_text.setdefault(text, code)
         chosen = sorted(code_of_text)
-        step = len(chosen) / min(len(chosen), self.max_texts)
-        chosen = [chosen[int(i * step)] for i in range(min(len(chosen), self.max_texts))]
+        most = min(len(chosen), self.max_texts)
+        step = len(chosen) / most
+        chosen = [chosen[int(i * step)] for i in range(most)]
         row_of_text = dict(zip(text_id.tolist(), rows.tolist(), strict=True))
-        rows = np.array([row_of_text[text] for text in chosen])
-        return list(map(decode, store.texts(rows))), [code_of_text[text] for text in chosen]
+        first = np.array([row_of_text[text] for text in chosen])
+        return list(map(decode, store.texts(first))), [code_of_text[text] for text in chosen]
 
     def _predicted(self, texts: list[str], codes: list[int], test_texts: list[str]) -> list[int]:
         """The code that the linear model names for each test text."""

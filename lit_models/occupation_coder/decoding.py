@@ -1,8 +1,8 @@
 """Codes of texts by the flat head, the decoder or both, all within the code book.
 
-Temperatures make both heads' probabilities honest. The nats of the true codes are summed at a fixed
-set of them while validating; the best, refined by a parabola, is kept. Sums over records are exact
-on any number of devices, and no logits are stored.
+Temperatures make both heads' probabilities honest: while validating, the nats of the true codes are
+summed at a fixed set of them, and the best is refined by a parabola. Sums over records are exact on
+any number of devices, and no logits are stored.
 
 In all functions `memory` is that of B texts or records, `decoder` writes their codes, code ids have
 `NONE` on the right, and `temperature` divides logits.
@@ -79,7 +79,11 @@ def step_log_probability(
     most_codes = int((code_ids >= 0).sum(1).max()) if len(code_ids) else 0
     targets = decoder.trie.targets(code_ids[:, :most_codes])
     legal = decoder.trie.legal_targets(code_ids, targets.shape[1])
-    steps = legal_log_softmax(decoder(targets, memory), legal, temperature)
+    return _of_targets(decoder(targets, memory), targets, legal, temperature)
+
+
+def _of_targets(logits: Tensor, targets: Tensor, legal: Tensor, temperature: float) -> Tensor:
+    steps = legal_log_softmax(logits, legal, temperature)
     chosen = steps.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
     return torch.where(targets == NONE, 0.0, chosen)
 
@@ -152,8 +156,8 @@ class Decoded(NamedTuple):
 
 class Beams(NamedTuple):
     """Hypotheses, best first: code_ids [B, W, K], nats of each code [B, W, K], log-probability of
-    the sequence [B, W], -inf where there are fewer, and what that of no other sequence exceeds [B],
-    -inf where there is none."""
+    the sequence [B, W], -inf where there are fewer, and an upper bound of that of any other
+    sequence [B], -inf where there is none."""
 
     code_ids: Tensor
     code_nats: Tensor
@@ -366,10 +370,8 @@ def _best_candidate(
 
 
 def repeats(candidates: Tensor) -> Tensor:
-    """Which sets stand before them in another order of their codes [B, N] bool.
-
-    Their probabilities are equal but for rounding, which must not choose the order.
-    """
+    """Whether a set before it has the same codes [B, N] bool: their probabilities are equal but for
+    rounding, which must not choose the order."""
     ordered = candidates.sort(dim=-1).values
     is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, N, N]
     return is_same.tril(-1).any(-1)
@@ -418,8 +420,8 @@ def temperatures() -> Tensor:
 
 
 def given_temperature(given: Mapping[str, float]) -> dict[str, float]:
-    """Return the temperature of each head, 1 where none is given; raises ValueError where it is not
-    above 0, or of a head that there is not."""
+    """Return the temperature of each head, by default 1; ValueError for another head, or where it
+    is not above 0."""
     for name, value in given.items():
         if name not in TERMS:
             raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
@@ -442,10 +444,7 @@ def nats_by_temperature(
     targets = trie.targets(ordered)
     logits = network.decoder(targets, memory)
     legal = trie.legal_targets(ordered, targets.shape[1])
-    seq2seq, flat = [], []
-    for temperature in temperatures().tolist():
-        steps = legal_log_softmax(logits, legal, temperature)
-        chosen = steps.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
-        seq2seq.append(-torch.where(targets == NONE, 0.0, chosen).sum(1))
-        flat.append(flat_nats(flat_logits / temperature, code_ids))
+    tried = temperatures().tolist()
+    seq2seq = [-_of_targets(logits, targets, legal, value).sum(1) for value in tried]
+    flat = [flat_nats(flat_logits / value, code_ids) for value in tried]
     return {"seq2seq": torch.stack(seq2seq, 1), "flat": torch.stack(flat, 1)}

@@ -60,11 +60,6 @@ class OccupationLossOptions:
             )
 
     @property
-    def weighs_rows(self) -> bool:
-        """Whether training rows differ in weight."""
-        return self.repeats < 1 or not self.unused_codes
-
-    @property
     def term_weights(self) -> dict[str, float]:
         """Factor of each term."""
         return {"seq2seq": self.seq2seq_weight, "flat": 1 - self.seq2seq_weight}
@@ -77,15 +72,8 @@ def record_losses(
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
 ) -> dict[str, Tensor]:
-    """Both terms, "seq2seq" and "flat", in nats of each record [B].
-
-    Args:
-        memory: encoded texts.
-        flat_logits: [B, C].
-        decoder: writes the codes.
-        batch: `code_ids` [B, K], NONE = no code, and its `num_with_codes`.
-        label_smoothing: share of the target spread over all symbols.
-    """
+    """Both terms, "seq2seq" and "flat", in nats of each record [B]; of flat logits [B, C] and a
+    batch with `code_ids` [B, K], NONE = no code, and `num_with_codes`."""
     code_ids = batch["code_ids"]
     ordered = best_orders(decoder, memory, code_ids, batch["num_with_codes"])
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
@@ -129,7 +117,7 @@ def flat_nats(logits: Tensor, code_ids: Tensor) -> Tensor:
 
 
 def multi_hot(code_ids: Tensor, num_codes: int) -> Tensor:
-    """Which codes a record has [B, C] bool, from code_ids [B, K] with NONE."""
+    """The codes of each record [B, C] bool, from code_ids [B, K] with NONE."""
     hot = code_ids.new_zeros((len(code_ids), num_codes + 1), dtype=torch.bool)
     column = torch.where(code_ids < 0, num_codes, code_ids)
     return hot.scatter(1, column, True)[:, :num_codes]
@@ -194,30 +182,32 @@ log = logging.getLogger(__name__)
 
 
 def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tensor:
-    """Weight of each training row [N] float32, in the order of their sample ids.
-
-    Args:
-        store: the tokenised tables.
-        options: `repeats` shares n ** repeats among the n rows of a text; without `unused_codes`
-            the description of a code that no other row has gets 0.
-    """
+    """Weight of each training row [N] float32, in the order of their sample ids: the n rows of a
+    text share n ** repeats, and without `unused_codes` the description of a code that no other row
+    has gets 0."""
     rows = store.rows(TRAIN)
     text_ids = store.arrays["text_id"][rows]
     times = np.bincount(text_ids)[text_ids].astype(np.float32)
     weights = times ** (options.repeats - 1)
-    if not options.unused_codes:
-        weights[_describes_an_unused_code(store, rows)] = 0.0
+    if options.unused_codes:
+        return torch.from_numpy(weights)
+    book = CodeBook.from_dict(store.recipe["code_book"])
+    normalisation = TextNormalisation(**store.recipe["normalisation"])
+    codes = store.code_sets(rows)
+    num_rows = np.bincount(np.concatenate(codes), minlength=len(book.codes))
+    for place, (code_ids, points) in enumerate(zip(codes, store.texts(rows), strict=True)):
+        if len(code_ids) == 1 and num_rows[code_ids[0]] == 1 and len(points):
+            description = normalisation(book.descriptions[code_ids[0]])
+            if decode(points) == description[: len(points)]:
+                weights[place] = 0.0
     return torch.from_numpy(weights)
 
 
 def linear_examples(
     store: OccupationStore, options: OccupationLossOptions
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Return the training texts, each once per set of codes that it has.
-
-    Args:
-        store: the tokenised tables.
-        options: its `linear` says how many are taken at most, evenly from all.
+    """Return the training texts, each once per set of codes that it has; no more than the linear
+    head's `max_texts`, evenly from all.
 
     Returns:
         Code points of each text, has_code [texts, C] bool, and weight [texts] float64, above 0.
@@ -244,17 +234,3 @@ def linear_examples(
     for place, ids in enumerate(store.code_sets(chosen)):
         has_code[place, ids] = True
     return store.texts(chosen), has_code, np.array([weight[key] for key in keys])
-
-
-def _describes_an_unused_code(store: OccupationStore, rows: np.ndarray) -> np.ndarray:
-    """[N] bool: the row is the only one of its code and says what the code book says."""
-    book = CodeBook.from_dict(store.recipe["code_book"])
-    normalisation = TextNormalisation(**store.recipe["normalisation"])
-    codes = store.code_sets(rows)
-    num_rows = np.bincount(np.concatenate(codes), minlength=len(book.codes))
-    is_one = np.zeros(len(rows), dtype=bool)
-    for place, (code_ids, points) in enumerate(zip(codes, store.texts(rows), strict=True)):
-        if len(code_ids) == 1 and num_rows[code_ids[0]] == 1 and len(points):
-            description = normalisation(book.descriptions[code_ids[0]])
-            is_one[place] = decode(points) == description[: len(points)]
-    return is_one

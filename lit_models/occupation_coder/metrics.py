@@ -55,7 +55,7 @@ def distinct(code_ids: Tensor) -> Tensor:
 
 
 class OccupationMetrics(nn.ModuleDict):
-    """All scores of one split; every entry is logged under its name.
+    """All scores of one split by the name that each is logged under.
 
     Names: each of SCORES; accuracy and f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`;
     f1 on strings and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of

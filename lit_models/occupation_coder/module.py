@@ -44,11 +44,8 @@ from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
 EncoderFactory = Callable[[int], CharacterEncoder]  # number of languages -> encoder
-DecoderFactory = Callable[
-    [int, CodeTrie], BlockDecoder
-]  # width of the memory, code book -> decoder
-
-
+DecoderFactory = Callable[[int, CodeTrie], BlockDecoder]  # memory's width, code book -> decoder
+RECIPE_KEY = "occupation_recipe"
 TEXTS_AT_ONCE = 256
 
 
@@ -63,22 +60,18 @@ class CodedText(NamedTuple):
     is_truncated: bool
 
 
-RECIPE_KEY = "occupation_recipe"
-
-
 class LitOccupationCoder(ExactModule):
     """Job descriptions to sets of occupation codes. Logs losses in nats per record.
 
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
-        lr_scheduler: factory; none keeps the rate constant.
-        encoder: factory of the text encoder, given the number of languages.
-        decoder: factory of the decoder, given the memory's width and the code book.
+        lr_scheduler: factory; `None` keeps the rate constant.
+        encoder: factory of the text encoder.
+        decoder: factory of the decoder.
         loss: weights of the two heads and of the training rows.
         decoding: how codes are read in validation, test and prediction.
-        temperature: of `seq2seq` and `flat`, by which the heads' logits are divided; 1 where not
-            given. What a validation finds takes its place and stays with the weights; so an
-            evaluation takes the checkpoint's.
+        temperature: of `seq2seq` and `flat`, by which the heads' logits are divided, by default 1.
+            What a validation finds takes its place and stays with the weights.
         freeze: `encoder` trains the heads alone.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
@@ -148,7 +141,7 @@ class LitOccupationCoder(ExactModule):
 
     def prepare(self, data: Any, is_new: bool) -> None:
         """Weigh the training rows, and solve the linear head of a new network."""
-        if self.is_training_run and self.loss.weighs_rows:
+        if self.is_training_run and (self.loss.repeats < 1 or not self.loss.unused_codes):
             weights = row_weights(data.store, self.loss)
             self.register_buffer("row_weights", weights, persistent=False)
         if self.is_training_run and is_new and self.loss.linear:
@@ -225,8 +218,8 @@ class LitOccupationCoder(ExactModule):
 
         Args:
             texts: job descriptions as they were written.
-            language: of all texts or of each; none takes the recipe's default.
-            options: fields of DecodingOptions that shall differ, such as method="beam".
+            language: of all texts or of each; `None` takes the recipe's default.
+            options: fields of DecodingOptions that differ, such as method="beam".
 
         Raises:
             RuntimeError: the module has no trained network yet.
