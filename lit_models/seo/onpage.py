@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 import pyarrow as pa
 
@@ -192,7 +192,7 @@ def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
     links = [(element, _value(element, "href")) for element in tree.css(CANONICAL)]
     in_body = {element.mem_id for element in tree.css(f"body {CANONICAL}")}
     for element, link in links:
-        target = _split(link)
+        target = _address("", link)
         if not link or target is None:
             report.add("canonical", "the canonical link has no address that can be read", element)
         elif not target.scheme:
@@ -206,7 +206,7 @@ def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
         rule = "the canonical links name different addresses"
         report.add("canonical", rule, links[1][0], evidence)
     first = links[0][1] if links else ""
-    report.facts["canonical"] = first if first and _split(first) is not None else None
+    report.facts["canonical"] = first if first and _address("", first) is not None else None
     told = defaultdict(list)
     for element in tree.css(ROBOTS):
         content = _value(element, "content").lower()
@@ -264,14 +264,25 @@ def _check_links(report: PageReport, tree: "LexborHTMLParser") -> None:
     where the page's own is not known.
     """
     base = tree.css_first("base[href]")
-    own = _joined(report.facts["canonical"] or "", "" if base is None else _value(base, "href"))
+    canonical = report.facts["canonical"] or ""
+    own = _address(canonical, "" if base is None else _value(base, "href")) or urlsplit(canonical)
     counts = report.facts["links"] = dict.fromkeys(LINK_KINDS, 0)
     for element in tree.css("a[href]"):
         link = _value(element, "href")
-        if _split(link) is None:
+        target = _address(own.geturl(), link)
+        if target is None:
             report.add("links", "the address cannot be read", element, link)
             continue
-        counts[_kind(link, own)] += 1
+        hosts = {p.netloc.lower().rpartition("@")[2].removeprefix("www.") for p in (target, own)}
+        if link.startswith("#") or not link:
+            kind = "fragment"
+        elif target.scheme not in ("", "http", "https"):
+            kind = "other"
+        elif target.netloc and not own.netloc:
+            kind = "unknown"
+        else:
+            kind = "external" if len(hosts) > 1 else "internal"
+        counts[kind] += 1
         has_text = element.text(deep=False).strip() or element.text(deep=True).strip()
         if not has_text and not _is_named(element):
             report.add("links", "a link without a text says nothing of its target", element)
@@ -335,29 +346,12 @@ def _place(element: "LexborNode | None") -> str:
     return " > ".join(reversed(steps)) or ("" if element is None else "html")
 
 
-def _split(address: str) -> Any:
-    """Return the parts of an address; None where it cannot be read or is too long for any."""
+def _address(start: str, link: str) -> SplitResult | None:
+    """Return a link seen from an address; None where it cannot be read or is too long for any."""
     try:
-        return urlsplit(address) if len(address) <= LONGEST_ADDRESS else None
+        return urlsplit(urljoin(start, link)) if len(link) <= LONGEST_ADDRESS else None
     except ValueError:  # such as http://[
         return None
-
-
-def _joined(start: str, link: str) -> str:
-    """Return an address seen from another; where it cannot be read, that other one."""
-    return start if _split(link) is None else urljoin(start, link)
-
-
-def _kind(link: str, start: str) -> str:
-    if link.startswith("#") or not link:
-        return "fragment"
-    target, own = (urlsplit(address) for address in (_joined(start, link), start))
-    if target.scheme not in ("", "http", "https"):
-        return "other"
-    if target.netloc and not own.netloc:
-        return "unknown"
-    hosts = {p.netloc.lower().rpartition("@")[2].removeprefix("www.") for p in (target, own)}
-    return "external" if target.netloc and len(hosts) > 1 else "internal"
 
 
 def keyword_counts(keyword: str, places: Mapping[str, Iterable[str]]) -> dict[str, int]:

@@ -67,10 +67,7 @@ class SnippetMetrics(nn.ModuleDict):
 
 
 class Duplicates(Metric):
-    """The share of texts that another one equals, kept as hashes: exact on any number of devices.
-
-    Case and spaces do not matter.
-    """
+    """The share of texts that another one equals but for case and spaces; kept as hashes."""
 
     full_state_update = False
     hashes: list[Tensor]
@@ -88,7 +85,7 @@ class Duplicates(Metric):
         self.hashes.append(hashes[weight > 0])
 
     def compute(self) -> Tensor:
-        """Return the share, [] float64; 0 without any text."""
+        """Return the share, [] float64."""
         kept = dim_zero_cat(self.hashes)
         _, counts = kept.unique(return_counts=True)
         repeated = counts[counts > 1].sum().double()
@@ -106,7 +103,7 @@ def snippet_scores(
         text: of the page.
         target: what people wrote.
         query: "" where there is none.
-        limits: fewest and most characters.
+        limits: least and most characters.
 
     Source of ROUGE: Lin 2004, sections 2 and 3.1; as torchmetrics computes it.
     """
@@ -128,12 +125,10 @@ def snippet_scores(
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text without case."""
     return WORD.findall(text.casefold())
 
 
 def written_texts(done: Completions, tokenizer: TextTokenizer) -> list[str]:
-    """Return the text of each completion, on one line."""
     pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
     return [written_text(tokenizer, *pair) for pair in pairs]
 
@@ -150,9 +145,6 @@ class LitSnippetWriter(LitCausalLM):
     Args:
         target: what is written; the data must name the same.
         language_model: see `LitCausalLM`; generation writes 64 tokens at most where not given.
-
-    Raises:
-        ValueError: options of generation for scores.
     """
 
     settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")

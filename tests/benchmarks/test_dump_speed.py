@@ -159,7 +159,7 @@ def test_activations_per_second_beside_a_plain_loop(
         *("one process, started alike", rates["1 process"], Aim(1.8, is_least=True)),
     )
     expected = np.sort(np.load(tmp_path / "0.npy").sum(1))
-    kept = np.sort(np.concatenate([store.activations(part).sum(1) for part in range(3)]))
+    kept = np.sort(np.concatenate([store.array(part, "activations").sum(1) for part in range(3)]))
     np.testing.assert_allclose(kept, expected, atol=1e-4)  # both did the same work
 
 
