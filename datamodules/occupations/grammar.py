@@ -6,7 +6,7 @@ the same text. Some legal combinations are rare and some never occur.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from datamodules.files.splitting import STATUS_WORDS
@@ -189,20 +189,27 @@ def heads() -> list[TitleHead]:
     """Every trade and every legal pair of material and action."""
     found = []
     for digits, *words in map(str.split, TRADES.strip().splitlines()):
-        forms: dict[str, Words] = {
-            lang: (_with_stem(w, lang),) for lang, w in zip(LANGUAGES, words, strict=True)
-        }
+        pairs = zip(LANGUAGES, words, strict=True)
+        forms: dict[str, Words] = {lang: (_with_stem(word, lang),) for lang, word in pairs}
         found.append(TitleHead(digits + "0", words[0], forms))
     materials = {row[0]: row[1:] for row in map(str.split, MATERIALS.strip().splitlines())}
     for digits, worked, *words in map(str.split, ACTIONS.strip().splitlines()):
         for material in worked:
-            forms = dict[str, Words]()
-            for i, language in enumerate(LANGUAGES):
+            forms = {}
+            for i, (language, word) in enumerate(zip(LANGUAGES, words, strict=True)):
                 first, alone = materials[material][2 * i : 2 * i + 2]
-                forms[language] = _worked_forms(words[i], first, alone, language)
+                space = " " if language == "en" else ""
+                compound = _with_stem(f"{first}{space}{word}", language)
+                apart = MATERIAL_FORMS[language].format(x=word, m=alone)
+                forms[language] = (compound, compound, (apart, compound[1]))
             name = f"{materials[material][0]} {words[0]}"
             found.append(TitleHead(digits + material, name, forms))
     return found
+
+
+def _with_stem(word: str, language: str) -> tuple[str, str]:
+    """A word and its form inside a compound: in Swedish vävare becomes vävar-."""
+    return word, word[:-1] if language == "sv" and word.endswith("are") else word
 
 
 def code_book() -> dict[str, str]:
@@ -223,90 +230,63 @@ def records(count: int, seed: int) -> list[DemoRecord]:
     """Descriptions drawn from the grammar; the same for the same arguments on every machine."""
     # random() of a seeded random.Random is the one stream that Python promises never to change.
     draw = random.Random(seed).random
-    all_heads = heads()
+    ranked = sorted(heads(), key=lambda head: head.digits[::-1])
     # Trades in Zipf's manner, so that some combinations are rare.
-    weights = [1 / (6 + i) for i in range(len(all_heads))]
-    order = sorted(range(len(all_heads)), key=lambda i: all_heads[i].digits[::-1])
-    ranked = [all_heads[i] for i in order]
-    return [_record(ranked, weights, draw) for _ in range(count)]
+    weights = [1 / (6 + i) for i in range(len(ranked))]
 
+    def pick(choices: Sequence[T]) -> T:
+        return choices[int(draw() * len(choices))]
 
-def _record(
-    ranked: Sequence[TitleHead], weights: Sequence[float], draw: Callable[[], float]
-) -> DemoRecord:
-    language = LANGUAGES[int(draw() * len(LANGUAGES))]
-    kind = draw()
-    if kind < SHARE_PAIR:
-        (a, code_a), (b, code_b) = (_person(ranked, weights, language, draw) for _ in range(2))
-        text = _pick(PAIR_FORMS[language], draw).format(a=a, b=b)
-        codes = (code_a,) if code_a == code_b else (code_a, code_b)
-    elif kind < SHARE_PAIR + SHARE_ASIDE:
-        (a, code), (b, _) = (_person(ranked, weights, language, draw) for _ in range(2))
-        text, codes = _pick(ASIDE_FORMS[language], draw).format(a=a, b=b), (code,)
-    elif kind < SHARE_PAIR + SHARE_ASIDE + SHARE_RELATION:
-        rank = _pick(RELATED_RANKS, draw)
-        b, code = _person(ranked, weights, language, draw, rank)
-        relation = int(draw() * (len(RELATIONS) - 1))
-        text = _pick(RELATION_FORMS[language][relation], draw).format(b=b)
-        codes = (f"{code[:4]}{relation + 1}",)
-    else:
-        text, code = _person(ranked, weights, language, draw)
-        codes = (code,)
-    return DemoRecord(_noisy(text, language, draw), language, codes)
+    def weighted(weights: Sequence[float]) -> int:
+        left = draw() * sum(weights)
+        for i, weight in enumerate(weights):
+            left -= weight
+            if left < 0:
+                return i
+        return len(weights) - 1
 
+    def person(language: str, rank: int | None = None) -> tuple[str, str]:
+        """A trade with a rank in words, and its code."""
+        head = ranked[weighted(weights)]
+        rank = weighted(RANK_WEIGHTS) if rank is None else rank
+        word, stem = pick(head.words[language])
+        forms = ("{x}",) if rank == 0 else RANK_FORMS[language][rank - 1]
+        return pick(forms).format(x=word, c=stem), f"{head.digits}{rank}0"
 
-def _person(
-    ranked: Sequence[TitleHead],
-    weights: Sequence[float],
-    language: str,
-    draw: Callable[[], float],
-    rank: int | None = None,
-) -> tuple[str, str]:
-    """A trade with a rank in words, and its code."""
-    head = ranked[_weighted(weights, draw)]
-    rank = _weighted(RANK_WEIGHTS, draw) if rank is None else rank
-    word, stem = _pick(head.words[language], draw)
-    forms = ("{x}",) if rank == 0 else RANK_FORMS[language][rank - 1]
-    return _pick(forms, draw).format(x=word, c=stem), f"{head.digits}{rank}0"
+    def noisy(text: str, language: str) -> str:
+        """The text with now and then a place, an old spelling, a slip of the pen, a status word."""
+        if draw() < SHARE_PLACE:
+            place = pick(PLACES[language].split())
+            text = pick(PLACE_FORMS[language]).format(t=text, p=place)
+        if draw() < SHARE_OLD_SPELLING:
+            new, old = pick(OLD_SPELLINGS[language])
+            text = text.replace(new, old, 1)
+        if draw() < SHARE_SLIP:
+            at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
+            two = text[at : at + 2]
+            text = text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
+        if draw() < SHARE_STATUS:
+            word = pick(STATUS_WORDS[language][:2])
+            text = pick(("{t} ({w})", "{w} {t}", "{t}, {w}")).format(t=text, w=word)
+        return text
 
+    def record() -> DemoRecord:
+        language = pick(LANGUAGES)
+        kind = draw()
+        codes: tuple[str, ...]
+        if kind < SHARE_PAIR + SHARE_ASIDE:
+            is_pair = kind < SHARE_PAIR
+            (a, code), (b, other) = person(language), person(language)
+            text = pick((PAIR_FORMS if is_pair else ASIDE_FORMS)[language]).format(a=a, b=b)
+            codes = (code, other) if is_pair and other != code else (code,)
+        elif kind < SHARE_PAIR + SHARE_ASIDE + SHARE_RELATION:
+            b, code = person(language, pick(RELATED_RANKS))
+            relation = int(draw() * (len(RELATIONS) - 1))
+            text = pick(RELATION_FORMS[language][relation]).format(b=b)
+            codes = (f"{code[:4]}{relation + 1}",)
+        else:
+            text, code = person(language)
+            codes = (code,)
+        return DemoRecord(noisy(text, language), language, codes)
 
-def _noisy(text: str, language: str, draw: Callable[[], float]) -> str:
-    """The text with now and then a place, an old spelling, a slip of the pen, a status word."""
-    if draw() < SHARE_PLACE:
-        place = _pick(PLACES[language].split(), draw)
-        text = _pick(PLACE_FORMS[language], draw).format(t=text, p=place)
-    if draw() < SHARE_OLD_SPELLING:
-        new, old = _pick(OLD_SPELLINGS[language], draw)
-        text = text.replace(new, old, 1)
-    if draw() < SHARE_SLIP:
-        at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
-        two = text[at : at + 2]
-        text = text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
-    if draw() < SHARE_STATUS:
-        word = _pick(STATUS_WORDS[language][:2], draw)
-        text = _pick(("{t} ({w})", "{w} {t}", "{t}, {w}"), draw).format(t=text, w=word)
-    return text
-
-
-def _with_stem(word: str, language: str) -> tuple[str, str]:
-    """A word and its form inside a compound: in Swedish vävare becomes vävar-."""
-    return word, word[:-1] if language == "sv" and word.endswith("are") else word
-
-
-def _worked_forms(word: str, material: str, alone: str, language: str) -> Words:
-    compound = _with_stem(f"{material} {word}" if language == "en" else material + word, language)
-    apart = MATERIAL_FORMS[language].format(x=word, m=alone)
-    return compound, compound, (apart, compound[1])
-
-
-def _pick(choices: Sequence[T], draw: Callable[[], float]) -> T:
-    return choices[int(draw() * len(choices))]
-
-
-def _weighted(weights: Sequence[float], draw: Callable[[], float]) -> int:
-    left = draw() * sum(weights)
-    for i, weight in enumerate(weights):
-        left -= weight
-        if left < 0:
-            return i
-    return len(weights) - 1
+    return [record() for _ in range(count)]
