@@ -1,49 +1,60 @@
-"""fsdp: what each rank holds, resuming across strategies, and every option with its effect."""
+"""fsdp: what each rank holds, every option with its effect, and checkpoints across strategies."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lit_models.commands.export import export_checkpoint
+from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
+from lit_models.training.export import read_exported
 from tests.distributed.test_matrix import assert_same, facts, run_jobs, weights
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
-HALF = {"max_steps": 5}
-DATA = {"global_batch_size": 16}
+HALF, SHARDS = {"max_steps": 5}, {"sharded_checkpoint": True}
+LIT_TIED = "tests.distributed.families.LitTied"
+SHARD = [f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)]
+RESUMED = ["ddp-1 to fsdp-2", "fsdp-2 to ddp-1", "fsdp-2 to fsdp-4"]
+FROM_SHARDS = ["shards to one", "shards to two files", "shards to three"]
 
 
 def job(name: str, strategy: str = "fsdp", **more: Any) -> dict[str, Any]:
-    return {"name": name, "family": "tied", "strategy": strategy, "data": DATA, **more}
+    given = {"family": "tied", "data": {"global_batch_size": 16}, "decay": 0.9}
+    return {"name": name, "strategy": strategy, **given, **more}
+
+
+def last(run: Path) -> Path:
+    return run / "checkpoints" / "last.ckpt"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs, and runs in two halves by two strategies and numbers of processes."""
     folder = tmp_path_factory.mktemp("sharding")
-
-    def last(name: str) -> str:
-        return str(folder / name / "checkpoints" / "last.ckpt")
-
+    ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     single = job("one-32", "ddp", trainer={"precision": "32-true"})
-    run_jobs(folder, 1, [job("one", "ddp"), single, job("first-ddp-1", "ddp", trainer=HALF)])
+    run_jobs(folder, 1, [job("one", "ddp"), single, job("half of ddp-1", "ddp", trainer=HALF)])
     two = [
         job("sharded"),
-        job("first-fsdp-2", trainer=HALF),
-        job("ddp-1 to fsdp-2", resume=last("first-ddp-1")),
+        job("half of fsdp-2", trainer=HALF),
+        job("ddp-1 to fsdp-2", resume=ddp),
         job("kept", sharding={"reshard_after_forward": False}),
         job("ddp-2", "ddp"),
         job("bf16", trainer={"precision": "bf16-mixed"}),
+        job("shards", sharding=SHARDS),
+        job("half of shards", sharding=SHARDS, trainer=HALF),
+        job("shards to two files", resume=shards),
     ]
     run_jobs(folder, 2, two)
-    run_jobs(folder, 1, [job("fsdp-2 to ddp-1", "ddp", resume=last("first-fsdp-2"))])
-    four = [
-        job("hybrid", sharding={"replicate_size": 2}),
-        job("fsdp-2 to fsdp-4", resume=last("first-fsdp-2")),
-    ]
-    run_jobs(folder, 4, four)
+    one = [job("fsdp-2 to ddp-1", "ddp", resume=fsdp), job("shards to one", "ddp", resume=shards)]
+    run_jobs(folder, 1, one)
+    run_jobs(folder, 3, [job("shards to three", sharding=SHARDS, resume=shards)])
+    hybrid = job("hybrid", sharding={"replicate_size": 2, **SHARDS})
+    run_jobs(folder, 4, [hybrid, job("fsdp-2 to fsdp-4", resume=fsdp)])
     return folder
 
 
@@ -66,15 +77,15 @@ def test_no_option_changes_the_run(runs, name):
     assert_same(runs / "one", runs / name)
 
 
-@pytest.mark.parametrize("name", ["ddp-1 to fsdp-2", "fsdp-2 to ddp-1", "fsdp-2 to fsdp-4"])
+@pytest.mark.parametrize("name", RESUMED + FROM_SHARDS)
 def test_a_run_goes_on_under_another_strategy_and_number_of_devices(runs, name):
     whole = ledger_lines(runs / "one")
     for expected, line in zip(whole[5:], ledger_lines(runs / name), strict=True):
         assert line["digest"] == expected["digest"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-10)
-    for parameter, value in weights(runs / name).items():
-        expected = weights(runs / "one")[parameter]
-        torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-10)
+    expected, found = (read_checkpoint(last(runs / n)) for n in ("one", name))
+    for key in ("state_dict", AVERAGED):
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-8, atol=1e-10)
 
 
 def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
@@ -84,3 +95,83 @@ def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
         assert line["targets"] == expected["targets"]
         assert line["loss"] == pytest.approx(expected["loss"], rel=2e-2)
         assert line["loss"] != expected["loss"]
+
+
+def test_every_rank_writes_its_half(runs):
+    for name in ("last", "previous", "best"):
+        folder = runs / "shards" / "checkpoints" / f"{name}.ckpt"
+        assert sorted(p.name for p in folder.iterdir()) == ["meta.pt", *SHARD]
+        assert damage(folder) is None
+    sizes = [(last(runs / "shards") / name).stat().st_size for name in SHARD]
+    assert 0.8 < sizes[0] / sizes[1] < 1.25
+    names = sorted(p.name for p in (runs / "shards" / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "last.ckpt", "previous.ckpt"]  # nothing unfinished is left
+
+
+def test_a_folder_reads_as_the_file_of_the_same_run(runs):
+    for name in ("last", "previous", "best"):
+        file = read_checkpoint(runs / "sharded" / "checkpoints" / f"{name}.ckpt")
+        folder = read_checkpoint(runs / "shards" / "checkpoints" / f"{name}.ckpt")
+        assert folder.keys() == file.keys()
+        assert folder["global_step"] == file["global_step"]
+        (ours,), (theirs,) = folder["optimizer_states"], file["optimizer_states"]
+        for key in ("state_dict", AVERAGED):
+            torch.testing.assert_close(folder[key], file[key], rtol=0, atol=0)
+        torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
+        assert ours["param_groups"] == theirs["param_groups"]
+        assert all("param_names" in group for group in ours["param_groups"])
+
+
+def test_the_small_parts_of_a_folder_are_read_alone(runs):
+    content = read_checkpoint(last(runs / "shards"), mmap=True)
+    assert content["global_step"] == 10
+    whole = {name: value.shape for name, value in weights(runs / "shards").items()}
+    assert {name: value.shape for name, value in content["state_dict"].items()} == whole
+
+
+@pytest.fixture
+def copy(runs: Path, tmp_path: Path) -> Path:
+    shutil.copytree(runs / "shards" / "checkpoints", tmp_path / "checkpoints")
+    return tmp_path
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "file", "message"),
+    [
+        (cut_short, SHARD[1], f"{SHARD[1]} is cut short"),
+        (alter, SHARD[0], f"checksum of its shard {SHARD[0]} is wrong"),
+        (Path.unlink, SHARD[1], f"{SHARD[1]} is missing"),
+        (cut_short, "meta.pt", "of its meta.pt: it is cut short"),
+        (Path.unlink, "meta.pt", "a folder without meta.pt"),
+    ],
+)
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_used(copy, harm, file, message):
+    (copy / "checkpoints" / "best.ckpt").rename(copy / "best.ckpt")
+    harm(last(copy) / file)
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(last(copy))
+    with pytest.warns(UserWarning, match=message):
+        assert newest_checkpoint(copy) == copy / "checkpoints" / "previous.ckpt"
+
+
+def test_shards_of_two_steps_are_never_mixed(copy):
+    shutil.copy(copy / "checkpoints" / "previous.ckpt" / SHARD[1], last(copy) / SHARD[1])
+    assert SHARD[1] in (damage(last(copy)) or "")
+
+
+def test_an_export_of_shards_is_that_of_the_file(runs, tmp_path):
+    content = {}
+    for name in ("sharded", "shards"):
+        export_checkpoint(last(runs / name), tmp_path / name, class_path=LIT_TIED)
+        content[name] = read_exported(tmp_path / name)["state_dict"]
+    torch.testing.assert_close(content["shards"], content["sharded"], rtol=0, atol=0)

@@ -21,10 +21,7 @@ from lit_models.training import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family
-from tests.test_step_waits import (
-    files,  # noqa: F401 - a fixture
-    first_weights,
-)
+from tests.test_step_waits import first_weights
 from tests.toy import ledger_lines, toy_trainer
 
 ACCELERATOR = "gpu"
@@ -76,9 +73,7 @@ def losses(run: Path) -> list[float]:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_training_starts_from_the_weights_of_a_cpu(
-    files: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    files: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     on_cpu = first_weights(EVERY[name], files, 0, "32-true")
     there = partial(toy_trainer, accelerator=ACCELERATOR)
@@ -89,11 +84,7 @@ def test_a_training_starts_from_the_weights_of_a_cpu(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_losses_in_float64_are_those_of_a_cpu(
-    files: Path,  # noqa: F811
-    tmp_path: Path,
-    name: str,
-) -> None:
+def test_the_losses_in_float64_are_those_of_a_cpu(files: Path, tmp_path: Path, name: str) -> None:
     fitted(EVERY[name], files, tmp_path / "cpu", accelerator="cpu")
     fitted(EVERY[name], files, tmp_path / "gpu")
     assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-8)
@@ -102,10 +93,7 @@ def test_the_losses_in_float64_are_those_of_a_cpu(
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_family_learns_and_no_step_waits(
-    files: Path,  # noqa: F811
-    tmp_path: Path,
-    name: str,
-    precision: str,
+    files: Path, tmp_path: Path, name: str, precision: str
 ) -> None:
     callbacks = [NoWaits(), *default_callbacks()]
     family, few = LEARNERS[name], {"precision": precision, "callbacks": callbacks}
@@ -115,14 +103,14 @@ def test_a_family_learns_and_no_step_waits(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_predicts(files: Path, tmp_path: Path, name: str) -> None:  # noqa: F811
+def test_a_family_predicts(files: Path, tmp_path: Path, name: str) -> None:
     trainer, module, data = fitted(FAMILIES[name], files, tmp_path / "run", precision="32-true")
     trainer.predict(module, data, return_predictions=False)
     assert list(files.glob(f"{tmp_path.name}-run/*"))
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
-def test_compiled_blocks_learn_what_others_learn(files: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_compiled_blocks_learn_what_others_learn(files: Path, tmp_path: Path) -> None:
     def compiled(folder: Path, options: Any) -> Any:
         module, data = SPECIAL["llama"](folder, options)
         computation = ComputationOptions(compile=True)
@@ -136,11 +124,7 @@ def test_compiled_blocks_learn_what_others_learn(files: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_fsdp_on_one_gpu_learns_and_goes_on(
-    files: Path,  # noqa: F811
-    tmp_path: Path,
-    sharded: bool,
-) -> None:
+def test_fsdp_on_one_gpu_learns_and_goes_on(files: Path, tmp_path: Path, sharded: bool) -> None:
     family = FAMILIES["causal_lm"]
     fitted(family, files, tmp_path / "plain", max_steps=5, precision="32-true")
     way = partial(FullyShardedStrategy, sharded_checkpoint=sharded)
@@ -153,7 +137,7 @@ def test_fsdp_on_one_gpu_learns_and_goes_on(
     assert found == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
 
 
-def test_bitwise_sums_give_the_same_bits_twice(files: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_bitwise_sums_give_the_same_bits_twice(files: Path, tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
         given = {"precision": "32-true", "sizes": {"micro_batch_size": 1}}
@@ -173,7 +157,7 @@ def test_dropout_by_sample_has_the_masks_of_a_cpu() -> None:
     assert torch.equal(*masks)
 
 
-def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Path) -> None:
     """The allocator is given a little above what the process holds."""
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
@@ -187,7 +171,7 @@ def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Pat
     assert 1 <= data.batching.micro_batch_size <= 8
 
 
-def test_twenty_tokens_are_written(files: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_twenty_tokens_are_written(files: Path, tmp_path: Path) -> None:
     trainer, module, data = fitted(SPECIAL["llama"], files, tmp_path / "run", precision="32-true")
     module.generation = GenerationOptions(max_new_tokens=20, temperature=0.0)
     trainer.predict(module, data, return_predictions=False)

@@ -1,0 +1,3 @@
+"""The files of every family, for the tests beside it."""
+
+from tests.test_step_waits import files  # noqa: F401 - a fixture
