@@ -139,8 +139,6 @@ def occupation_coder(
     folder: Path, options: dict[str, Any], loss: OccupationLossOptions | None = None
 ) -> tuple[ExactModule, PlannedDataModule]:
     table = str(folder.parent / "occupations.csv")
-    options = {**options}
-    options.pop("num_samples", None)
     data = OccupationDataModule(
         train_files=table,
         validation_files=table,
@@ -186,8 +184,6 @@ def causal_lm(
     **shape: Any,
 ) -> tuple[ExactModule, PlannedDataModule]:
     documents = str(folder.parent / "documents.jsonl")
-    options = {**options}
-    options.pop("num_samples", None)
     data = TextDataModule(
         train_files=documents,
         validation_files=documents,

@@ -74,8 +74,6 @@ def consistency_lens(
     optimizer: Callable[..., torch.optim.Optimizer] = adamw,
     rate: float = 0.5,
 ) -> tuple[ExactModule, PlannedDataModule]:
-    options = {**options}
-    options.pop("num_samples", None)
     data = ActivationDataModule(
         **lens_documents(folder),
         predict_output=str(folder / "coded.jsonl"),

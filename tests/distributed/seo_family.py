@@ -55,8 +55,6 @@ def scored_texts(path: Path) -> None:
 
 def text_scorer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     path = str(folder.parent / "scored.jsonl")
-    options = {**options}
-    options.pop("num_samples", None)
     data = ScoredTextDataModule(
         files=dict.fromkeys(("train", "validation", "test", "predict"), path),
         predict_output=str(folder / "coded.jsonl"),
@@ -76,8 +74,6 @@ def text_scorer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, Pla
 
 
 def text_ranker(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
-    options = {**options}
-    options.pop("num_samples", None)
     data = ranking_data(
         folder.parent / "relevance",
         candidates=CandidateOptions("bm25", top=10),
@@ -90,8 +86,6 @@ def text_ranker(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, Pla
 
 def snippet_writer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     path = str(folder.parent / "pages.jsonl")
-    options = {**options}
-    options.pop("num_samples", None)
     data = pages_of(
         path,
         predict_files=path,

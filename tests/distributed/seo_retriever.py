@@ -50,8 +50,6 @@ def retriever(
     **model: Any,
 ) -> tuple[ExactModule, PlannedDataModule]:
     """Return the module and its data, the collection beside a job's folder."""
-    options = {**options}
-    options.pop("num_samples", None)
     data = RetrievalDataModule(
         collection=CollectionRequest(str(folder.parent / "collection")),
         mix=TrainingMix(judged=1, titles=1),

@@ -1,13 +1,10 @@
 """Negatives from all ranks: 2 ranks x b is 1 x 2b, however the step is computed."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launch import run
-from tests.distributed.test_matrix import assert_same
-from tests.seo.retrieval_collection import write_collection
+from tests.distributed.test_matrix import assert_same, run_jobs
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -23,18 +20,12 @@ CELLS = [
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("retriever")
-    write_collection(folder / "collection")
-    ones = [(one, 1, "ddp") for one in dict.fromkeys(one for _, one, _ in CELLS)]
-    for number in (1, 2):
-        cells = ones if number == 1 else [(name, 2, how) for name, _, how in CELLS]
-        jobs = [
-            {"name": f"{name}-{number}", "family": name, "strategy": how} for name, _, how in cells
-        ]
-        path = folder / f"jobs-{number}.json"
-        path.write_text(json.dumps([{**job, "trainer": {"max_steps": 6}} for job in jobs]))
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
-        done = run(*launcher, "-m", "tests.distributed.jobs", str(folder), str(path), timeout_s=300)
-        assert done.returncode == 0, done.stdout[-4000:]
+    ones = [(one, "ddp") for one in dict.fromkeys(one for _, one, _ in CELLS)]
+    for number, cells in ((1, ones), (2, [(name, how) for name, _, how in CELLS])):
+        options = {"trainer": {"max_steps": 6}}
+        named = [(f"{name}-{number}", name, how) for name, how in cells]
+        jobs = [{"name": n, "family": name, "strategy": how, **options} for n, name, how in named]
+        run_jobs(folder, number, jobs)
     return folder
 
 
