@@ -20,7 +20,6 @@ from datamodules.search.collection import Collection
 from datamodules.text.encoding import terms_by
 
 BM25_VERSION = 1
-QUERIES_PER_CHUNK = 256
 ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
 
 
@@ -48,7 +47,7 @@ class Bm25Options:
         terms_by(self.stemmer, self.stopwords)
 
     def words(self) -> Callable[[str], list[str]]:
-        """Return what cuts a text into words."""
+        """Return the function that cuts a text into words."""
         return terms_by(self.stemmer, self.stopwords)
 
 
@@ -84,10 +83,8 @@ class Bm25:
         with (self.folder / "terms.txt").open(encoding="utf-8") as file:
             return {line.rstrip("\n"): number for number, line in enumerate(file)}
 
-    def search(
-        self, queries: Sequence[str], k: int, among: np.ndarray | None = None
-    ) -> Iterator[Hits]:
-        """Yield the best k documents of these queries, or all if they are fewer; some at a time.
+    def search(self, queries: Sequence[str], k: int, among: np.ndarray | None = None) -> Hits:
+        """Return the best k documents of these queries, or all if they are fewer.
 
         Args:
             queries: any texts.
@@ -98,20 +95,18 @@ class Bm25:
             raise ValueError(f"k must be 1 or more, got {k}.")
         k = min(k, self.num_documents if among is None else len(among))
         scores = np.zeros(self.num_documents, np.float64)
-        for first in range(0, len(queries), QUERIES_PER_CHUNK):
-            chunk = queries[first : first + QUERIES_PER_CHUNK]
-            hits = Hits(np.full((len(chunk), k), -1, np.int64), np.zeros((len(chunk), k), "f4"))
-            for row, query in enumerate(chunk):
-                scores.fill(0.0)
-                for postings, impacts in self._postings(query):
-                    scores[postings] += impacts
-                own = scores if among is None else scores[among]
-                worst = np.partition(own, len(own) - k)[len(own) - k]
-                matching = np.flatnonzero(own >= worst if worst > 0 else own)
-                best = matching[np.argsort(-own[matching], kind="stable")][:k]
-                hits.documents[row, : len(best)] = best if among is None else among[best]
-                hits.scores[row, : len(best)] = own[best]
-            yield hits
+        hits = Hits(np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), "f4"))
+        for row, query in enumerate(queries):
+            scores.fill(0.0)
+            for postings, impacts in self._postings(query):
+                scores[postings] += impacts
+            own = scores if among is None else scores[among]
+            worst = np.partition(own, len(own) - k)[len(own) - k]
+            matching = np.flatnonzero(own >= worst if worst > 0 else own)
+            best = matching[np.argsort(-own[matching], kind="stable")][:k]
+            hits.documents[row, : len(best)] = best if among is None else among[best]
+            hits.scores[row, : len(best)] = own[best]
+        return hits
 
     def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
         """Return the scores of some documents, [n] float64; 0 where no word is shared."""
@@ -143,26 +138,6 @@ def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> B
     return Bm25(folder, options)
 
 
-def scores_of(texts: Sequence[str], query: str, options: Bm25Options = Bm25Options()) -> np.ndarray:
-    """Return the score of each of a few texts, [n] float64, over these texts alone and unindexed.
-
-    Args:
-        texts: what is ranked.
-        query: a word that it has twice counts twice.
-    """
-    words = options.words()
-    counts = [Counter(words(text)) for text in texts]
-    lengths = np.array([own.total() for own in counts], np.int64)
-    found = np.zeros(len(texts), np.float64)
-    for term, times in sorted(Counter(words(query)).items()):
-        count = np.array([own[term] for own in counts], np.int64)
-        with_term = np.flatnonzero(count)
-        frequency = np.full(len(with_term), len(with_term))
-        impacts = impacts_of(count[with_term], lengths, with_term, frequency, options)
-        found[with_term] += times * impacts
-    return found
-
-
 def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     terms: defaultdict[str, int] = defaultdict()
     terms.default_factory = terms.__len__  # a new word gets the next number
@@ -181,30 +156,12 @@ def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     order = np.argsort(term, kind="stable")  # documents stay ascending within a term
     term, document, count = term[order], document[order], count[order]
     frequency = np.bincount(term, minlength=len(terms))
-    impacts = impacts_of(count, lengths, document, frequency[term], options)
+    mean_length = max(lengths.mean(), 1.0)
+    weight = np.log1p((len(lengths) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+    norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
+    impacts = weight * count / (count + norm)
     np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64).tofile(folder / "starts.bin")
     document.tofile(folder / "documents.bin")
     impacts.astype(np.float32).tofile(folder / "impacts.bin")
     (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
     (folder / "facts.json").write_text(json.dumps({"num_documents": len(lengths)}), "utf-8")
-
-
-def impacts_of(
-    count: np.ndarray,
-    lengths: np.ndarray,
-    document: np.ndarray,
-    frequency: np.ndarray,
-    options: Bm25Options,
-) -> np.ndarray:
-    """Return what each word adds to the score of each of its documents, [postings] float64.
-
-    Args:
-        count: times that the document has the word, [postings].
-        lengths: words of each document, [documents].
-        document: number of the document, [postings].
-        frequency: documents that have the word, [postings].
-    """
-    mean_length = max(lengths.mean(), 1.0) if len(lengths) else 1.0
-    weight = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
-    norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
-    return weight * count / (count + norm)

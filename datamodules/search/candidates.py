@@ -202,9 +202,7 @@ def candidate_lists(
     bm25 = options.bm25
 
     def make() -> tuple[np.ndarray, np.ndarray]:
-        texts = [query.text for query in queries]
-        documents, scores = zip(*open_bm25(collection, bm25).search(texts, most), strict=True)
-        return np.concatenate(documents), np.concatenate(scores)
+        return open_bm25(collection, bm25).search([query.text for query in queries], most)
 
     facts = ["bm25", BM25_VERSION, collection.fingerprint, asdict(bm25), most, queries.digest]
     return _made(facts, make)

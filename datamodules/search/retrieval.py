@@ -367,7 +367,7 @@ class TextsDataset(PlannedDataset):
         judged = self.judged.judged(sample_id)
         if self.bm25 is None:
             return TextExample(ids, True, number, *judged)
-        (hits,) = self.bm25.search([self.queries[sample_id].text], self.depth, self.documents)
+        hits = self.bm25.search([self.queries[sample_id].text], self.depth, self.documents)
         return TextExample(ids, True, number, *judged, hits.documents[0], hits.scores[0])
 
     def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:

@@ -504,9 +504,8 @@ class LitRetriever(EncodedTextModule):
                 found = search(queries, encoded.documents, depth, self.device, self.feedback)
                 if bm25 is not None and weight is not None:
                     asked = [texts[start + place].text for place in range(len(queries))]
-                    hits = zip(*bm25.search(asked, data.bm25_depth), strict=True)
                     # Rows of the matrix are numbers of documents: all are encoded.
-                    first, scores = (torch.from_numpy(np.concatenate(part)) for part in hits)
+                    first, scores = map(torch.from_numpy, bm25.search(asked, data.bm25_depth))
                     found = Found(*fused(*found, first, scores, weight))
                 for place, (rows, scores) in enumerate(zip(*found, strict=True), start):
                     kept = rows[rows >= 0][: data.predict_depth].tolist()

@@ -256,6 +256,6 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
 def test_lists_of_negatives_are_made_before_the_run(collection: Collection) -> None:
     dataset = pairs(collection, negatives=HardNegatives(2, "bm25", depth=9, skip=3))
     assert len(pickle.dumps(dataset.lists)) < 500
-    (hits,) = open_bm25(collection).search([dataset.queries[0].text], 9)
+    hits = open_bm25(collection).search([dataset.queries[0].text], 9)
     expected = [number for number in hits.documents[0].tolist()[3:] if number >= 0]
     assert dataset.pool(0).tolist() == expected

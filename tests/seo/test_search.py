@@ -232,9 +232,9 @@ def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> 
     assert of_queries <= set(documents.tolist())
     for number in judged.queries.tolist():
         query = collection.queries[number].text
-        (hits,) = index.search([query], len(collection.documents))
+        hits = index.search([query], len(collection.documents))
         expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
-        (best,) = index.search([query], 10, among=documents)
+        best = index.search([query], 10, among=documents)
         assert [d for d in best.documents[0].tolist() if d >= 0] == expected[:10]
 
 
