@@ -208,9 +208,10 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
         )
     known = [f.name for f in fields(Stage) if f.name != "name"]
     for given in (values, changes):
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping) or not isinstance(given.get("options") or {}, Mapping):
             raise ValueError(
-                f"stage {name} must be a mapping with keys such as verb and config, got {given!r}."
+                f"stage {name} and its options must be mappings with keys such as verb and config, "
+                f"got {given!r}."
             )
         for key in given:
             if key not in known:
@@ -220,22 +221,14 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
                     f"{', '.join(known)}."
                 )
     merged = {**values, **changes}
-    options = [given.get("options") or {} for given in (values, changes)]
-    if not all(isinstance(given, Mapping) for given in options):
-        raise ValueError(f"stage {name}: options must map names to values, got {options[-1]!r}.")
-    merged["options"] = {k: v for given in options for k, v in flat(given)}
+    options = {k: v for one in (values, changes) for k, v in flat(one.get("options") or {})}
     config = merged.get("config") or ()
-    merged["config"] = (config,) if isinstance(config, str) else tuple(config)
-    return Stage(**{"verb": None, **merged, "name": name})
+    config = (config,) if isinstance(config, str) else tuple(config)
+    return Stage(**{"verb": None, **merged, "name": name, "options": options, "config": config})
 
 
 def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
-    """Refuse a stage that cannot be run, or takes what no stage above it gives.
-
-    Args:
-        read: the stages so far; the last one is checked.
-        names: of all.
-    """
+    """Refuse the last stage read where it cannot be run, or takes what no stage above it gives."""
     stage = read[-1]
     place, is_trainer = f"stage {stage.name}", stage.verb in TRAINER_VERBS
     if stage.verb not in VERBS:
@@ -253,8 +246,6 @@ def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
             raise FileNotFoundError(f"{place}: {error}") from error
     if stage.devices is not None and not is_trainer:
         raise ValueError(f"{place}: {stage.verb} runs on no devices; leave devices out.")
-    if isinstance(stage.devices, int) and (stage.devices is True or stage.devices < 1):
-        raise ValueError(f"{place}: devices must be 1 or more, got {stage.devices}.")
     for option in stage.options:
         if option in OWN_OPTIONS:
             raise ValueError(f"{place}: the option {option} is the chain's: {OWN_OPTIONS[option]}.")
@@ -265,23 +256,22 @@ def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
         )
     verbs = {other.name: other.verb for other in read}
     for name in stage.takes:
-        if name in verbs:
-            continue
-        if name not in names:
-            raise ValueError(f"{place} takes {name}: {_no_stage(name, names)}")
+        if name not in verbs:
+            if name not in names:
+                raise ValueError(f"{place} takes {name}: {_no_stage(name, names)}")
+            raise ValueError(
+                f"{place} takes {name}, which comes later; a stage takes from those above it: move "
+                f"{name} up."
+            )
+    if stage.verb == "fit" and stage.checkpoint:
         raise ValueError(
-            f"{place} takes {name}, which comes later; a stage takes from those above it: move "
-            f"{name} up."
+            f"{place}: fit takes no checkpoint; to begin with its weights, set the option "
+            "model.init_from."
         )
-    if stage.verb in ("fit", "export") and (stage.verb == "export") != bool(stage.checkpoint):
-        rule = "needs a checkpoint, the name of an earlier fit"
-        if stage.verb == "fit":
-            rule = "takes no checkpoint; to begin with its weights, set the option model.init_from"
-        raise ValueError(f"{place}: {stage.verb} {rule}.")
-    if stage.checkpoint and verbs[stage.checkpoint] != "fit":
+    is_of_fit = stage.checkpoint is not None and verbs[stage.checkpoint] == "fit"
+    if not is_of_fit and (stage.checkpoint or stage.verb == "export"):
         raise ValueError(
-            f"{place}: checkpoint must name a stage that trains, and {stage.checkpoint} is a "
-            f"{verbs[stage.checkpoint]}."
+            f"{place}: checkpoint must name an earlier stage that trains, got {stage.checkpoint}."
         )
 
 
@@ -306,12 +296,8 @@ def _written(options: Mapping[str, Any]) -> list[str]:
 
 @dataclass
 class StageRecord:
-    """Of one stage.
-
-    Args:
-        made_from: plain values that decide what comes out, see `made_from`.
-        outputs: digest of all that it wrote; `None` before it is complete.
-    """
+    """The record of a stage: plain values that decide its output (see `made_from`), and the digest
+    of all that it wrote, `None` before it is complete."""
 
     made_from: dict[str, Any]
     outputs: str | None = None
@@ -340,22 +326,17 @@ def made_from(
     }
 
 
-def _path(folder: Path, name: str) -> Path:
-    return folder / RECORDS / f"{name}.json"
-
-
 def read_record(folder: Path, name: str) -> StageRecord | None:
     """Return the record of a stage in a chain's folder; `None` if it was never begun."""
-    path = _path(folder, name)
+    path = folder / RECORDS / f"{name}.json"
     if not path.exists():
         return None
-    content = json.loads(path.read_text("utf-8"))
-    return StageRecord(content["made_from"], content["outputs"])
+    return StageRecord(**json.loads(path.read_text("utf-8")))
 
 
 def write_record(folder: Path, name: str, record: StageRecord) -> None:
     """Write the record of a stage, whole or not at all."""
-    path = _path(folder, name)
+    path = folder / RECORDS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(asdict(record), indent=2, default=str) + "\n", "utf-8")
@@ -462,21 +443,18 @@ def _path_digest(path: Path) -> str:
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return in words what is not the same."""
+    before, now = (json.loads(json.dumps(v, sort_keys=True, default=str)) for v in (before, now))
     differing = []
     for key in dict.fromkeys([*before, *now]):
-        if key.startswith(FILES) and key not in before:
-            continue  # what was not there then is no input: the stage itself may have written it
         old, new = before.get(key), now.get(key)
-        # YAML also knows dates.
-        if json.dumps(old, sort_keys=True, default=str) == json.dumps(
-            new, sort_keys=True, default=str
-        ):
+        # What was not there then is no input: the stage itself may have written it.
+        if old == new or (key.startswith(FILES) and key not in before):
             continue
         is_long = isinstance(old, dict) or isinstance(new, dict)
-        if is_long or key.startswith(("the output", FILES)):
-            differing.append(f"{key} is another")
-        else:
-            differing.append(f"{key} was {old}, is {new}")
+        is_digest = key.startswith(("the output", FILES))
+        differing.append(
+            f"{key} is another" if is_long or is_digest else f"{key} was {old}, is {new}"
+        )
     return differing
 
 
@@ -487,14 +465,7 @@ def run_stages(
     seed: int,
     prefix: Sequence[str] = PREFIX,
 ) -> int:
-    """Run those of the chosen stages that are not complete.
-
-    Args:
-        stages: all, in their order.
-        chosen: which of them.
-        folder: of the chain.
-        seed: of the chain.
-        prefix: of every command.
+    """Run those of the chosen stages that are not complete; the commands begin with `prefix`.
 
     Returns:
         0, or the exit status of the stage that failed.

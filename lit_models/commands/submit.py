@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_models.errors import UsageError
 
@@ -57,11 +57,6 @@ class Resources:
                 raise UsageError(
                     f"{option}={value!r} must be one word, without spaces or line breaks."
                 )
-        if self.nodelist and self.nodes == 1 and re.search(r"[,\[]", self.nodelist):
-            raise UsageError(
-                f"--nodelist={self.nodelist} for one node: SLURM reads a list as all of them at "
-                "once, not as a choice; name one, or leave out the others with --partition."
-            )
         if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
             raise UsageError(
                 f"--tasks-per-node={self.tasks_per_node} with --gpus-per-node="
@@ -174,7 +169,7 @@ def submit(
     activate: list[str] | None = None,
     name: str | None = None,
     scripts: Path | None = None,
-    verb: str = "fit",
+    verb: Literal["fit", "validate", "test", "predict"] = "fit",
     dry_run: bool = False,
 ) -> int:
     """Write the script of a job, and put it into SLURM's queue.
@@ -200,7 +195,7 @@ def submit(
         activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable.
         name: of the job and of its run folder, runs/NAME_JOBID.
         scripts: folder of the scripts; jobs/NAME by default.
-        verb: fit, validate, test or predict.
+        verb: of the run.
         dry_run: write the scripts and submit nothing.
 
     Raises:
@@ -263,11 +258,8 @@ def run_scripts(
     """
     from lit_models import config_files
     from lit_models.cli import run_root
-    from lit_models.commands.chain import TRAINER_VERBS
 
     options = config_files.expand_configs(run)
-    if verb not in TRAINER_VERBS:
-        raise UsageError(f"--verb must be one of {', '.join(TRAINER_VERBS)}, got {verb}.")
     for key, instead in (
         ("trainer.devices", "--gpus-per-node, or --tasks-per-node for a job on CPUs"),
         ("trainer.num_nodes", "--nodes"),
@@ -414,7 +406,7 @@ def job_of_stage(stage: "Stage", most: Resources) -> Resources:
         UsageError: its devices are no number.
     """
     count = 1 if stage.devices is None else stage.devices
-    if not isinstance(count, int):
+    if not isinstance(count, int) or count < 1:
         raise UsageError(
             f"stage {stage.name}: a job needs a number of devices, got {count}; give "
             f"--change.{stage.name}.devices=8."
