@@ -29,31 +29,7 @@ _HOME = {
     "TokenizerOptions": "datamodules.tokenizers.text",
 }
 
-__all__ = [
-    "HISCO",
-    "OCC1950",
-    "ActivationDataModule",
-    "ActivationDumpDataModule",
-    "Augmentation",
-    "CodeBookOptions",
-    "CodeSystem",
-    "Columns",
-    "InstructionDataModule",
-    "LoaderOptions",
-    "OccupationDataModule",
-    "PagesDataModule",
-    "PlanOptions",
-    "PlannedDataModule",
-    "PlannedDataset",
-    "RankingDataModule",
-    "RetrievalDataModule",
-    "ScoredTextDataModule",
-    "SplitOptions",
-    "TextDataModule",
-    "TextOptions",
-    "TextSplit",
-    "TokenizerOptions",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

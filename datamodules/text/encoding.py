@@ -178,13 +178,7 @@ class Framed(NamedTuple):
 
 @dataclass(frozen=True)
 class Framing:
-    """Marks around texts, and their lengths.
-
-    Args:
-        begin_id: token before a text; `None` where the tokenizer has no such mark.
-        separator_id: token behind each text.
-        limits: how much of a text is seen.
-    """
+    """Tokens before a text (`None` for no such mark) and behind each text, and their lengths."""
 
     begin_id: int | None
     separator_id: int
@@ -276,12 +270,8 @@ class TextEncoding:
 
 
 class TokenRows:
-    """The tokens of N texts, memory-mapped; pickled is their place alone.
-
-    Args:
-        folder: in which `kept_tokens` wrote tokens [n] of all texts and starts [N + 1] int64, the
-            first token of each text and the end of the last.
-    """
+    """The tokens of N texts as `kept_tokens` wrote them into a folder, memory-mapped; only the
+    folder is pickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -408,8 +398,7 @@ class EncodedTextDataModule(PlannedDataModule):
         """Return the recipe of the model that is evaluated; `None` in training.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint.
-            ValueError: it is damaged or of another family, or a prediction has no trained model.
+            ValueError: a prediction has no trained model.
         """
         if stage == "fit":
             return None

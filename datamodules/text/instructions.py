@@ -48,6 +48,8 @@ from datamodules.tokenizers.text import (
     make_tokenizer,
 )
 
+log = logging.getLogger(__name__)
+TooLong = Literal["cut", "leave_out"]
 ROLES = ("system", "user", ASSISTANT, "tool")
 SHAPES = (
     '{"prompt": "…", "completion": "…"}, {"messages": [{"role": "user", "content": "…"}, …]}, '
@@ -122,11 +124,9 @@ def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
             rule = f'message {place} has the role "{role}"; it must be one of {", ".join(ROLES)}.'
             raise RowFault("role", str(role), rule)
         if not isinstance(content, str):
-            rule = f'"content" of message {place} must be a text.'
-            raise RowFault("content", str(content), rule)
+            raise RowFault("content", str(content), f'"content" of message {place} must be a text.')
         if "content" not in message and not is_call:
-            rule = f'message {place} has no "content"; add it.'
-            raise RowFault("content", str(message), rule)
+            raise RowFault("content", str(message), f'message {place} has no "content"; add it.')
         if role == ASSISTANT and not content.strip() and not is_call:
             raise RowFault("empty answer", content, EMPTY.format(f"the answer in message {place}"))
         checked.append({**message, "content": content})
@@ -208,15 +208,11 @@ class Marker:
             text = before + row.completion
             spans = [(len(before), len(text))]
             return MarkedText(text, spans, False, True, True, place, row.shrinks)
-        text = self.tokenizer.render(row.messages)
+        text, roles = self.tokenizer.render(row.messages), [m["role"] for m in row.messages]
+        answers = [i for i, role in enumerate(roles) if role == ASSISTANT]
+        spans = [self._answer(row.messages, i, text) for i in answers]
         ends = not text.rstrip().endswith(self.special)
-        spans = [
-            self._answer(row.messages, i, text)
-            for i, message in enumerate(row.messages)
-            if message["role"] == ASSISTANT
-        ]
-        is_end_trained = row.messages[-1]["role"] == ASSISTANT
-        return MarkedText(text, spans, True, ends, is_end_trained, place)
+        return MarkedText(text, spans, True, ends, roles[-1] == ASSISTANT, place)
 
     def tokens(self, marked: Sequence[MarkedText]) -> list[TrainedTokens]:
         """Return the tokens of each text; one that lies partly in an answer belongs to it."""
@@ -440,10 +436,6 @@ class InstructionRequest(CorpusRequest):
                 yield index, file, row, text
 
 
-TooLong = Literal["cut", "leave_out"]
-log = logging.getLogger(__name__)
-
-
 class Fitted(NamedTuple):
     """The samples that are used, K of them.
 
@@ -558,9 +550,6 @@ class InstructionDataModule(LanguageModelDataModule):
         separator: stands between a prompt and its completion.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
-
-    Raises:
-        ValueError: options are in conflict.
     """
 
     store: InstructionStore | None
