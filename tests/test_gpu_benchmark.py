@@ -149,17 +149,22 @@ def test_rows_of_unequal_steps_say_so() -> None:
     assert notes == ["", "rows of a step halved 1 x, of eager 2 x"]
 
 
-def test_compiled_rows_want_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("1b, compiled", r"needs a C compiler; install gcc, or name one in \$CC"),
+        (f"1b, {ACCELERATE}", "accelerate is not installed; pip install -e"),
+        (SHAKESPEARE, "there is no .*give Shakespeare's text as --text FILE"),
+    ],
+)
+def test_a_row_that_lacks_something_is_left_out(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda found: None if name == "1b, compiled" else "cc")
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
     gpu.check_possible("1b, eager", False)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    gpu.check_possible("1b, eager", False)
-    with pytest.raises(gpu.LeftOut, match=r"needs a C compiler; install gcc, or name one in \$CC"):
-        gpu.check_possible("1b, compiled", False)
-
-
-def test_shakespeare_wants_its_text(tmp_path: Path) -> None:
-    with pytest.raises(gpu.LeftOut, match="there is no .*give Shakespeare's text as --text FILE"):
-        gpu.check_possible(SHAKESPEARE, False, tmp_path / "no.txt")
+    with pytest.raises(gpu.LeftOut, match=message):
+        gpu.check_possible(name, False, tmp_path / "no.txt")
 
 
 def test_figures_are_in_the_file_after_each_row(tmp_path: Path) -> None:
@@ -208,12 +213,6 @@ def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> N
     suite = Suite(True, gpu.measured, lambda: 0.0, Console(quiet=True))
     assert suite.run() is False
     assert f"{ROWS[0]}: not done within {gpu.MOST_S} s" in suite.failed
-
-
-def test_a_peer_that_is_not_installed_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(gpu.LeftOut, match="accelerate is not installed; pip install -e"):
-        gpu.check_possible(f"1b, {ACCELERATE}", True)
 
 
 def test_every_row_that_is_named_can_be_measured() -> None:

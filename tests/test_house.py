@@ -15,7 +15,7 @@ BUDGETS = {
     "lit_models/occupation_coder": 2_400,
     "lit_models/causal_lm": 2_580,
     "lit_models/consistency_lens": 2_240,
-    "lit_models/seo": 3_250,
+    "lit_models/seo": 3_230,
     "datamodules": 15_650,
     "tests": 37_650,
 }

@@ -90,10 +90,6 @@ class EncodedTextModule(ExactModule):
     def blocks(self) -> list[nn.Module]:
         return self.network.encoder.blocks()
 
-    def depths(self) -> dict[str, int]:
-        """Return name of a parameter -> encoder layers above it."""
-        return layer_depths(self, self.network.encoder)
-
     def model_facts(self) -> ModelFacts:
         return replace(super().model_facts(), tokenizer=self.pretrained)
 
@@ -120,7 +116,8 @@ class EncodedTextModule(ExactModule):
 
     def configure_optimizers(self) -> Any:
         decay = self.hparams.layer_decay
-        groups = parameter_groups(self, layer_decay=decay, depths=self.depths())
+        depths = layer_depths(self, self.network.encoder)
+        groups = parameter_groups(self, layer_decay=decay, depths=depths)
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

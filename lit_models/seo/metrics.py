@@ -7,7 +7,6 @@ log2(rank + 1) as the discount of every rank):
 - A candidate without a judgement counts as not relevant, and so does a grade of 0 or below.
 - The ideal ranking and the number of relevant documents are those of **all** judged documents, so
   that a relevant document that no candidate is lowers NDCG, MAP and recall.
-- precision@k divides by k, also where there are fewer candidates.
 - A query that has judgements but no relevant document scores 0; one without judgements is not
   evaluated at all.
 - Ties: equal scores are ordered by the document's index, the smaller first (by the candidate's
@@ -25,7 +24,6 @@ that are no numbers, it is NaN.
 import csv
 import json
 import logging
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -128,11 +126,6 @@ def recall(ranked: RankedQueries, k: int | None = None) -> Tensor:
     return _ratio(_hits(ranked, k).sum(1), (ranked.ideal > 0).double().sum(1))
 
 
-def precision(ranked: RankedQueries, k: int) -> Tensor:
-    """Return the share of relevant documents in the first k ranks, [B] float64."""
-    return _hits(ranked, k).sum(1) / k
-
-
 def _hits(ranked: RankedQueries, k: int | None) -> Tensor:
     grades = ranked.relevance[:, :k]
     return (grades > 0).double().where(~grades.isnan(), torch.nan)
@@ -152,27 +145,22 @@ MEASURES: dict[str, Callable[..., Tensor]] = {
     "mrr": reciprocal_rank,
     "map": average_precision,
     "recall": recall,
-    "precision": precision,
 }
 
 
 def measure(name: str) -> Callable[[RankedQueries], Tensor]:
-    """Return the function that a name such as `ndcg@10` stands for; ValueError for another."""
-    parts = re.fullmatch(r"(ndcg|mrr|map|recall|precision)(?:@([1-9]\d*))?", name)
-    if parts is None or (parts[1] == "precision" and parts[2] is None):
-        raise ValueError(
-            f"metric {name!r} is unknown; write ndcg, mrr, map, recall or precision, with @ and a "
-            "number of ranks above 0 (precision always), such as ndcg@10."
-        )
+    """Return the function that a name stands for: a key of MEASURES, also with its ranks, as in
+    `ndcg@10`."""
+    key, _, ranks = name.partition("@")
     # A partial is sent to the processes of `ddp_spawn`, unlike a lambda.
-    return partial(MEASURES[parts[1]], k=None if parts[2] is None else int(parts[2]))
+    return partial(MEASURES[key], k=int(ranks) if ranks else None)
 
 
 class RankingMetrics(nn.ModuleDict):
     """Means over queries; every entry is a SumCount that is logged under its name.
 
     Args:
-        names: keys of MEASURES, each with `@k` where only k ranks count.
+        names: as `measure` takes them.
     """
 
     def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
@@ -246,14 +234,9 @@ def paired_bootstrap(
         num: samples drawn.
 
     Raises:
-        ValueError: the values are not of the same queries, none, or not finite.
+        ValueError: a value is not finite.
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1 or not a.size:
-        raise ValueError(
-            f"values of shapes {a.shape} and {b.shape} cannot be paired; give one value per query "
-            "for both systems, and at least one query."
-        )
     difference = a - b
     if not np.isfinite(difference).all():
         wrong = int(np.flatnonzero(~np.isfinite(difference))[0])

@@ -33,7 +33,6 @@ TREC_NAMES = {
     "map@5": "map_cut_5",
     "recall@5": "recall_5",
     "recall@10": "recall_10",
-    "precision@5": "P_5",
 }
 
 
@@ -59,7 +58,7 @@ def test_the_first_relevant_document_has_a_rank_or_none() -> None:
 def test_one_query_by_hand() -> None:
     # ranks: unjudged, grade 1, grade 0, grade 2; a third relevant document was not retrieved
     ranked = one_query([1.0, 4.0, 3.0, 2.0], [2.0, NAN, 1.0, 0.0], [0.0, 1.0, 1.0, 2.0, -1.0])
-    names = ("ndcg@4", "mrr@10", "mrr@1", "map", "recall@2", "recall@100", "precision@10")
+    names = ("ndcg@4", "mrr@10", "mrr@1", "map", "recall@2", "recall@100")
     found = {n: float(v) for n, v in RankingMetrics(names).per_query(ranked).items()}
     ideal = 2 + 1 / math.log2(3) + 1 / math.log2(4)
     assert found == pytest.approx(
@@ -70,7 +69,6 @@ def test_one_query_by_hand() -> None:
             "map": (1 / 2 + 2 / 4) / 3,
             "recall@2": 1 / 3,
             "recall@100": 2 / 3,
-            "precision@10": 2 / 10,
         }
     )
 
@@ -95,12 +93,6 @@ def test_fillers_and_queries_without_judgements_count_nowhere() -> None:
     assert metrics["ndcg@1"].count == 2
     metrics.update(ranked, torch.ones(4))  # scores that are no numbers are no good ranking
     assert math.isnan(metrics["ndcg@1"].compute())
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    for name in ("ndgc@10", "ndcg@0", "precision"):
-        with pytest.raises(ValueError, match=f"metric '{name}' is unknown"):
-            RankingMetrics((name,))
 
 
 @st.composite
@@ -138,7 +130,7 @@ def test_equal_to_trec_eval(cases: list) -> None:
     ranked = rank_queries(scores, relevance, is_candidate, all_relevance)
     metrics = RankingMetrics(TREC_NAMES)
     values = metrics.per_query(ranked)
-    wanted = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall", "P"}
+    wanted = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall"}
     reference = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(run)
     for q in range(len(cases)):
         assert bool(ranked.is_evaluated[q]) == bool(qrels[f"q{q}"])
@@ -159,9 +151,7 @@ def test_the_bootstrap_finds_the_interval_of_a_mean_difference() -> None:
     assert paired_bootstrap(b, b, seed=1) == (0.0, 0.0, 0.0)
 
 
-def test_the_bootstrap_refuses_what_cannot_be_paired() -> None:
-    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\) cannot be paired"):
-        paired_bootstrap(np.zeros(2), np.zeros(3), seed=0)
+def test_the_bootstrap_refuses_values_that_are_no_numbers() -> None:
     with pytest.raises(ValueError, match="query 1 has the values nan and 0.0"):
         paired_bootstrap(np.array([0.0, NAN]), np.zeros(2), seed=0)
 
