@@ -1,15 +1,14 @@
 """Checkpoints that are whole or absent: files, folders of shards, the last, the best.
 
-Written aside, checked, renamed; loaded as plain data, never as code. A folder holds what every rank
-wrote of its own, and a marker that is written last makes it a checkpoint:
+Written aside, synced, renamed; loaded as plain data, never as code. A folder holds the shards of
+all ranks, and a marker that is written last makes it a checkpoint:
 
     last.ckpt/shard-00001-model-00001-of-00001.safetensors   rank 0's pieces, as
         torch.distributed.checkpoint writes and reads them (HuggingFaceStorageWriter)
     last.ckpt/meta.pt   all else, the shapes, and size and sha256 of every shard file
 
-The index that torch.distributed.checkpoint writes beside its own format is a pickle, which is code;
-that of safetensors is JSON in each file. Ranks send each other nothing: they leave receipts in the
-folder.
+The index of torch.distributed.checkpoint's own format is a pickle, which is code; that of
+safetensors is JSON in each file. Ranks leave each other receipts in the folder.
 """
 
 import copy
@@ -22,10 +21,8 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning
 import torch
@@ -72,7 +69,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save, so that `path` is the old file or the whole new one at every moment.
 
         Args:
-            checkpoint: what is saved; of `cut` where it is one rank's part.
+            checkpoint: content; of `cut` where it is one rank's part.
             path: of the file, or of the folder that the parts make up.
             storage_options: the `Part` that is saved, `None` for a whole file.
 
@@ -88,8 +85,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:
             if str(error).startswith("DataLoader worker"):  # torch's signal handler came between
                 raise
-            refused = error.__context__  # torch's own error hides what the storage said
-            reason = refused if isinstance(refused, OSError) else error
+            hidden = error.__context__  # torch's own error hides what the storage said
+            reason = hidden if isinstance(hidden, OSError) else error
             raise OSError(
                 f"the checkpoint {target} could not be written: {reason}. The one before it is "
                 "kept; free space or choose another trainer.default_root_dir."
@@ -105,26 +102,30 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def _write_file(checkpoint: dict[str, Any], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.unfinished")
+    unfinished = _unfinished(target)
     remove(unfinished)  # of a save that was killed: a file, or a folder under another strategy
     try:
-        with open(unfinished, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        _save(checkpoint, unfinished)
         put_in_place(unfinished, target)
     except (OSError, RuntimeError):
         unfinished.unlink(missing_ok=True)
         raise
 
 
-def damage(path: Path, every_byte: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint, `None` if it is sound.
+def _save(content: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
 
-    Args:
-        path: a file, or a folder of shards.
-        every_byte: compare all checksums; without, only what a file cut short lacks is looked for.
-    """
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".{target.name}.unfinished")
+
+
+def damage(path: Path, every_byte: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint, file or folder of shards, `None` if it is sound;
+    without `every_byte` no checksums are compared."""
     if path.is_dir():
         return _folder_damage(path, every_byte)
     if not path.is_file():
@@ -140,11 +141,9 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
 
 
 def _folder_damage(folder: Path, every_byte: bool) -> str | None:
-    """Return what is wrong with a folder of shards, those of another step than the marker's too."""
     if not is_sharded(folder):
         return f"it is a folder without {MARKER}: a save that was not finished, or no checkpoint"
-    fault = damage(folder / MARKER)
-    if fault:
+    if fault := damage(folder / MARKER):
         return f"of its {MARKER}: {fault}"
     try:
         meta = _load(folder / MARKER)
@@ -169,10 +168,9 @@ def read_checkpoint(
     """Return a checkpoint's content on the CPU.
 
     Args:
-        path: file or folder of shards written by this project, or any Lightning checkpoint of
-            plain values, or a folder that `unisono export` wrote.
-        mmap: map the tensors instead of reading them, to look at the small parts of a large file;
-            those of a folder have no values then.
+        path: any Lightning checkpoint of plain values, a folder of shards, or a folder that
+            `unisono export` wrote.
+        mmap: map the tensors instead of reading them; those of shards have no values then.
         classes: those that an exported folder may name.
 
     Raises:
@@ -187,8 +185,7 @@ def read_checkpoint(
         there = f"That folder holds {', '.join(near[:5])}." if near else ""
         there = there or "A run keeps its own in runs/NAME/checkpoints."
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
-    fault = damage(path, every_byte=not mmap)
-    if fault:
+    if fault := damage(path, every_byte=not mmap):
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
             "--ckpt_path auto, which takes the newest sound one."
@@ -217,10 +214,7 @@ def _load(path: Path, mmap: bool = False) -> Any:
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
-    """Return the newest sound checkpoint of a run, `None` if it has none.
-
-    Damaged files are named in a warning and passed over.
-    """
+    """Return the newest sound checkpoint of a run, if any; a warning names damaged ones."""
 
     def written_at(path: Path) -> int:
         return (path / MARKER if is_sharded(path) else path).stat().st_mtime_ns
@@ -235,7 +229,7 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
 
 
 def checkpoint_to_use(run_folder: Path) -> Path | None:
-    """Return what an evaluation takes from a run: its best checkpoint, else its newest."""
+    """Return a run's checkpoint for evaluation: the best one, else the newest."""
     best = run_folder / "checkpoints" / "best.ckpt"
     return best if damage(best) is None else newest_checkpoint(run_folder)
 
@@ -252,8 +246,8 @@ def load_part(
 
     Args:
         module: with its network built.
-        path: checkpoint of this project.
-        part: name of a submodule, such as `encoder`; every one of its parameters must be there.
+        path: of the checkpoint.
+        part: name of a submodule, such as `encoder`.
         adapt: makes the weights that fit this module from the checkpoint's content.
 
     Raises:
@@ -286,9 +280,8 @@ def load_part(
     module.load_state_dict({**module.state_dict(), **{name: weights[name] for name in own}})
 
 
-@dataclass(frozen=True)
-class Part:
-    """Which rank's part of how many a CheckpointIO is to write; its storage_options."""
+class Part(NamedTuple):
+    """The rank whose part a CheckpointIO writes, and their number; its `storage_options`."""
 
     rank: int
     num_ranks: int
@@ -300,12 +293,8 @@ def is_sharded(path: str | Path) -> bool:
 
 
 def cut(checkpoint: dict[str, Any], is_first: bool) -> dict[str, Any]:
-    """Return this rank's part of a checkpoint whose tensors are sharded; no communication.
-
-    Args:
-        checkpoint: dicts and lists of plain values, whole tensors, and sharded ones.
-        is_first: whether this is rank 0, which keeps all that is not sharded.
-    """
+    """Return this rank's part of a checkpoint whose tensors are sharded; rank 0, `is_first`, keeps
+    all that is not sharded. No communication."""
     part: dict[str, Any] = {"pieces": {}, "tensors": {}}
     rest = _cut(checkpoint, "", part, {})
     return {**part, "rest": rest} if is_first else part
@@ -334,10 +323,8 @@ def _cut(content: Any, key: str, part: dict[str, Any], known: dict[int, str]) ->
 
 
 def _is_first_copy(tensor: DTensor) -> bool:
-    """Return whether no other group of hybrid sharding or of tensor parallelism writes this piece.
-
-    The copies of a tensor lie on meshes side by side, one of which has rank 0.
-    """
+    """Return whether no other group of hybrid sharding or of tensor parallelism writes this piece:
+    the copies of a tensor lie on meshes side by side, one of which has rank 0."""
     mesh = tensor.device_mesh
     if int(mesh.mesh.min()) != 0:
         return False
@@ -367,24 +354,25 @@ def write_part(content: dict[str, Any], target: Path, part: Part) -> None:
     """
     folder = _unfinished(target)
     began = time.monotonic()
+    receipt: dict[str, Any] = {"error": "the save was interrupted"}
     try:
         receipt = _write_shard(content["pieces"], folder, part.rank)
     except (OSError, RuntimeError) as error:
-        if part.rank:
-            _leave_receipt(folder, part.rank, {"error": str(error)})
+        receipt = {"error": str(error)}
         raise
+    finally:
+        if part.rank:
+            path = _receipt(folder, part.rank)
+            path.with_suffix(".written").write_text(json.dumps(receipt), encoding="utf-8")
+            path.with_suffix(".written").replace(path)
     if part.rank:
-        _leave_receipt(folder, part.rank, receipt)
         return
     try:
         limit_s = LATE_S + LATE_FACTOR * (time.monotonic() - began)
         for rank in range(1, part.num_ranks):
             receipt |= _receipt_of(folder, rank, limit_s)
         meta = {"format": FORMAT, "rest": content["rest"], "tensors": content["tensors"]}
-        with open(folder / MARKER, "wb") as file:
-            torch.save({**meta, "files": receipt}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        _save({**meta, "files": receipt}, folder / MARKER)
         sync(folder)
         put_in_place(folder, target)
     finally:
@@ -423,16 +411,13 @@ def _write_shard(pieces: dict[str, Any], folder: Path, rank: int) -> dict[str, A
     }
 
 
-def _leave_receipt(folder: Path, rank: int, receipt: dict[str, Any]) -> None:
-    path = folder / f"receipt-{rank:05d}.json"
-    written = path.with_suffix(".written")
-    written.write_text(json.dumps(receipt), encoding="utf-8")
-    written.replace(path)
+def _receipt(folder: Path, rank: int) -> Path:
+    return folder / f"receipt-{rank:05d}.json"
 
 
 def _receipt_of(folder: Path, rank: int, limit_s: float) -> dict[str, Any]:
     """Return what another rank says of its shard file, and take the note away."""
-    path, end = folder / f"receipt-{rank:05d}.json", time.monotonic() + limit_s
+    path, end = _receipt(folder, rank), time.monotonic() + limit_s
     while not path.exists():
         if time.monotonic() > end:
             raise OSError(
@@ -448,13 +433,8 @@ def _receipt_of(folder: Path, rank: int, limit_s: float) -> dict[str, Any]:
 
 
 def _assemble(folder: Path, meta: dict[str, Any], is_empty: bool) -> dict[str, Any]:
-    """Return the checkpoint that a marker describes, whole, on the CPU.
-
-    Args:
-        folder: with sound shard files.
-        meta: the marker's content.
-        is_empty: leave the tensors without values on the meta device, and the shards unread.
-    """
+    """Return the checkpoint that a marker describes, whole, on the CPU; where it `is_empty`, with
+    tensors on the meta device, and the shards unread."""
     device = "meta" if is_empty else "cpu"
     tensors = {
         key: torch.empty(facts["shape"], dtype=facts["dtype"], device=device)
@@ -470,11 +450,7 @@ def _assemble(folder: Path, meta: dict[str, Any], is_empty: bool) -> dict[str, A
 
 
 def _check_shards(folder: Path, meta: dict[str, Any], chunks: dict[str, Any]) -> None:
-    """Refuse shards that do not make up the tensors of a marker: what none holds has no value.
-
-    Raises:
-        ValueError: a file is none of the marker's, or a part of a tensor is missing.
-    """
+    """Refuse shards that do not make up the tensors of a marker: what none holds has no value."""
     if others := {p.name for p in folder.glob("*.safetensors")} - set(meta["files"]):
         raise ValueError(
             f"{folder} holds {', '.join(sorted(others))}, which its marker does not name; remove "
@@ -500,10 +476,6 @@ def _joined(content: Any, tensors: dict[str, Tensor]) -> Any:
     return content
 
 
-def _unfinished(target: Path) -> Path:
-    return target.with_name(f".{target.name}.unfinished")
-
-
 class LastCheckpoint(Callback):
     """Saves `checkpoints/last.ckpt` at ends of optimizer steps; `previous.ckpt` is the one before.
 
@@ -517,7 +489,6 @@ class LastCheckpoint(Callback):
 
     Raises:
         ValueError: an interval that is not positive.
-        OSError: at a save: the storage refused it.
     """
 
     def __init__(
@@ -550,19 +521,15 @@ class LastCheckpoint(Callback):
             self._save(trainer)
         if ledger is not None:
             ledger.save_now = False
-            ledger.wants_save = ledger.wants_save or self._is_due(trainer)
+            minutes = (time.monotonic() - self._saved_at) / 60
+            is_due = self.every_n_minutes is not None and minutes >= self.every_n_minutes
+            ledger.wants_save = ledger.wants_save or (is_due and trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         ledger = _ledger_of(trainer)
         is_left = ledger is not None and ledger.is_stopping and self._saved_step != self._seen_step
         if self.every_epoch or is_left:
             self._save(trainer)
-
-    def _is_due(self, trainer: Trainer) -> bool:
-        if self.every_n_minutes is None or not trainer.is_global_zero:
-            return False
-        waited = timedelta(seconds=time.monotonic() - self._saved_at)
-        return waited >= timedelta(minutes=self.every_n_minutes)
 
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:

@@ -38,9 +38,9 @@ class Layout:
     Args:
         weights: name -> tensor, under that program's names.
         texts: file name -> content.
-        values: keys of the export's config -> what they hold instead, such as "extra".
+        values: of the export's config, instead of its own, such as "extra".
         replaced: arguments of the module's constructor that are not needed with these values.
-        reader: how that program loads the folder; `{folder}` stands for it.
+        reader: Python that loads `{folder}` in that program.
         weights_file: name of the file with the weights.
         is_whole: whether a module can be made of the folder alone.
     """
@@ -56,8 +56,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: class, which weights, their number and bytes, the files they need, and how
-    another program reads it, if one does."""
+    """What was written; `files_needed` are named by hyperparameters and not in the folder, `reader`
+    is Python that loads it in another program."""
 
     class_path: str
     weights: Weights
@@ -86,10 +86,10 @@ def write_checkpoint(
         source: its file, for the config and messages.
         folder: new or empty.
         classes: those that the checkpoint may name.
-        weights: which of them; `None` takes the averaged ones where there are any.
+        weights: `None` takes the averaged ones where there are any.
         class_path: of the module, where the checkpoint does not name it.
         overwrite: replace an export that the folder holds.
-        adapter: the adapter alone, of a family that has some.
+        adapter: whether the adapter alone is written.
 
     Raises:
         ValueError: it names a class that is not allowed, lacks what is asked for, or the folder is
@@ -142,12 +142,7 @@ def write_checkpoint(
 def chosen_weights(
     content: dict[str, Any], asked: Weights | None, path: Path
 ) -> tuple[Weights, dict[str, Tensor]]:
-    """Return which weights are taken, and name -> tensor.
-
-    Args:
-        content: of a checkpoint.
-        asked: `None` takes the averaged ones where there are any.
-        path: for the message.
+    """Return the kind of weights that are taken, and name -> tensor; arguments as above.
 
     Raises:
         ValueError: averaged weights are asked for and absent, or do not fit the others.
@@ -205,7 +200,7 @@ def _plain(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def paths_in(value: Any) -> set[str]:
-    """Return the hyperparameters that name files which are there: an export does not hold them."""
+    """Return the hyperparameters that name files on this machine: an export does not hold them."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -216,11 +211,7 @@ def paths_in(value: Any) -> set[str]:
 
 
 def check_target(folder: Path, overwrite: bool) -> None:
-    """Raise where an export must not be written, before anything else is done.
-
-    Raises:
-        ValueError: the folder holds something, and is not to be replaced or is no export.
-    """
+    """Refuse, with a ValueError, a folder that is not empty and no export to be replaced."""
     if folder.is_file():
         raise ValueError(f"--to {folder} is a file; name a folder.")
     held = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
@@ -258,7 +249,7 @@ def write_exported(
 
     Args:
         folder: new or empty, or an export that may be replaced.
-        config: what `config.json` holds; `tied` and `sha256` are added.
+        config: content of `config.json`; `tied` and `sha256` are added.
         weights: name -> tensor on the CPU; tensors that share memory are stored once.
         overwrite: replace an export that is there.
         layout: files of another program instead of config.json and these weights.
@@ -336,10 +327,6 @@ def is_exported(path: str | Path) -> bool:
 def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dict[str, Any]:
     """Return an exported folder as the dict that a checkpoint gives, tied tensors restored.
 
-    Args:
-        folder: as `unisono export` wrote it.
-        classes: those that the folder may name.
-
     Raises:
         FileNotFoundError: one of its two files is missing.
         ValueError: a file is damaged, the two do not belong together, or a name is not allowed.
@@ -410,15 +397,10 @@ def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def class_of(class_path: str, source: str | Path, classes: StoredClasses) -> Any:
-    """Return the module class that an import path names.
-
-    Args:
-        class_path: such as lit_models.LitOccupationCoder.
-        source: the file that says so.
-        classes: those that it may name.
+    """Return the module class that a file names by its import path.
 
     Raises:
-        ValueError: it cannot be imported, is no module of this project's kind, or not allowed.
+        ValueError: it cannot be imported, is no `ExactModule`, or not of the allowed `classes`.
     """
     found = classes.of_module(source, class_path)
     is_module = isinstance(found, type) and issubclass(found, LightningModule)

@@ -27,9 +27,6 @@ _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, b
 def plain_hyperparameters(hparams: Mapping[str, Any]) -> dict[str, Any]:
     """Return constructor arguments as JSON types, with the key that lets Lightning rebuild them.
 
-    Args:
-        hparams: argument name -> value, from the command line or from a script.
-
     Raises:
         ValueError: a value that a file of plain values cannot name, such as a lambda.
     """
@@ -77,16 +74,16 @@ class StoredClasses:
     """The classes that a file of a stranger may name: whatever is made of one asks here first.
 
     Args:
-        trust: the user trusts the file, which may then name anything.
-        named: what the user's own command line and config files say; such a name is the user's.
+        trust: whether the file may name anything.
+        named: names in the user's own command line and config files, which are allowed.
     """
 
     trust: bool = False
     named: Collection[str] = ()
 
     def check(self, source: str | Path, class_path: Any, values: Mapping[str, Any]) -> None:
-        """Refuse values of a file of which a parser would make anything else; nothing is imported
-        before it is allowed.
+        """Refuse values of which a parser would make anything else; nothing is imported before it
+        is allowed.
 
         Args:
             source: the file, for the message.
@@ -94,7 +91,7 @@ class StoredClasses:
             values: argument -> plain value.
 
         Raises:
-            ValueError: a name is not allowed; the message says where it stands.
+            ValueError: a name is not allowed.
         """
         if not self.trust:
             is_class = isinstance(class_path, type)
@@ -102,23 +99,17 @@ class StoredClasses:
             self._check_arguments(source, "", [kind], values, [Any])
 
     def check_spec(self, source: str | Path, key: str, spec: Any) -> None:
-        """Refuse a key of a config file, such as `model`, of which a parser would make anything
-        but an object of an allowed class.
-
-        Raises:
-            ValueError: so it is.
-        """
-        if not self.trust and not (isinstance(spec, dict) and "class_path" in spec):
+        """Refuse, with a ValueError, a key of a config file, such as `model`, of which a parser
+        would make anything but an object of an allowed class."""
+        if self.trust:
+            return
+        if not (isinstance(spec, dict) and "class_path" in spec):
             raise ValueError(f"{source}: {key} is no mapping with a class_path; copy it again.")
-        if not self.trust:
-            self._check_value(source, key, spec, [Any])
+        self._check_value(source, key, spec, [Any])
 
     def of_module(self, source: str | Path, class_path: Any) -> Any:
-        """Return what a file names as the class of a module, None where it cannot be imported.
-
-        Raises:
-            ValueError: the name is not allowed, and no module that the caller has imported.
-        """
+        """Return the class of a module that a file names, `None` where it cannot be imported;
+        ValueError where it is neither allowed nor imported by the caller."""
         home, _, name = str(class_path).rpartition(".")
         found = vars(sys.modules[home]).get(name) if home in sys.modules else None
         if isinstance(found, type) and issubclass(found, LightningModule):
@@ -130,8 +121,7 @@ class StoredClasses:
     def _check_arguments(
         self, source: str | Path, key: str, kinds: list[Any], values: Mapping[Any, Any], rest: Any
     ) -> None:
-        """Check values by the types that the arguments of these classes have; `rest` are those of
-        a name that is no argument."""
+        """Check values by the types of these classes' arguments, `rest` for other names."""
         types = _arguments(kinds)
         for name, value in values.items():
             at = f"{key}.{name}".removeprefix(".")
@@ -178,12 +168,10 @@ UNTRUSTED = StoredClasses()
 
 
 def _is_within(name: Any) -> bool:
-    """Whether an import path is within the allowed packages."""
     return isinstance(name, str) and f"{name}.".startswith(tuple(f"{p}." for p in PACKAGES))
 
 
 def _imported(name: str) -> Any:
-    """Return what an import path names, None where there is nothing."""
     home, _, last = name.rpartition(".")
     try:
         return getattr(importlib.import_module(home), last) if home else None
@@ -192,7 +180,7 @@ def _imported(name: str) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether text for an argument of this type stays text, or becomes a plain value."""
+    """Return whether text for an argument of this type stays text, or becomes a plain value."""
     if not isinstance(kind, type):
         return kind is Ellipsis  # of tuple[int, ...]
     return issubclass(kind, str | int | float | PathLike | Enum | dict | list | tuple | set) or (
@@ -201,8 +189,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _arguments(types: list[Any]) -> dict[str, list[Any]]:
-    """Return name -> types of the constructor's arguments of classes, those of their parents too,
-    to which a class hands its **options."""
+    """Return name -> types of the constructor's arguments of classes and their parents."""
     found: dict[str, list[Any]] = {}
     for kind in types:
         for parent in reversed(getattr(kind, "__mro__", ())):
@@ -219,19 +206,21 @@ def _arguments(types: list[Any]) -> dict[str, list[Any]]:
 
 
 def _types_in(hint: Any) -> Iterator[Any]:
-    """Yield the types that an annotation names: `Any` for what is imported by its name, and the
-    results of a callable."""
+    """Yield the types in an annotation: `Any` for what is imported by its name, and the results of
+    a callable."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         yield str
-        return
-    if origin in (Callable, type) or hint in (Callable, type):
+    elif type in (origin, hint):
         yield Any
-    elif origin is None:
-        yield hint
-    for part in typing.get_args(hint) if origin is not type else ():
-        if not isinstance(part, list):
-            yield from _types_in(part)
+    else:
+        if Callable in (origin, hint):
+            yield Any
+        elif origin is None:
+            yield hint
+        for part in typing.get_args(hint):
+            if not isinstance(part, list):
+                yield from _types_in(part)
 
 
 AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging

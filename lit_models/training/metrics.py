@@ -13,7 +13,7 @@ _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644E
 
 
 def in_float32(x: Tensor) -> Tensor:
-    """Return x in float32, or as it is where that has fewer bits."""
+    """Return x in float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -25,22 +25,22 @@ class LossSum(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, weight: Tensor) -> "LossSum":
-        """Return the weighed sum of values and the sum of their weights, of one shape; in float32
-        at least: half precision rounds a count above 256 and overflows with a sum above 65,504."""
+        """Return the weighed sum of values and the sum of their weights, of one shape; half
+        precision would round a count above 256 and overflow with a sum above 65,504."""
         weight = in_float32(weight)
         return cls((in_float32(values) * weight).sum(), weight.sum())
 
 
 class SampleResult(NamedTuple):
-    """What `validation_step` and `test_step` return, and callbacks are given.
+    """What `validation_step` and `test_step` return to callbacks; `None` where it is unknown.
 
     Attributes:
         loss: [B], of each sample by itself; the larger, the worse.
-        answers: name -> what the model said, [B] or [B, n] numbers, of the same n in every batch;
-            `ExactModule.in_words` makes text of them.
-        is_wrong: [B] bool; None where an answer is nearer or farther, not right or wrong.
-        confidence: [B], from 0 to 1; None where the model has none.
-        is_seen: [B] bool, whether training had the same text; None where nobody has looked.
+        answers: name -> [B] or [B, n] numbers, of the same n in every batch, of which
+            `ExactModule.in_words` makes text.
+        is_wrong: [B] bool.
+        confidence: [B], from 0 to 1.
+        is_seen: [B] bool, whether training had the same text.
     """
 
     loss: Tensor
@@ -68,16 +68,10 @@ class SumCount(Metric):
         self.add_state("count", zero.clone(), dist_reduce_fx="sum")
 
     def set_dtype(self, dst_type: torch.dtype | str) -> "SumCount":
-        """Keep float64 whatever the precision of the module."""
-        return self
+        return self  # float64 whatever the precision of the module
 
     def update(self, total: Tensor, count: Tensor) -> None:
-        """Add one batch.
-
-        Args:
-            total: [] or [N], summed.
-            count: [] or [N], summed.
-        """
+        """Add one batch, the sums of total and count, [] or [N]."""
         self.total = self.total + total.detach().double().sum()
         self.count = self.count + count.detach().double().sum()
 
