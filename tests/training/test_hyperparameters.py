@@ -237,7 +237,7 @@ def test_a_datamodule_is_not_made_of_a_checkpoint() -> None:
 
 
 def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
-    from datamodules.tokenizers.text import _backend
+    from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
     from lit_models.causal_lm.pretrained import network_from_config
 
     code = {"AutoTokenizer": ["mine.T", None], "AutoModelForCausalLM": "mine.M"}
@@ -247,7 +247,7 @@ def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(config))
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(Exception, match=r"trust_remote_code|does not recognize|mine"):
-        _backend(tmp_path)
+        make_tokenizer(TokenizerOptions("folder", path=str(tmp_path)), iter(()))
     with pytest.raises(KeyError):
         network_from_config(
             {"kind": "transformers", "config": {**config, "_name_or_path": str(tmp_path)}}
