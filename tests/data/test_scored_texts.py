@@ -1,4 +1,5 @@
-"""Files of scored texts: labels, missing and wrong ones, folds, scored output, audit."""
+"""Scored texts: labels in every format, missing and wrong ones; rows that judge are never those of
+the training; the scored file; the audit."""
 
 import json
 from pathlib import Path
@@ -9,17 +10,30 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules import ScoredTextDataModule, SplitOptions
+from datamodules.core.planned import LoaderOptions
+from datamodules.demo import parameters
+from datamodules.files.tables import TableOptions
 from datamodules.scored.datamodule import ChunkOptions
-from datamodules.scored.labels import LabelOptions, LabelReader, label_text
+from datamodules.scored.labels import (
+    LabelOptions,
+    LabelReader,
+    label_text,
+    scores_of,
+    trained_heads,
+)
 from datamodules.scored.store import (
     ScoredRequest,
     ScoredStore,
     TextColumns,
+    check_output,
     divided,
     open_store,
     strata_of,
+    write_scored,
 )
+from datamodules.text.encoding import TextLimits
 
+BINARY = {"y": LabelOptions("binary")}
 HEADS = {
     "grade": LabelOptions("regression"),
     "level": LabelOptions("ordinal", "stars"),
@@ -153,3 +167,167 @@ def test_groups_are_never_in_two_parts(tmp_path) -> None:
     assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
     assert min(map(len, groups)) > 2
     assert sum(map(len, groups)) == 30
+
+
+def table(path, numbers) -> str:
+    path.write_text("\n".join(["text,y", *(f"word{i},{i % 2}" for i in numbers)]) + "\n")
+    return str(path)
+
+
+def data_of(files, **options) -> ScoredTextDataModule:
+    loader = LoaderOptions(num_workers=0)
+    return ScoredTextDataModule(
+        **{"files": files, "heads": BINARY, "loader": loader, "global_batch_size": 4, **options}
+    )
+
+
+def judged_by(trained, files, stage="test", **options) -> ScoredTextDataModule:
+    """Return the data of an evaluation of what was trained with other data."""
+    data = data_of(files, **options)
+    data.recipe = json.loads(json.dumps(trained.recipe))  # as a checkpoint brings it
+    data.setup(stage)
+    return data
+
+
+def test_a_file_that_has_grown_does_not_judge_with_rows_of_the_training(tmp_path) -> None:
+    options = {"split": SplitOptions(0.1, 0.3)}
+    path = table(tmp_path / "mine.csv", range(40))
+    trained = data_of({"train": path}, **options)
+    trained.setup("fit")
+    same = judged_by(trained, {"train": path}, **options)
+    assert not {*same.datasets["test"].texts} & {*trained.datasets["train"].texts}
+    table(tmp_path / "mine.csv", range(100, 0, -1))
+    with pytest.raises(ValueError, match=r"another division of rows \(rows: .*test=new.csv"):
+        judged_by(trained, {"train": path}, **options)
+    table(tmp_path / "mine.csv", range(40))
+    with pytest.raises(ValueError, match=r"another division of rows \(seed: 0 -> 1\)"):
+        judged_by(trained, {"train": path}, split=SplitOptions(0.1, 0.3, seed=1))
+    new = table(tmp_path / "new.csv", range(100, 120))
+    assert len(judged_by(trained, {"test": new}).datasets["test"].texts) == 20
+
+
+def test_files_that_share_texts_judge_as_they_did_in_training(tmp_path) -> None:
+    files = dict.fromkeys(("train", "validation", "test"), table(tmp_path / "a.csv", range(9)))
+    trained = data_of(files)
+    trained.setup("fit")
+    assert len(judged_by(trained, files).datasets["test"].texts) == 9
+
+
+@pytest.mark.parametrize(("named", "drawn"), [("test", "validation"), ("validation", "test")])
+def test_only_the_part_without_a_file_is_drawn(tmp_path, named, drawn) -> None:
+    train, other = (table(tmp_path / f"{n.start}.csv", n) for n in (range(50), range(50, 60)))
+    files = {"train": train, named: other}
+    trained = data_of(files, split=SplitOptions(0.2, 0.2))
+    trained.setup("fit")
+    trained.setup("test")
+    sizes = {part: len(dataset.texts) for part, dataset in trained.datasets.items()}
+    assert sizes[named] == 10
+    assert sizes["train"] + sizes[drawn] == 50
+    assert 8 <= sizes[drawn] <= 12
+
+
+def test_a_stride_that_would_leave_out_tokens_is_refused(tmp_path) -> None:
+    path, text = table(tmp_path / "mine.csv", range(40)), TextLimits(10, 4)
+    chunks = ChunkOptions(most=3, stride=9)
+    with pytest.raises(ValueError, match=r"stride is 9, and a chunk holds 8 tokens .* Lower"):
+        data_of({"train": path}, text=text, chunks=chunks).setup("fit")
+    data = data_of({"train": path}, text=text, chunks=ChunkOptions(most=3, stride=8))
+    data.setup("fit")
+
+
+def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
+    heads = {
+        "level": LabelOptions("ordinal"),
+        "sold": LabelOptions("binary"),
+        "tags": LabelOptions("multilabel", classes=["old", "cheap"], separator=";"),
+    }
+    path = tmp_path / "mine.csv"
+    path.write_text("text,level,sold,tags\na,1.0,1.0,cheap\nb,3,no,old\nc,2.0,0.0,\n")
+    request = ScoredRequest(((0, path),), TextColumns(), heads)
+    store = open_store(request)
+    assert store.heads["level"]["classes"] == ["1", "2", "3"]
+    expected = [[0, 1, 0, 1], [2, 0, 1, 0], [1, 0, np.nan, np.nan]]
+    np.testing.assert_array_equal(store.labels, expected)
+    path.write_text(path.read_text().replace("b,3,no", "b,3.0,False"))
+    for given in (heads, None):  # declared again, or of the checkpoint alone
+        again = open_store(
+            ScoredRequest(((0, path),), TextColumns(), trained_heads(store.heads, given))
+        )
+        np.testing.assert_array_equal(again.labels, expected)
+    path.write_text("text,level,sold,tags\na,4.0,1,old\n")
+    with pytest.raises(ValueError, match=r'"4.0": head "level": must be one of 1, 2, 3; or'):
+        open_store(ScoredRequest(((0, path),), TextColumns(), trained_heads(store.heads, heads)))
+
+
+def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_path) -> None:
+    path, out = tmp_path / "mine.csv", tmp_path / "out.csv"
+    path.write_text("text,quality\nhello,7\n ,8\nworld,9\nhello,1\n")
+    request = ScoredRequest(((2, path),), TextColumns(), {}, "reject")
+    store = open_store(request)
+    facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
+    write_scored(store, facts, {"quality": np.array([[0.2, 0.8], [0.9, 0.1]])}, out)
+    assert out.read_text().splitlines() == [
+        "text,quality,predicted_quality,expected_quality",
+        "hello,7,good,0.8",
+        " ,8,,",
+        "world,9,bad,0.1",
+        "hello,1,good,0.8",
+    ]
+    with pytest.raises(ValueError, match='the prediction has no "quality" for each of 2 texts'):
+        write_scored(store, facts, {}, out)
+    with pytest.raises(ValueError, match=r"out.jsonl cannot hold .*mine.csv: lines of JSON"):
+        check_output([path], tmp_path / "out.jsonl")
+    path.write_bytes("text;quality\nhello;7\nwør;8\n".encode("cp1252"))
+    in_greek = {"quality": {"kind": "ordinal", "classes": ["κακό", "good"]}}
+    one = open_store(ScoredRequest(((2, path),), TextColumns(), {}, "reject"))
+    write_scored(one, in_greek, {"quality": np.array([[0.9, 0.1]] * 2)}, tmp_path / "greek.csv")
+    assert "wør;8;κακό;0.1" in (tmp_path / "greek.csv").read_text(encoding="utf-8")
+    path.write_text("text,quality\nhello,7\n")
+    with pytest.raises(RuntimeError, match="hold 1 rows, 4 were read before"):
+        write_scored(store, facts, {"quality": np.zeros((2, 2))}, tmp_path / "other.csv")
+
+
+def test_a_separator_that_no_table_is_searched_for_is_given(tmp_path) -> None:
+    path, out, table = tmp_path / "mine.csv", tmp_path / "out.csv", TableOptions(separator="^")
+    path.write_text("text^quality\nhello, you^7\n")
+    store = open_store(ScoredRequest(((2, path),), TextColumns(), {}, table=table))
+    facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
+    write_scored(store, facts, {"quality": np.array([[0.2, 0.8]])}, out, table)
+    assert out.read_text().splitlines()[1] == "hello, you^7^good^0.8"
+    audit = ScoredTextDataModule(
+        files={"train": str(path)}, heads={"quality": LabelOptions("regression")}, table=table
+    ).audit()
+    assert audit.files == {str(path): 1}
+
+
+def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("text,grade,trade\na,1.5,smith\nb,,\na,-3,baker\nc,good,smith\n")
+    heads = {"grade": LabelOptions("regression"), "trade": LabelOptions("multiclass")}
+    audit = ScoredTextDataModule(files={"train": str(path)}, heads=heads).audit()
+    assert audit.files == {str(path): 3}
+    assert audit.parts[0].num_duplicates == 1
+    assert [(row.line, row.value) for row in audit.bad_rows] == [(5, "good")]
+    assert audit.labels == {"trade": {"baker": 1, "smith": 1}}
+    assert ("head", "trade: multiclass, 2 of 3 rows labelled") in audit.notes
+    assert ("head", "grade: regression, 2 of 3 rows labelled; -3 to 1.5, mean -0.75") in audit.notes
+
+
+def test_the_columns_of_each_kind() -> None:
+    chances = np.array([[0.25, 0.75], [0.625, 0.375]])
+    classes = {"classes": ["x", "y"]}
+    for kind, expected in {
+        "multiclass": {"predicted_q": ["y", "x"], "probability_q": [0.75, 0.625]},
+        "multilabel": {"probability_q_x": [0.25, 0.625], "probability_q_y": [0.75, 0.375]},
+        "binary": {"probability_q": [0.25, 0.625]},
+        "regression": {"predicted_q": [0.25, 0.625]},
+    }.items():
+        assert scores_of("q", {"kind": kind, **classes}, chances) == expected
+    levels = {"kind": "ordinal", "classes": ["-1", "0"]}  # numbers keep their scale
+    found = {"predicted_q": ["0", "-1"], "expected_q": [-0.25, -0.625]}
+    assert scores_of("q", levels, chances) == found
+
+
+def test_the_demo_counts_the_parameters_of_a_function() -> None:
+    assert parameters("C.f(self, a, *b, c=1) -> int") == (3, True)
+    assert parameters("f(a, /)") == (1, False)

@@ -2,7 +2,6 @@
 
 import pickle
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,19 +103,6 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
     example = dataset.example(place, 0)
     expected = {2, 3, 4, 5} - set(example.known.tolist())
     assert set(example.document[1:].tolist()) - {-1} == expected
-    write_run(tmp_path / "b.run", [Ranking("train-0", ["d1", "d2", "dx"], [3, 2, 1])], "x")
-    with pytest.raises(
-        ValueError,
-        match=r'document "dx" of query "train-0" is not in the collection; name a run of',
-    ):
-        pairs(collection, negatives=replace(options, run=str(tmp_path / "b.run")))
-    write_run(tmp_path / "e.run", [Ranking("test-0", ["d1", "d2", "d3"], [3, 2, 1])], "x")
-    with pytest.raises(
-        ValueError, match=r"negatives\.run .* ranks none of the 24 queries, such as"
-    ):
-        pairs(collection, negatives=replace(options, run=str(tmp_path / "e.run")))
-    with pytest.raises(FileNotFoundError, match=r"data\.negatives\.run"):
-        pairs(collection, negatives=replace(options, run=str(tmp_path / "c.run")))
 
 
 def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
@@ -186,21 +172,6 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collecti
 def test_wrong_options_are_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_data_that_cannot_teach_is_refused(tmp_path: Path) -> None:
-    folder = write_collection(tmp_path / "small")
-    judged = (folder / "qrels" / "train.tsv").read_text().splitlines()
-    kept = [judged[0], *(line for line in judged[1:] if not line.endswith("\t0"))]
-    (folder / "qrels" / "train.tsv").write_text("\n".join(kept) + "\n")
-    opened = open_collection(CollectionRequest(str(folder)))
-    with pytest.raises(ValueError, match=r"no document was judged and found not relevant"):
-        pairs(opened, negatives=HardNegatives(1))
-    zeros = [judged[0], *(f"{line[:-1]}0" for line in judged[1:])]
-    (folder / "qrels" / "train.tsv").write_text("\n".join(zeros) + "\n")
-    opened = open_collection(CollectionRequest(str(folder)))
-    with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
-        pairs(opened)
 
 
 DRAWS = TrainingMix(judged=1, titles=1, sentences=1, removal=0.5, token_dropout=0.3)

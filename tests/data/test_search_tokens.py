@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datamodules.core.store import ArrayFile, cache_root
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.datamodule import kept_documents, kept_queries
 from datamodules.search.queries import Queries
@@ -94,24 +93,6 @@ def rewrite(path: Path, change: Any) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     lines = [json.dumps({**row, "text": change(row["text"])}) + "\n" for row in rows]
     path.write_text("".join(lines))
-
-
-def test_what_was_interrupted_is_not_there_and_is_made_whole_later(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collection, encoding, add = opened(folder), encoding_of(), ArrayFile.add
-
-    def interrupted(self: ArrayFile, values: np.ndarray) -> None:
-        add(self, values)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ArrayFile, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        check(collection, encoding)
-    assert list((cache_root() / "token_rows").iterdir()) == []
-    monkeypatch.undo()
-    monkeypatch.setenv("UNISONO_CACHE", str(folder.parent / "cache"))
-    check(collection, encoding)
 
 
 def test_no_epoch_tokenises_what_is_judged_and_no_process_has_a_copy(
