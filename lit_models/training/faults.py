@@ -228,23 +228,11 @@ class FailureReport(Callback):
 
     A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
     connection, keep silent about theirs. With several processes a rank that makes no progress for
-    `timeout_s` writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the time before
-    the first batch and the merge of predictions have no limit.
-
-    Args:
-        timeout_s: `None` takes that of the strategy's process group (`trainer.strategy.timeout`),
-            after which a rank ends that waits for a slow one.
-
-    Raises:
-        ValueError: timeout_s is not positive.
+    `trainer.strategy.timeout` writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the
+    time before the first batch and the merge of predictions have no limit.
     """
 
-    def __init__(self, timeout_s: float | None = None) -> None:
-        if timeout_s is not None and timeout_s <= 0:
-            raise ValueError(
-                f"timeout_s must be above 0, got {timeout_s}; leave it out to take the strategy's."
-            )
-        self.timeout_s = timeout_s
+    def __init__(self) -> None:
         self._place: dict[str, Any] = {}
         self._batch: Any = None
         self._watch: Watch | None = None
@@ -256,7 +244,7 @@ class FailureReport(Callback):
         if trainer.world_size > 1:
             # Lightning's own strategies, of a script, keep theirs to themselves.
             timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
-            self._timeout_s = self.timeout_s or (timeout.total_seconds() if timeout else None)
+            self._timeout_s = timeout.total_seconds() if timeout else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take away what an earlier attempt left in the folder, which is chosen by now."""
