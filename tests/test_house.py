@@ -9,15 +9,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Ceilings of lines of Python, docstrings included; they are lowered with the house, never raised.
 BUDGETS = {
-    "lit_models": 24_320,
-    "lit_models/training": 7_600,
+    "lit_models": 22_700,
+    "lit_models/training": 7_250,
     "lit_models/commands": 3_680,
     "lit_models/occupation_coder": 2_400,
     "lit_models/causal_lm": 2_580,
     "lit_models/consistency_lens": 2_240,
     "lit_models/seo": 3_230,
     "datamodules": 15_650,
-    "tests": 37_650,
+    "tests": 36_000,
 }
 MOST_FILES = 127  # of the product
 MOST_IN_A_FOLDER = 20
