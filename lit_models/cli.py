@@ -84,39 +84,31 @@ NOISE = (
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
     *DEPRECATIONS,
 )
-# What `COMMAND --help` shows: the first fifteen that the command and its classes have.
-OF_VERB = {
-    "fit": {
-        "data.train_files": "training files",
-        "data.validation_files": "validation files",
-        "model.pretrained": "Hugging Face folder",
-        "model.optimizer.lr": "learning rate",
-        "trainer.max_epochs": "passes over the data",
-        "trainer.max_steps": "optimizer steps",
-    },
-    "validate": {"data.validation_files": "validation files"},
-    "test": {"data.test_files": "test files"},
-    "predict": {
-        "data.predict_files": "files to predict",
-        "data.predict_output": "file to write",
-    },
-}
-KEYS = {
-    "data.columns.text": "column of the text",
-    "data.columns.codes": "columns of codes",
-    "data.global_batch_size": "samples of a step",
-    "data.micro_batch_size": "of them at once",
-    "trainer.devices": "on each machine",
-    "trainer.strategy": "ddp, ddp_spawn, fsdp",
-    "trainer.precision": "such as bf16-mixed",
-    "trainer.default_root_dir": "folder of the run",
-    "ckpt_path": "auto: go on, newest",
-}
-LAST = {  # of a training
-    "model.init_from": "weights to begin with",
-    "seed_everything": "seed",
-    "test_after_fit": "test the best at last",
-    "trainer.val_check_interval": "steps or share",
+# `COMMAND --help` shows the first fifteen that the command and its classes have.
+FIT = ("fit",)
+KEYS: dict[str, tuple[str, tuple[str, ...]]] = {  # key -> its meaning, the commands that it is for
+    "data.train_files": ("training files", FIT),
+    "data.validation_files": ("validation files", ("fit", "validate")),
+    "data.test_files": ("test files", ("test",)),
+    "data.predict_files": ("files to predict", ("predict",)),
+    "data.predict_output": ("file to write", ("predict",)),
+    "model.pretrained": ("Hugging Face folder", FIT),
+    "model.optimizer.lr": ("learning rate", FIT),
+    "trainer.max_epochs": ("passes over the data", FIT),
+    "trainer.max_steps": ("optimizer steps", FIT),
+    "data.columns.text": ("column of the text", ()),
+    "data.columns.codes": ("columns of codes", ()),
+    "data.global_batch_size": ("samples of a step", ()),
+    "data.micro_batch_size": ("of them at once", ()),
+    "trainer.devices": ("on each machine", ()),
+    "trainer.strategy": ("ddp, ddp_spawn, fsdp", ()),
+    "trainer.precision": ("such as bf16-mixed", ()),
+    "trainer.default_root_dir": ("folder of the run", ()),
+    "ckpt_path": ("auto: go on, newest", ()),
+    "model.init_from": ("weights to begin with", FIT),
+    "seed_everything": ("seed", FIT),
+    "test_after_fit": ("test the best at last", FIT),
+    "trainer.val_check_interval": ("steps or share", FIT),
 }
 
 
@@ -218,9 +210,8 @@ class UnisonoCLI(LightningCLI):
             lines = differences(
                 self.checkpoint_model, self.options.model, path, self.argv[0] != "fit"
             )
-        if is_first_process():
-            for line in lines:
-                say(line)
+        for line in lines if is_first_process() else ():
+            say(line)
 
     def before_instantiate_classes(self) -> None:
         config = self.options
@@ -249,9 +240,8 @@ class UnisonoCLI(LightningCLI):
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
                 "newest checkpoint of this run"
             )
-        if is_first_process():
-            for line in self.verdict.warnings:
-                say(screen(line, "warning"))
+        for line in self.verdict.warnings if is_first_process() else ():
+            say(screen(line, "warning"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given, verdict = self.config_init[self.subcommand].trainer, self.verdict
@@ -446,8 +436,8 @@ def brief_help(argv: list[str]) -> str:
         key.replace("init_args.", ""): value if isinstance(value, str) else json.dumps(value)
         for key, value in config_files.flat(values_of([a for a in argv if a not in HELP]))
     }
-    shown = OF_VERB[verb] | KEYS | (LAST if verb == "fit" else {})
-    known = [(key, words) for key, words in shown.items() if key in values]
+    known = [(key, words) for key, (words, verbs) in KEYS.items()
+             if key in values and (not verbs or verb in verbs)]  # fmt: skip
     files = " ".join(config_files.short_name(path) for path in config_files.config_paths(argv))
     lines = [f"usage: unisono {verb} --config FILE [--config FILE …] [--KEY=VALUE …]", ""]
     lines.append(f"Keys, and their values in {files or 'a run without a config'}:"[:COLUMNS])
@@ -576,7 +566,9 @@ def model_values(ckpt_path: str | None, classes: StoredClasses) -> dict[str, Any
     Raises:
         FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
-    if ckpt_path is None or not (_is_checkpoint(ckpt_path) or is_exported(ckpt_path)):
+    if ckpt_path is None or not (
+        Path(ckpt_path).is_file() or is_sharded(ckpt_path) or is_exported(ckpt_path)
+    ):
         return {}
     content = read_checkpoint(ckpt_path, mmap=True, classes=classes)
     values = dict(content.get("hyper_parameters", {}))
@@ -589,13 +581,9 @@ def model_values(ckpt_path: str | None, classes: StoredClasses) -> dict[str, Any
     return {"class_path": class_path, "init_args": kept}
 
 
-def _is_checkpoint(path: str) -> bool:
-    return Path(path).is_file() or is_sharded(path)
-
-
 def resumed_step(ckpt_path: str | None) -> int | None:
     """Returns the optimizer steps that a checkpoint holds, or `None` without one."""
-    if ckpt_path is None or not _is_checkpoint(ckpt_path):
+    if ckpt_path is None or not (Path(ckpt_path).is_file() or is_sharded(ckpt_path)):
         return None
     return int(read_checkpoint(ckpt_path, mmap=True).get("global_step", 0))
 

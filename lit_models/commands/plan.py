@@ -5,7 +5,6 @@ import json as json_format
 import logging
 import math
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from lit_models.training.optim import lr_scale
 from lit_models.training.rules import check_share
 
 SMALL_GLOBAL_BATCH = 256
-FRAME = 3  # characters of a column beside its text
 
 
 def plan(
@@ -189,8 +187,12 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             "a config of one of Unisono's datamodules."
         )
     look = Look(counts, trainer)
-    with tempfile.TemporaryDirectory() as folder, isolate_rng(), quiet_trainer():
-        limits = ("max_epochs", "max_steps")
+    limits = ("max_epochs", "max_steps")
+    logging.disable(logging.INFO)  # Lightning's lines on devices
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.NOTSET)
+        stack.enter_context(isolate_rng())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         Trainer(
             accelerator="cpu",
             devices=1,
@@ -209,18 +211,6 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     if not look.forecast.columns:
         raise UsageError(look.forecast.refused[0].partition(". ")[2])
     return look.forecast
-
-
-@contextlib.contextmanager
-def quiet_trainer() -> Iterator[None]:
-    """Let no line of Lightning's on devices stand above the table."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class Look(Callback):
@@ -307,27 +297,15 @@ class Look(Callback):
 
 
 def show(rows: dict[str, list[Any]]) -> None:
-    """Print tables of as many device counts each as the screen is wide for."""
-    console = Console(highlight=False)
-    labels = list(rows)
-    columns = [[_shown(value) for value in column] for column in zip(*rows.values(), strict=True)]
-    width = max(map(len, labels))
-    while columns:
-        taken = width + FRAME + 1
-        some: list[list[str]] = []
-        for column in columns:
-            taken += max(map(len, column)) + FRAME
-            if some and taken > console.width:
-                break
-            some.append(column)
-        columns = columns[len(some) :]
-        table = Table()
-        table.add_column(labels[0], no_wrap=True)
-        for column in some:
-            table.add_column(column[0], justify="right", no_wrap=True)
-        for row in list(zip(labels, *some, strict=True))[1:]:
-            table.add_row(*row)
-        console.print(table)
+    """Print a table with a column for each number of devices."""
+    (label, counts), *others = rows.items()
+    table = Table()
+    table.add_column(label, no_wrap=True)
+    for count in counts:
+        table.add_column(str(count), justify="right", no_wrap=True)
+    for name, values in others:
+        table.add_row(name, *map(_shown, values))
+    Console(highlight=False).print(table)
 
 
 def _shown(value: Any) -> str:
