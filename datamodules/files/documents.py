@@ -52,12 +52,7 @@ def text_files(
 
 
 def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
-    """Return the files in a folder and below it that end so, sorted; hidden ones are left out.
-
-    Args:
-        folder: to look into.
-        suffixes: of the files that can be read.
-        option: name of the option that holds it, for messages.
+    """Return the files in a folder and below it with these suffixes, sorted, without hidden ones.
 
     Raises:
         FileNotFoundError: there is none, or a link leads nowhere: its text would be missing.

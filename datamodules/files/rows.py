@@ -121,7 +121,7 @@ def read_rejected(folder: Path) -> list[BadRow]:
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
-    """Copies the rejected rows of a cache to the run folder, says so and returns their number."""
+    """Copies the rejected rows of a cache to the run folder; returns their number."""
     count = len(read_rejected(cache_folder))
     if not count:
         return 0

@@ -140,11 +140,7 @@ class OccupationDataModule(PlannedDataModule):
         super().setup(stage)
 
     def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage.
-
-        Raises:
-            ValueError: no row belongs to it.
-        """
+        """Return the dataset of one stage; ValueError where no row belongs to it."""
         if stage == "predict":
             assert self.index is not None
             return DistinctInputs(self.index)
@@ -259,14 +255,8 @@ class OccupationDataModule(PlannedDataModule):
         return own_files_hint(command, self.store_request().files)
 
     def store_request(self, is_trained: bool = False) -> StoreRequest:
-        """Return what is read and how; the demo table where no file is named.
-
-        Args:
-            is_trained: the training files may then be missing where the other parts have files.
-
-        Raises:
-            FileNotFoundError: a named file does not exist.
-        """
+        """Return what is read and how; the demo table where no file is named. For a trained model
+        the training files may be missing where the other parts have files."""
         files = {part: self._paths(part) for part in (VALIDATION, TEST)}
         try:
             files = {TRAIN: self._paths(TRAIN), **files}

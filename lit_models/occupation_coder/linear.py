@@ -106,12 +106,8 @@ TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
 FEATURE_FIELDS = (
-    "ngram_sizes",
-    "num_features",
-    "within_words",
-    "head_weight",
-    "core_weight",
-    "head_ends",
+    *("ngram_sizes", "num_features", "within_words"),
+    *("head_weight", "core_weight", "head_ends"),
 )
 
 
@@ -122,12 +118,11 @@ class LinearOptions:
     Args:
         ngram_sizes: lengths of its character n-grams.
         num_features: columns that the n-grams are hashed to.
-        cost: of a text's squared shortfall beside half the squared norm of the weights, the C of
-            an SVM; less regularises more.
+        cost: the C of an SVM; less regularises more.
         max_texts: most distinct texts that it is solved on; more are thinned out evenly.
         within_words: leaves out n-grams that span a space with a letter on both sides, so that a
             word says the same beside any other.
-        head_weight: how much the n-grams of the title's head, its last word, count once more.
+        head_weight: how much the n-grams of the title's head count once more.
         core_weight: the same of the title's core, the text up to its head.
         head_ends: words and signs that end the head before the text does, such as "of", "and" and
             ","; in small letters where texts are lower-cased; see `TitleHeads`.
@@ -152,10 +147,10 @@ class LinearOptions:
 
 
 def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, Any] | None) -> None:
-    """Raise ValueError for weights that were trained on other features: their shapes may agree all
+    """Raise ValueError for weights that were trained on other features, whose shapes may agree all
     the same. `trained` are the options of the checkpoint, as it keeps them."""
     if options is None or trained is None:
-        return  # another shape, which is told as such
+        return  # another shape, which has its own error
     meant, known = asdict(options), {**asdict(LinearOptions()), **trained}
     for name in FEATURE_FIELDS:
         if list(np.unique(meant[name])) != list(np.unique(known[name])):
@@ -233,13 +228,10 @@ def solve(
 ) -> None:
     """Give the head the weights whose squared hinge loss is the least.
 
-    One problem per code, on one thread of the host: no draw, no rank and no device changes it.
+    One problem per code, on one thread of the host: no draw, no rank and no device changes it. A
+    code that no text has keeps its first margin.
 
-    Args:
-        head: of C codes; one that no text has keeps its first margin.
-        texts: code points of each of N texts.
-        has_code: which codes each text has [N, C] bool.
-        weights: of each text [N], above 0.
+    Args: code points of N texts, their codes [N, C] bool, and their weights [N], above 0.
     """
     # Seconds of import that only a fit needs.
     import scipy.sparse

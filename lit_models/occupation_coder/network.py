@@ -44,12 +44,9 @@ class CodeTrie(nn.Module):
         self, table: Any, next_node: Any, leaf_code: Any, num_leaves: Any, max_codes: int
     ) -> None:
         super().__init__()
-        buffers = (table, next_node, leaf_code, num_leaves)
-        for name, values in zip(
-            ("table", "next_node", "leaf_code", "num_leaves"), buffers, strict=True
-        ):
-            tensor = torch.as_tensor(values).long().clone()
-            self.register_buffer(name, tensor, persistent=False)
+        names = ("table", "next_node", "leaf_code", "num_leaves")
+        for name, values in zip(names, (table, next_node, leaf_code, num_leaves), strict=True):
+            self.register_buffer(name, torch.as_tensor(values).long().clone(), persistent=False)
         nodes = [torch.zeros(len(self.table), dtype=torch.long)]  # from the root to each code
         for symbol in self.table.unbind(1):
             nodes.append(self.next_node[nodes[-1], symbol])
@@ -332,8 +329,8 @@ class BlockDecoder(nn.Module):
 class FlatHead(nn.Module):
     """One logit per code from the memory; a code's weights are the sum over its trie nodes.
 
-    Codes that share digits share weights, so a rare code borrows from its branch. The summary at
-    position 0 enters linearly, the mean of the memory through a hidden layer.
+    So a rare code borrows from its branch. The summary at position 0 enters linearly, the mean of
+    the memory through a hidden layer.
     """
 
     def __init__(self, memory_width: int, trie: CodeTrie, dropout: float = 0.0) -> None:
@@ -359,9 +356,9 @@ class OccupationNetwork(nn.Module):
     """Encoder with both heads.
 
     Args:
-        encoder: text encoder.
-        decoder: BlockDecoder over `encoder.width`.
-        flat_dropout: dropout before the flat head.
+        encoder: of texts.
+        decoder: over `encoder.width`.
+        flat_dropout: before the flat head.
         linear: makes the flat head a linear model of n-grams, which does not see the memory.
     """
 

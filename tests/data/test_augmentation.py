@@ -82,12 +82,6 @@ def test_the_language_is_dropped_a_quarter_of_the_time_once_augmentation_is_on()
     assert any(Augmentation(drop_language=0.5).probabilities())
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_the_same_generator_gives_the_same_text(name: str) -> None:
-    drawn = [noisy("old smith", 3, only(name)) for _ in range(2)]
-    assert drawn[0] == drawn[1]
-
-
 @settings(deadline=None)
 @given(
     st.text(min_size=1, max_size=12).filter(lambda text: text.strip()),
