@@ -12,7 +12,7 @@ BUDGETS = {
     "lit_models": 22_700,
     "lit_models/training": 7_250,
     "lit_models/commands": 3_680,
-    "lit_models/occupation_coder": 2_140,
+    "lit_models/occupation_coder": 2_145,
     "lit_models/causal_lm": 2_580,
     "lit_models/consistency_lens": 2_240,
     "lit_models/seo": 3_230,
