@@ -42,11 +42,7 @@ from datamodules.text.store import (
     token_dtype,
 )
 from datamodules.text.texts import Files, LanguageModelDataModule
-from datamodules.tokenizers.text import (
-    TextTokenizer,
-    TokenizerOptions,
-    make_tokenizer,
-)
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger(__name__)
 TooLong = Literal["cut", "leave_out"]

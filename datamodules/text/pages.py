@@ -16,12 +16,7 @@ from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of
 from datamodules.files.html import parsed, visible_lines
-from datamodules.files.rows import (
-    HALF_RULE,
-    JsonRow,
-    RowFault,
-    half_character,
-)
+from datamodules.files.rows import HALF_RULE, JsonRow, RowFault, half_character
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint
 from datamodules.text.instructions import (

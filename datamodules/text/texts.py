@@ -31,12 +31,7 @@ from datamodules.text.prompts import (
     write_completions,
     write_scores,
 )
-from datamodules.text.store import (
-    CorpusRequest,
-    TokenFolder,
-    TokenRequest,
-    TokenStore,
-)
+from datamodules.text.store import CorpusRequest, TokenFolder, TokenRequest, TokenStore
 from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,

@@ -19,11 +19,7 @@ from tokenizers import processors
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.core.batches import IGNORED
 from datamodules.files.rows import BadRows
-from datamodules.text.instructions import (
-    Instruction,
-    InstructionDataset,
-    Marker,
-)
+from datamodules.text.instructions import Instruction, InstructionDataset, Marker
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import saved_tokenizer
 

@@ -35,30 +35,22 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
-def test_one_end_token_stands_between_two_documents(tmp_path):
-    files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
-    stream = request(files).open().stream(TRAIN)
-    ids = BYTES.encode("Hi").tolist(), BYTES.encode("you").tolist()
-    assert stream.tokens.tolist() == [END, *ids[0], END, *ids[1], END]
-    assert stream.starts.tolist() == [0, 3]
-    assert stream.num_positions.tolist() == [3, 4]  # H i end, y o u end
-    assert stream.tokens.dtype == np.uint16
-
-
 @pytest.mark.parametrize(("begin_id", "expected"), [
+    (END, None),  # one token stands between two documents
     (None, "Hi<|endoftext|>you<|endoftext|>"),
     (72, None),
 ])  # fmt: skip
-def test_other_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begin_id, expected):
+def test_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begin_id, expected):
     files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
-    given = TextTokenizer(BYTES.backend, END, begin_id)
-    store = request(files, given=given).open()
+    store = request(files, given=TextTokenizer(BYTES.backend, END, begin_id)).open()
     stream = store.stream(TRAIN)
     sign = [] if begin_id is None else [begin_id]
+    between = [END] if begin_id == END else [END, *sign]
     ids = BYTES.encode("Hi").tolist(), BYTES.encode("you").tolist()
-    assert stream.tokens.tolist() == [*sign, *ids[0], END, *sign, *ids[1], END]
-    assert stream.starts.tolist() == [0, 3 + len(sign)]
+    assert stream.tokens.tolist() == [*sign, *ids[0], *between, *ids[1], END]
+    assert stream.starts.tolist() == [0, 2 + len(between)]
     assert stream.num_positions.tolist() == [2 + len(sign), 3 + len(sign)]
+    assert stream.tokens.dtype == np.uint16
     if expected:
         assert "".join(texts_of(store)) == expected
 
