@@ -134,14 +134,8 @@ class ActivationDataset(PlannedDataset):
 
 
 def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Return [B, A] the words that stand before the position and are not the current token, else
-    -1.
-
-    Args:
-        words: [B, A] int64 tokens, -1 = none.
-        rows: [B, T] int64 tokens.
-        position: [B] int64.
-    """
+    """Return those of the words [B, A] int64 that stand in rows [B, T] before positions [B] and are
+    not the current token, else -1."""
     is_before = np.arange(rows.shape[1]) < position[:, None]  # [B, T]
     has_stood = ((words[:, :, None] == rows[:, None]) & is_before[:, None]).any(2)
     current = rows[np.arange(len(rows)), position]
@@ -153,9 +147,6 @@ def partners(document: np.ndarray) -> np.ndarray:
 
     Samples stand in a keyed random order of documents, and each takes the one half a round on:
     every sample is the partner of one, unless a document holds more than half of them.
-
-    Args:
-        document: [N] of each activation.
     """
     order = np.lexsort((np.arange(len(document)), document, hash_ids(document, 1)))
     others = np.empty(len(document), np.int64)
@@ -191,18 +182,13 @@ def explanation_line(
     values: dict[str, np.ndarray],
     controls: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Return the line of one activation.
+    """Return the line of the activation of a sample, from its token_ids [t], error [] and
+    control_errors [C] and the names of the C controls.
 
     document: part and index. position: from 0. before, token, after: the text around it; the
     token is the last one that the activation knows of. explanation. error: squared, in units of
     the training part's variance. nearest_controls: those that come nearest to the activation, and
     their errors.
-
-    Args:
-        dataset: of the activations.
-        number: of the sample.
-        values: token_ids [t], error [] and control_errors [C].
-        controls: names of the C controls.
     """
     pieces, piece = dataset.pieces, int(dataset.piece[number])
     position, tokenizer = int(dataset.position[number]), pieces.store.tokenizer
@@ -344,7 +330,7 @@ class ActivationDataModule(DocumentsDataModule):
 
     @property
     def group_names(self) -> list[str]:
-        """The files of the test part, which are reported one by one."""
+        """The files of the test part, each reported by itself."""
         return self.facts(TEST).group_names
 
     @property

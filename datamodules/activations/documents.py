@@ -37,16 +37,13 @@ SEEDS_APART = 1_000_003  # more than positions of a document
 
 @dataclass(frozen=True)
 class PositionRule:
-    """Which positions of a document are taken.
+    """Choice of positions in a document.
 
     Args:
-        min_position: first position that may be taken, from 0; what comes before has too little
+        min_position: first position that may be taken, from 0; those before have too little
             context to explain.
         per_document: positions of each document; shorter ones give as many as they have.
-        seed: another seed draws others.
-
-    Raises:
-        ValueError: a negative position.
+        seed: of the draws.
     """
 
     min_position: int = 6
@@ -94,11 +91,6 @@ class Pieces:
 
     The last token of a piece is only predicted, and has no position that could be taken; the next
     piece of the same document begins with it.
-
-    Args:
-        store: of the tokens.
-        part: 0 train, 1 validation, 2 test.
-        context_length: tokens of the longest piece, at least 2.
     """
 
     def __init__(self, store: TokenStore, part: int, context_length: int) -> None:
@@ -113,7 +105,7 @@ class Pieces:
 
     @cached_property
     def document_hashes(self) -> np.ndarray:
-        """[N] uint64, of the whole text of the document that a piece is of."""
+        """[N] uint64, of the whole text of a piece's document."""
         return self.store.hashes(self.part)[self.document]
 
     @cached_property
@@ -164,9 +156,9 @@ def document_facts(
     Args:
         files: of the part.
         hashes: [D] uint64 of the documents' texts.
-        reading: where the texts stand.
-        column: of the attributes; `None` reads no attributes.
-        tokenizer: turns a word, after a space, into tokens.
+        reading: place of the texts.
+        column: of the attributes, if any are read.
+        tokenizer: of the subject.
 
     Raises:
         ValueError: a row's attributes are no mapping of names to words.
@@ -205,11 +197,8 @@ def group_names(files: Sequence[Path]) -> list[str]:
 
 
 def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, int]:
-    """Return word -> the first of its tokens, after a space, that is more than white space.
-
-    Tokenizers of the SentencePiece kind may give the space a token of its own. -1 stands for words
-    without such a token.
-    """
+    """Return word -> the first of its tokens, after a space, that is more than that space, which
+    some tokenizers give a token of its own; -1 for words without one."""
     tokens = tokenizer.encode_batch([f" {word}" for word in words])
     return {
         word: next((i for i in ids.tolist() if tokenizer.decode([i]).strip()), NONE)
@@ -250,15 +239,12 @@ class DocumentsDataModule(PlannedDataModule):
         tokenizer: of a subject with random weights; one in a folder brings its own.
         context_length: tokens of the longest document that the subject reads, the one that follows
             its last position included; longer ones are cut into pieces.
-        positions: which activations are taken.
-        split: how training files are divided.
+        positions: of the activations.
+        split: of the training files.
         text_column: of jsonl and parquet files, whose rows are documents.
         attributes_column: of jsonl and parquet files; maps names to words of the text.
         documents_by: see `TextDataModule`.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ OUTPUT = "get_output_embeddings"  # which every model of transformers has
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Which layers get an adapter, and of what size.
+    """Adapters: their layers and size.
 
     Args:
         targets: names of linear layers, or ends of names, such as q_proj or feed_forward.*; `*`
@@ -30,9 +30,6 @@ class LoraOptions:
         alpha: the adapter's output is multiplied by alpha / rank.
         dropout: of the adapter's input.
         base_dtype: of the frozen weights; bfloat16 halves their memory.
-
-    Raises:
-        ValueError: one of them is outside its range.
     """
 
     targets: list[str]
@@ -75,7 +72,7 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Args: x [..., D]. Returns [..., E] in the dtype of the base's output."""
+        """Return [..., E] in the dtype of the base's output, of x [..., D]."""
         weight = self.weight.T if self.is_transposed else self.weight
         output = F.linear(x.to(weight.dtype), weight, self.bias)
         narrow = F.linear(self.dropout(x.to(self.lora_A.dtype)), self.lora_A)  # [..., r]
@@ -88,16 +85,8 @@ class LoraLinear(nn.Module):
 def lora_recipe(
     network: nn.Module, options: LoraOptions, base: str | None = None
 ) -> dict[str, Any]:
-    """Return plain values from which `add_lora` makes the same layers without any file.
-
-    Args:
-        network: before its layers are replaced; its weights do not matter.
-        options: of the user.
-        base: name or folder of the adapted model, if it has one.
-
-    Raises:
-        ValueError: a target fits no linear layer.
-    """
+    """Return plain values from which `add_lora` makes the same layers without any file; `base` is
+    the folder of the adapted model, if it has one. A ValueError where a target fits no layer."""
     return {**asdict(options), "base": base, "layers": target_layers(network, options.targets)}
 
 
@@ -119,11 +108,8 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
 
 
 def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
-    """Return the names of the linear layers but the head that fit a target, in the network's order.
-
-    Raises:
-        ValueError: a target fits none.
-    """
+    """Return the names of the linear layers but the head that fit a target, in the network's order;
+    a ValueError where a target fits none."""
     head = next(
         (m.get_output_embeddings() for m in network.modules() if hasattr(m, OUTPUT)),
         getattr(network, "head", None),
@@ -166,10 +152,7 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     """Return weights of the plain network that computes the same: adapters added to their bases.
 
     All are in the dtype of the adapters: bfloat16 could not hold the sums of a base in bfloat16.
-
-    Args:
-        network: with its adapters; may be on the meta device.
-        weights: its state_dict, or one of the same names.
+    The network may be on the meta device; the weights have the names of its state_dict.
     """
     plain = {name: t for name, t in weights.items() if not is_of_adapter(name)}
     adapted = None
@@ -191,14 +174,8 @@ def adapter_files(
     weights: Mapping[str, Tensor],
     names: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what adapter_config.json and adapter_model.safetensors hold.
-
-    Args:
-        network: may be on the meta device.
-        recipe: of `lora_recipe`.
-        weights: the network's state_dict.
-        names: of layers -> of transformers' modules.
-    """
+    """Return the contents of adapter_config.json and adapter_model.safetensors of a network, which
+    may be on the meta device; `names` maps its layers to transformers' modules."""
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

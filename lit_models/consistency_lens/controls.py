@@ -55,7 +55,6 @@ Row = dict[str, float]
 
 
 def row_names(options: EvaluationOptions) -> tuple[str, ...]:
-    """Return the names of the rows of a case, in order."""
     return (
         *("greedy", "sampled", *(f"best_of_{number}" for number in options.best_of)),
         *("zero", "mean", "position_mean", "token_mean"),
@@ -86,15 +85,15 @@ class Baselines(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D]: mean activation at these tokens [B]; `mean` [D] for unseen ones."""
+        """Return [B, D], the mean activation at tokens [B]; `mean` [D] for unseen ones."""
         return _looked_up(self.token_means, self.token_row[token], mean)
 
     def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D]: mean activation at these positions [B]; `mean` [D] for unseen ones."""
+        """Return [B, D], the mean activation at positions [B]; `mean` [D] for unseen ones."""
         return _looked_up(self.position_means, position, mean)
 
     def projected(self, activation: Tensor, number: int) -> Tensor:
-        """Return [B, D]: what the first principal components say of activations [B, D]."""
+        """Return activations [B, D] projected on the first principal components."""
         components = self.components[:number]
         return self.mean + (activation - self.mean) @ components.T @ components
 
@@ -168,7 +167,6 @@ class Case:
 
     @cached_property
     def draws(self) -> list[Tensor]:
-        """[B, D] rebuilt from each of several drawn explanations."""
         draws = range(self.options.num_draws)
         keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in draws]
         return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
@@ -324,7 +322,7 @@ class FidelityTable(Metric):
         return self
 
     def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
-        """Add one batch. Args: found: row -> values of each sample; batch: with weights."""
+        """Add the values of each sample of a batch, by row."""
         one = torch.ones_like(batch["weight"], dtype=torch.float64)
         values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
         member = torch.stack(self.weights(batch), dim=1)  # [B, G]
@@ -453,7 +451,7 @@ class Legibility(Metric):
             nats: [B].
             texts: the explanations [B, t] int64, and those of other activations.
             attributes: [B, A] int64, tokens; -1 = not known.
-            weights: [B] float64 for each group, 0 for what is not of it.
+            weights: of `FidelityTable.weights`.
         """
         member = torch.stack(list(weights), dim=1)  # [B, G]
         values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)], dim=1)

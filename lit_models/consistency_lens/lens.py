@@ -50,12 +50,12 @@ def uniforms(key: Tensor, number: int) -> Tensor:
 
 
 def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
-    """Return one-hot words [B, V] whose gradient is that of a soft choice.
+    """Return one-hot words [B, V] whose gradient is that of a soft choice at a temperature.
 
     Args:
         logits: [B, V], float32 or better.
         noise: [B, V]; `None` takes the most probable word.
-        temperature: of the soft choice, above 0.
+        temperature: above 0.
 
     Source: Jang et al. 2017, "Categorical Reparameterization with Gumbel-Softmax", section 2.2.
     """
@@ -111,12 +111,8 @@ class Verbalizer(nn.Module):
         self.register_buffer("is_word", is_word, persistent=False)
 
     def forward(self, activation: Tensor, token_ids: Tensor) -> Tensor:
-        """Return the logits [B, t, V] of each word of a given text, after the words before it.
-
-        Args:
-            activation: [B, D].
-            token_ids: [B, t] int64.
-        """
+        """Return the logits [B, t, V] of each word of texts [B, t] int64 after the words before it,
+        for activations [B, D]."""
         given = self.network.embedding(token_ids[:, :-1])
         start = self._prompt(len(activation))
         with self._injected(activation):
@@ -161,7 +157,6 @@ class Verbalizer(nn.Module):
             end += 1
 
     def _prompt(self, rows: int) -> Tensor:
-        """[B, P, D]; the marker, the last position, is empty."""
         marker = self.prompt.new_zeros(1, self.prompt.shape[1])
         return torch.cat([self.prompt, marker]).expand(rows, -1, -1)
 
@@ -201,13 +196,9 @@ def only_words(logits: Tensor, is_word: Tensor) -> Tensor:
 
 
 class Reconstructor(nn.Module):
-    """The subject cut at its layer, which reads the words from the last to the first, and a linear
-    map of what it makes of the last one read, which begins as the identity.
-
-    Args:
-        network: the lowest blocks of a copy of the subject; the last one is read.
-        begin_id: token whose embedding the start begins from.
-    """
+    """The lowest blocks of a copy of the subject, which read the words from the last to the first
+    after a learned start, the embedding of `begin_id` at first; and a linear map, the identity at
+    first, of the last block's output at the last one read."""
 
     def __init__(self, network: Network, begin_id: int) -> None:
         super().__init__()
@@ -236,11 +227,8 @@ class LensOptions:
     Args:
         num_words: tokens of an explanation.
         num_prompt: learned positions before the activation in the verbalizer's prompt.
-        verbalizer: what learns of its copy of the subject.
+        verbalizer: the part that learns of its copy of the subject.
         reconstructor: as verbalizer.
-
-    Raises:
-        ValueError: a number below 1.
     """
 
     num_words: int = 6
@@ -320,13 +308,12 @@ class Lens(nn.Module):
         return self
 
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated layers of all networks."""
         networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]
         networks += [kept.network for kept in self.reference.values()]
         return [block for network in networks for block in network.blocks()]
 
     def activation(self, batch: ActivationBatch) -> Tensor:
-        """Return [B, D]: what the store says, or else the subject."""
+        """Return [B, D], of the store or else of the subject."""
         if "activation" in batch:
             return batch["activation"].to(self.mean.dtype)
         with torch.no_grad():

@@ -17,15 +17,12 @@ from lit_models.training.metrics import in_float32
 
 @dataclass(frozen=True)
 class LossWeight:
-    """Weight of one term of the loss. Units of all steps: optimizer steps of the run.
+    """Weight of one term of the loss.
 
     Args:
-        weight: while the term counts.
-        begin: first step at which it does.
-        end: first step at which it does no more; `None` for the end of the run.
-
-    Raises:
-        ValueError: one is negative, or the end is not after the beginning.
+        weight: while the term counts, 0 or more.
+        begin: first optimizer step at which it does.
+        end: first step at which it does no more, after `begin`; `None` for the end of the run.
     """
 
     weight: float = 0.0
@@ -44,7 +41,6 @@ class LossWeight:
             )
 
     def at(self, step: int) -> float:
-        """Return the weight at an optimizer step, from 0."""
         is_over = self.end is not None and step >= self.end
         return 0.0 if step < self.begin or is_over else self.weight
 
@@ -54,13 +50,10 @@ class TemperatureSchedule:
     """Temperature of the choice of words, which falls in a straight line.
 
     Args:
-        start: at step `begin` and before.
-        end: at step `until` and after.
-        begin: optimizer step.
-        until: optimizer step.
-
-    Raises:
-        ValueError: a temperature is not above 0, or the steps are in the wrong order.
+        start: above 0, at optimizer step `begin` and before.
+        end: above 0, at optimizer step `until` and after.
+        begin: 0 or more.
+        until: above `begin`.
     """
 
     start: float = 1.0
@@ -80,7 +73,6 @@ class TemperatureSchedule:
             )
 
     def at(self, step: int) -> float:
-        """Return the temperature at an optimizer step, from 0."""
         share = min(1.0, max(0.0, (step - self.begin) / (self.until - self.begin)))
         return self.start + (self.end - self.start) * share
 
@@ -101,9 +93,6 @@ class LensLosses:
         effect: nats by which the subject's next words change with the rebuilt activation, mean
             over its position and up to 8 that follow it.
         fluency: nats per word by which the choices leave those of the subject as a language model.
-
-    Raises:
-        ValueError: all weights are 0.
     """
 
     teacher_text: LossWeight = LossWeight()
@@ -128,8 +117,7 @@ class LensLosses:
 
     @property
     def joint_start(self) -> int | None:
-        """First step at which the verbalizer's own words are rebuilt; `None` where they never
-        are."""
+        """First step at which the verbalizer's own words are rebuilt, if they ever are."""
         terms = [getattr(self, name) for name in JOINT]
         return min((term.begin for term in terms if term.weight), default=None)
 
@@ -161,8 +149,8 @@ def divergence(logits: Tensor, other: Tensor) -> Tensor:
 
 
 def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
-    """Return [B]: mean KL(true || changed) of the subject's words, at the position and at up to 8
-    that follow it, with rebuilt activations [B, D] in the place of the true ones."""
+    """Return [B]: mean KL(true || changed) of the subject's words at the places of
+    `PatchedSubject`, with rebuilt activations [B, D] in the place of the true ones."""
     with no_grad():
         patched = PatchedSubject(lens.subject, batch)
     own = in_float32(patched.true).log_softmax(-1)  # [B, P, V]
@@ -187,7 +175,6 @@ class TeacherText:
     rare: int = 0
 
     def check(self, num_words: int) -> None:
-        """Raise ValueError unless an explanation has so many words."""
         if not 0 <= self.rare <= num_words:
             raise ValueError(
                 f"teacher.rare {self.rare} must be 0 or more, and no more than the {num_words} "
@@ -206,10 +193,9 @@ class TeacherText:
 
         Args:
             input_ids: [B, T] int64.
-            position: [B] int64, that of the activation.
+            position: [B] int64, of the activation.
             num_words: t.
-            token_counts: [V] int64, how often each token occurs in the training part; 0 for what
-                is no word.
+            token_counts: [V] int64, occurrences in the training part; 0 for what is no word.
             is_word: [V] bool.
         """
         recent = recent_words(input_ids, position, max(1, num_words - self.rare), is_word)
@@ -307,15 +293,8 @@ def leaves_one_idle(losses: LensLosses) -> bool:
 
 
 def check_phases(losses: LensLosses, num_steps: int | None) -> None:
-    """Refuse a run with steps that have nothing to learn.
-
-    Args:
-        losses: of the run.
-        num_steps: optimizer steps of the run; `None` where it has no end.
-
-    Raises:
-        ValueError: no term counts at some step, or the reference is asked for before it is kept.
-    """
+    """Raise ValueError for a run of `num_steps` optimizer steps, or without end, that learns
+    nothing at some step, or asks for the reference before it is kept."""
     for step in losses.changes():
         if (num_steps is None or step < num_steps) and not losses.at(step):
             raise ValueError(

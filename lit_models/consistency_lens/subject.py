@@ -60,12 +60,9 @@ def read(
     return network(input_ids, places, documents, True, cache, inputs_embeds)
 
 
-Edit = Callable[[Tensor], Tensor]
-
-
 @contextmanager
-def output_edited(block: nn.Module, edit: Edit) -> Iterator[None]:
-    """Pass the output [R, T, D] of a block through `edit`, which may also only look at it."""
+def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Pass the output [R, T, D] of a block through `edit`."""
 
     def hook(module: nn.Module, given: Any, output: Any) -> Any:
         if isinstance(output, tuple):  # of some models of transformers
@@ -105,9 +102,6 @@ class SubjectOptions:
         network: shape of a subject with random weights, instead of a folder.
         random_weights: take the folder's shape and tokenizer, and no weights: a control.
         seed: of random weights, which are drawn in float32 on the host.
-
-    Raises:
-        ValueError: neither or both of path and network.
     """
 
     path: str | None = None
@@ -139,7 +133,6 @@ class Subject(nn.Module):
         return self.network.blocks()[self.layer]
 
     def train(self, mode: bool = True) -> "Subject":
-        """Stay in evaluation mode."""
         return super().train(False)
 
     def activations(self, input_ids: Tensor) -> Tensor:
@@ -151,7 +144,6 @@ class Subject(nn.Module):
 
 
 def check_layer(layer: int, num_layers: int) -> None:
-    """Raise ValueError for a layer that is not there."""
     if not 0 <= layer < num_layers:
         raise ValueError(
             f"subject.layer {layer} is none of the subject's {num_layers} blocks; give one from 0 "
@@ -176,11 +168,11 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
 def load_subject(
     options: SubjectOptions, recipe: Recipe, context_length: int, size: int
 ) -> Network:
-    """Return the subject's network with its weights, on the CPU.
+    """Return the subject's network of a `subject_recipe` with its weights, on the CPU.
 
     Args:
         options: of the user.
-        recipe: as `subject_recipe` returns it.
+        recipe: of the network.
         context_length: positions of the longest document.
         size: tokens of the data's tokenizer.
 
@@ -237,10 +229,7 @@ class BaseOptions:
     Args:
         is_frozen: nothing of it learns, only what stands around it.
         lora: adapters alone learn.
-        unfreeze_at: optimizer step from which on it learns.
-
-    Raises:
-        ValueError: two of them are given.
+        unfreeze_at: optimizer step from which on it learns. Only one of the three may be given.
     """
 
     is_frozen: bool = False
@@ -349,7 +338,7 @@ class PatchedSubject:
         self.true = self._logits(read(subject.network, self.ids))
 
     def effect(self, replacement: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what activations [B, D] in the place of the true ones do, all [B] float64:
+        """Return the effect of activations [B, D] in the place of the true ones, all [B] float64:
         KL(true || changed) of the next word at the position; its sum over the positions after it;
         their number; and the nats of the next word by which the changed subject is worse."""
         changed = self.changed(replacement)
@@ -376,7 +365,6 @@ class PatchedSubject:
             return self._logits(read(self.subject.network, self.ids))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[B, P, V] at the places that are looked at."""
         return self.subject.network.head(hidden[self.rows[:, None], self.places])
 
 

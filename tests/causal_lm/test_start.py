@@ -94,12 +94,6 @@ def test_a_context_beyond_learned_positions_is_refused(tmp_path, verb, is_loaded
     ("there", "here", "message"),
     [
         ({}, {"num_heads": 4}, "network.num_heads 2 there and 4 here"),
-        ({}, {"norm_eps": 0.1}, "network.norm_eps 1e-05 there and 0.1 here"),
-        (
-            {"lora": LORA},
-            {"lora": LoraOptions(["q_proj"], 2, 64.0)},
-            "lora.alpha 16.0 there and 64",
-        ),
         ({"lora": LORA}, {"lora": LoraOptions(["v_proj"], 2, 16.0)}, "lora.layers"),
         ({"tied": False}, {}, "network.tied False there and True here"),
     ],

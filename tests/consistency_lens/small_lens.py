@@ -28,6 +28,8 @@ BOTH = LensLosses(
     reconstruction=LossWeight(1.0, begin=2),
     reference=LossWeight(0.1, begin=2),
 )
+WARM = LensLosses(teacher_text=LossWeight(1.0), teacher_reconstruction=LossWeight(1.0))
+JOINT = LensLosses(reconstruction=LossWeight(1.0), effect=LossWeight(0.5), fluency=LossWeight(0.1))
 adamw = partial(torch.optim.AdamW, lr=0.01)
 PETS, PLACES = ["owl", "fox", "cat"], ["den", "hut", "inn", "bay"]
 SHAPE = {"max_positions": 32, "hidden_size": 16, "num_layers": 3, "num_heads": 2}

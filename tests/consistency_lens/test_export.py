@@ -11,7 +11,7 @@ from lit_models import LitConsistencyLens
 from lit_models.commands.export import export_checkpoint
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
-from tests.consistency_lens.small_lens import documents, fitted, gpt2_folder, lens, trainer
+from tests.consistency_lens.small_lens import JOINT, documents, fitted, gpt2_folder, lens, trainer
 
 # Runs that go on here get folders of their own.
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -104,8 +104,6 @@ def test_another_subject_is_refused(moved):
 
 
 def test_a_joint_run_begins_from_the_warm_start_of_another(trained, tmp_path):
-    from tests.distributed.lens_jobs import JOINT
-
     subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
     data = documents(trained, tokenizer=None)
     module = lens(subject, JOINT, init_from=str(trained / "lens"))

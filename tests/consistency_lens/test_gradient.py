@@ -1,51 +1,17 @@
-"""Which networks a step moves, and noise that belongs to the sample."""
+"""Which networks a step moves."""
 
 import pytest
 import torch
 
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, check_phases, leaves_one_idle
 from lit_models.training.checkpoints import read_checkpoint
-from tests.consistency_lens.small_lens import BOTH, documents, fitted, lens, trainer
-from tests.distributed.lens_jobs import JOINT, WARM
+from tests.consistency_lens.small_lens import BOTH, JOINT, WARM, documents, fitted, lens
 
 WAITS = LensLosses(
     teacher_reconstruction=LossWeight(1.0, end=1),
     teacher_text=LossWeight(1.0, end=3),
     reconstruction=LossWeight(1.0, begin=3),
 )
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Return a module and its data, set up as for a test."""
-    folder = tmp_path_factory.mktemp("built")
-    module, data = lens(losses=JOINT), documents(folder)
-    trainer(folder / "run", limit_test_batches=1).test(module, data, verbose=False)
-    data.setup("fit")
-    return module, data
-
-
-def test_a_sample_draws_the_same_words_whatever_is_beside_it(built):
-    module, data = built
-    dataset = data.datasets["train"]
-
-    def words(numbers: list[int]) -> torch.Tensor:
-        batch = dataset.collate([dataset.example(number, 0) for number in numbers])
-        activation = module.lens.activation(batch)
-        with torch.no_grad():
-            return module.lens.verbalizer.explain(activation, batch["noise_key"], 0.7).token_ids
-
-    together = words([5, 2, 9, 7, 11, 3])
-    assert torch.equal(words([9]), together[2:3])
-    assert torch.equal(words([3, 7]), together[[5, 3]])
-    assert not torch.equal(words([9]), words([7]))
-
-
-def test_another_epoch_draws_other_noise(built):
-    dataset = built[1].datasets["train"]
-    keys = [dataset.collate([dataset.example(4, epoch)])["noise_key"] for epoch in (0, 0, 1)]
-    assert torch.equal(keys[0], keys[1])
-    assert not torch.equal(keys[0], keys[2])
 
 
 def test_a_network_without_a_term_stands_still_in_spite_of_momentum(tmp_path):
@@ -60,19 +26,20 @@ def test_a_network_without_a_term_stands_still_in_spite_of_momentum(tmp_path):
         assert is_same == ("lens.verbalizer." not in name), name
 
 
+ONE = LossWeight(1.0)
+
+
 @pytest.mark.parametrize(
     ("losses", "expected"),
-    [(WARM, False), (JOINT, False), (BOTH, False), (WAITS, True)],
+    [
+        *((losses, False) for losses in (WARM, JOINT, BOTH, LensLosses(effect=ONE))),
+        *((WAITS, True), (LensLosses(fluency=ONE), True)),
+        (LensLosses(teacher_reconstruction=ONE), True),
+    ],
 )
 def test_a_recipe_says_whether_a_network_ever_waits(losses, expected):
     assert leaves_one_idle(losses) is expected
     assert lens(losses=losses).reaches_all_parameters is not expected
-
-
-def test_the_fluency_alone_leaves_the_reconstructor_idle():
-    assert leaves_one_idle(LensLosses(fluency=LossWeight(1.0)))
-    assert leaves_one_idle(LensLosses(teacher_reconstruction=LossWeight(1.0)))
-    assert not leaves_one_idle(LensLosses(effect=LossWeight(1.0)))
 
 
 def test_a_run_with_nothing_to_learn_at_some_step_is_refused(tmp_path):

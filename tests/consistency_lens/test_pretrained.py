@@ -79,31 +79,25 @@ def test_a_model_of_transformers_passes_through_all_stages(
         return output
 
     files = [f"--data.{p}_files=stories-{p}.jsonl" for p in ("train", "validation", "test")]
-    backend = [option for option in options if "backend" in option]
     done(
-        *["predict", "--config", "consistency_lens/dump.yaml", *files, *backend],
+        *["predict", "--config", "consistency_lens/dump.yaml", *files],
         *[f"--data.predict_output={store}", "--data.context_length=48", "--model.subject.layer=1"],
         *["--data.loader.num_workers=0", "--trainer.accelerator=cpu"],
     )
     quick = ["--config", f"consistency_lens/{config}.yaml", "--config", "quick.yaml", *options]
-    run = ["--trainer.default_root_dir=run", f"--data.activations={store}"]
-    done("fit", *quick, *run)
-    table = done("test", *quick, *run, "--ckpt_path", "auto")
-    done("predict", *quick, *run, "--ckpt_path", "auto")
+    quick += ["--trainer.default_root_dir=run", f"--data.activations={store}"]
+    done("fit", *quick)
+    table = done("test", *quick, "--ckpt_path", "auto")
+    done("predict", *quick, "--ckpt_path", "auto")
 
     assert "shuffled_examples" in table
-    assert_trained(tmp_path / "run", len(np.load(store / "test.position.npy")), config)
-
-
-def assert_trained(run: Path, num_tested: int, config: str) -> None:
-    """Assert that a run had both phases, wrote each explanation and left the subject out."""
+    # It had both phases, wrote each explanation and left the subject out.
+    run = tmp_path / "run"
+    num_tested = len(np.load(store / "test.position.npy"))
     lines = ledger_lines(run)
     warm, joint = {"teacher_text", "teacher_reconstruction"}, {"reconstruction", "reference"}
-    assert [set(line["terms"]) for line in lines] == [
-        *[warm] * 3,
-        joint,
-        *[joint | {"effect"}] * 2,
-    ]
+    terms = [*[warm] * 3, joint, *[joint | {"effect"}] * 2]
+    assert [set(line["terms"]) for line in lines] == terms
     assert all(line["is_finite"] for line in lines)
     written = (run / "explanations.jsonl").read_text().splitlines()
     assert len(written) == num_tested
