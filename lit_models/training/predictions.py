@@ -61,10 +61,8 @@ class PredictionWriter(Callback):
         trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
 
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
-        """Return the batches that an interrupted prediction with the same weights has written.
-
-        Asked on every rank when the loader is made: the weights are loaded, nothing is written.
-        """
+        """Return the batches that an interrupted prediction with the same weights has written;
+        asked on every rank when the loader is made."""
         self._folder = _parts_folder(trainer, pl_module)
         self._folder.mkdir(parents=True, exist_ok=True)
         done: set[int] = set()
@@ -82,8 +80,7 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the rows of a batch; a filler batch, which only keeps ranks in step, is dropped, and
-        one that another rank of a tensor group has, too."""
+        """Keep the rows of a batch that is no filler and no other rank's of a tensor group."""
         if float(batch["weight"][0]) == 0 or not tells_samples(trainer):
             return
         rows = {name: as_array(value) for name, value in outputs.items()}
@@ -128,11 +125,7 @@ class PredictionWriter(Callback):
 
 
 def _check_limit(trainer: Trainer) -> None:
-    """Refuse a limit below the batches of the plan: the file has a row for each sample.
-
-    Raises:
-        ValueError: the trainer's `limit_predict_batches` leaves samples out.
-    """
+    """Refuse a limit below the batches of the plan: the file has a row for each sample."""
     limit, data = trainer.limit_predict_batches, trainer.datamodule
     num_batches = data.plan("predict", 0).num_steps
     per_device = math.ceil(num_batches / data.num_replicas)
@@ -200,15 +193,11 @@ def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
 
 
 def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array of zeros that lives in a file, so that it may be larger than memory.
-
-    Raises:
-        OSError: the disk has no room for it; a mapped file would find out by a bus error.
-    """
+    """Return an array of zeros that lives in a file, so that it may be larger than memory."""
     num_bytes = math.prod(shape) * dtype.itemsize
     with naming(path), open(path, "wb") as file:
         if num_bytes and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # else a full disk is a bus error
         file.truncate(num_bytes)
     return np.memmap(path, dtype, "r+", shape=shape) if num_bytes else np.zeros(shape, dtype)
 
@@ -233,18 +222,14 @@ NOBODY = -torch.inf
 class ErrorTable(Callback):
     """Writes `errors-test.csv` after a test, `errors-val.csv` after each validation.
 
-    A row is a sample: what data and model say of it (input, truth, answer), the model's confidence
-    and whether the text was in the training data where a family knows them, its number in the split
-    and its loss; the largest loss first. Where a family says which answers are wrong, these alone
-    are listed. Tables are nearly always the same on any
-    number of devices, see `PARTS`. A module whose evaluation steps return no `SampleResult` has no
-    such file.
+    A row is a sample: input, truth and answer, the model's confidence and whether the text was in
+    the training data where a family knows them, its number in the split and its loss; the largest
+    loss first. Where a family says which answers are wrong, these alone are listed. Tables are
+    nearly always the same on any number of devices, see `PARTS`. A module whose evaluation steps
+    return no `SampleResult` has no such file.
 
     Args:
         most: rows of a test's table; 0 writes nothing. A validation's has at most 12.
-
-    Raises:
-        ValueError: a negative number.
     """
 
     def __init__(self, most: int = 1000) -> None:
@@ -321,8 +306,7 @@ class ErrorTable(Callback):
 
 def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
     """Return [B, 4 + A] float64: loss, rounded to 1 part in PARTS, sample id, confidence, seen,
-    answers; NaN where a family does not know. A filler, of weight 0, and an answer that is right
-    have minus infinity as loss and as id."""
+    answers; NaN for unknown. Loss and id of fillers and right answers are minus infinity."""
     is_nobody = weight == 0
     if result.is_wrong is not None:
         is_nobody = is_nobody | ~result.is_wrong
@@ -337,13 +321,8 @@ def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
 
 
 def worst_of(rows: Tensor, number: int) -> Tensor:
-    """Return [K, 4 + A]: the rows with the largest losses, those that are no number first, of equal
-    ones those with the smaller sample ids; filled up with minus infinity.
-
-    Args:
-        rows: [B, 4 + A] of `rows_of`.
-        number: K.
-    """
+    """Return [K, 4 + A]: of rows [B, 4 + A] those with the largest losses, NaN first, then by
+    sample id; filled up with minus infinity."""
     rows = rows[rows[:, 1].argsort(stable=True)]
     rows = rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
     return F.pad(rows, (0, 0, 0, number - len(rows)), value=NOBODY)
@@ -360,12 +339,8 @@ def distinct(rows: Tensor, number: int) -> list[list[float]]:
 
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
-    """Return the head and the rows of a table: texts, then `LAST` without what nobody knows; what
-    not all samples have is in one column, each text after its name.
-
-    Args:
-        samples: texts of a sample, name -> text, and its values of `LAST`.
-    """
+    """Return the head and the rows of a table of samples: their texts, by name, then their values
+    of `LAST` that any of them has; texts that not all samples have share a column."""
     first = samples[0][0] if samples else {}
     names = [name for name in first if all(name in texts for texts, _ in samples)]
     rows = []

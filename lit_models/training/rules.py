@@ -53,8 +53,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of a command line that depend on each other, as the Trainer and the data take
-    them; a class of a strategy has no name, and `None` stands where the data has no such option."""
+    """The values of a command line that depend on each other; `None` for a strategy's class, and
+    where the data has no such option."""
 
     accelerator: str = "auto"
     devices: int | str | list[int] = "auto"
@@ -70,8 +70,8 @@ class Settings:
 
 @dataclass
 class Verdict:
-    """The run as it will be: devices for the Trainer, a count or a list of indices, processes on
-    this machine and on all, warnings of a line each, and what was asked for and is not there."""
+    """The run as it will be: `devices` as the Trainer takes them, processes on this machine and on
+    all, warnings of a line each, and the devices that were asked for and are not there."""
 
     accelerator: str
     devices: int | list[int]
@@ -100,8 +100,8 @@ def settings_of(config: Any) -> Settings:
 
 
 def strategy_of(given: Any) -> tuple[str | None, Any]:
-    """Returns the name and the options of a strategy in a parsed configuration; a class has no
-    name but for how it starts its processes, or to be refused by it."""
+    """Returns the name and the options of a strategy in a parsed configuration; of classes, only
+    those that spawn processes or are refused have a name."""
     if isinstance(given, str):
         return given, {}
     options = (given or {}).get("init_args") or {}
@@ -143,11 +143,7 @@ def check(
 
 
 def check_strategy(strategy: str | None, known: list[str]) -> None:
-    """Refuses a strategy name that does not exist.
-
-    Raises:
-        ValueError: the name is gone or unknown.
-    """
+    """Refuses, with a ValueError, a strategy name that is gone or unknown."""
     plain = re.sub("[-_ ]", "", strategy or "").lower()
     if "deepspeed" in plain or re.fullmatch("zero[123]?", plain):
         raise ValueError(DEEPSPEED.format(strategy))
@@ -224,11 +220,7 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
 
 
 def tensor_groups(size: int, world_size: int) -> int:
-    """Returns the number of tensor groups, each of which has samples of its own.
-
-    Raises:
-        ValueError: the size is below 1 or does not divide the world.
-    """
+    """Returns the number of tensor groups; ValueError where `size` does not divide the world."""
     if size < 1 or world_size % size:
         raise ValueError(
             f"trainer.strategy.tensor_parallel_size is {size}, which does not divide "
@@ -239,8 +231,7 @@ def tensor_groups(size: int, world_size: int) -> int:
 
 
 def check_batch(settings: Settings, world_size: int) -> None:
-    """Refuses batch sizes that contradict each other, leave devices idle, or do not fit tensor
-    groups."""
+    """Refuses batch sizes that contradict each other or the devices."""
     num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
     if settings.global_batch_size is None:
         return
@@ -308,11 +299,8 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def check_launcher_variables(environ: Mapping[str, str]) -> None:
-    """Refuses a launcher's variables that libraries would stumble over, or wait for.
-
-    Raises:
-        ValueError: one is no number, or the machine of rank 0 cannot be found.
-    """
+    """Refuses, with a ValueError, a launcher's variable that is no number, and a machine of rank 0
+    that cannot be found."""
     for name in LAUNCHER_NUMBERS:
         if not (environ.get(name) or "0").isdecimal():
             raise ValueError(
@@ -331,8 +319,8 @@ def check_launcher_variables(environ: Mapping[str, str]) -> None:
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
-    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, as hand-written code is:
-    with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
+    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
 
     Raises:
         ValueError: a variable is missing, or the numbers contradict each other.

@@ -372,8 +372,9 @@ def test_files_and_folders_take_each_other_s_place(tmp_path, source, target):
     assert [p.name for p in kept.iterdir()] == ["new"] if source == "folder" else kept.is_file()
 
 
-def test_what_a_killed_save_of_the_other_kind_left_is_in_nobody_s_way(tmp_path):
+def test_a_file_and_a_folder_replace_each_other_and_what_a_killed_save_left(tmp_path):
     path = tmp_path / "last.ckpt"
+    save(path, 2)
     prepare(path)  # and killed; a single device goes on
     AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 4}, path)
     assert read_checkpoint(path)["global_step"] == 4
@@ -381,10 +382,3 @@ def test_what_a_killed_save_of_the_other_kind_left_is_in_nobody_s_way(tmp_path):
     save(path, 8)
     assert read_checkpoint(path)["global_step"] == 8
     assert os.listdir(tmp_path) == ["last.ckpt"]
-
-
-def test_a_file_replaces_a_folder_of_an_earlier_run(tmp_path):
-    path = tmp_path / "last.ckpt"
-    save(path, 4)
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 8}, path)
-    assert read_checkpoint(path)["global_step"] == 8

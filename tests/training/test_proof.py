@@ -5,6 +5,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -164,13 +165,26 @@ def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run: Path) -> None:
     assert proof.num_steps == STEPS - 1
 
 
-def test_other_lengths_are_another_plan(run: Path) -> None:
-    import numpy as np
-
-    lengths = np.load(run / "plan_lengths.npy")
+def test_a_missing_step_and_another_plan_are_told(run: Path) -> None:
+    lengths, plan = np.load(run / "plan_lengths.npy"), json.loads((run / "plan.json").read_text())
     lengths[0] += 1
     np.save(run / "plan_lengths.npy", lengths)
     assert "attempt 1 followed another plan" in verify_run(run).faults[0]
+    plan["request"]["seed"] += 1
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert "its own digest" in verify_run(run).faults[0]
+    lines = lines_of(run)
+    write(run, lines[:3] + lines[4:])
+    assert "steps are missing" in " ".join(verify_run(run).faults)
+
+
+def test_a_damaged_line_and_a_folder_without_a_run_are_named(run: Path, tmp_path: Path) -> None:
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    (run / "ledger.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
+    with pytest.raises(ValueError, match=r"ledger\.jsonl, line 2 is damaged"):
+        verify_run(run)
+    with pytest.raises(FileNotFoundError, match="name a run folder"):
+        verify_run(tmp_path)
 
 
 def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path: Path) -> None:
