@@ -320,8 +320,8 @@ class Rehearsed:
 
     Args:
         micro_batch_size: the largest that fits on every device.
-        peak_gib: memory that it took, on the device where it took the largest share.
-        memory_gib: what one device has for it.
+        peak_gib: memory that it took, on the fullest device.
+        memory_gib: of one device.
     """
 
     micro_batch_size: int
@@ -396,8 +396,7 @@ def derive_batching(
 
 
 def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_replicas: int) -> float:
-    """Return the share of positions that are padding when each micro-batch is padded to its own
-    longest sample, over 200 steps spread over the epoch."""
+    """Return the share of positions that are padding, over 200 steps spread over the epoch."""
     used = padded = 0
     for step in range(0, plan.num_steps, max(1, plan.num_steps // 200)):
         for replica in range(num_replicas):
@@ -440,17 +439,12 @@ def iterate_micro_batches(
 def iterate_whole_batches(
     plan: Plan, num_replicas: int, replica: int, done: frozenset[int] = frozenset()
 ) -> Iterator[MicroBatch]:
-    """Yield the batches of one replica in prediction: they are dealt whole, in turns.
+    """Yield the batches of one replica in prediction: they are dealt whole, in turns, without those
+    that an interrupted run has done.
 
     Their content does not depend on the device count. Every replica makes the same number of
     calls: one that runs out repeats its last batch with weight 0. Where all is done, every replica
     takes one such batch, since Lightning leaves out the end of a run without any.
-
-    Args:
-        plan: the batches.
-        num_replicas: data-parallel replicas.
-        replica: which one, from 0.
-        done: indices of batches that an earlier, interrupted run has already written.
     """
     todo = [step for step in range(plan.num_steps) if step not in done]
     if plan.num_steps and not todo:
