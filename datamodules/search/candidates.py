@@ -44,6 +44,8 @@ class CandidateOptions:
 
     def __post_init__(self) -> None:
         _check_run("candidates", self.source, self.run)
+        if self.top < 1:
+            raise ValueError(f"candidates.top must be at least 1, got {self.top}.")
         if self.source == "bm25" and self.bm25 is None:
             raise ValueError("candidates.source bm25 needs candidates.bm25; leave it as it is.")
 

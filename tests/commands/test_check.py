@@ -134,7 +134,7 @@ def test_data_without_an_audit_or_without_a_class_are_refused():
 def test_a_command_without_data_says_what_it_lacks(capsys):
     with pytest.raises(SystemExit):
         check_command([])
-    assert "lacks data: give the config of a run with --config" in capsys.readouterr().err
+    assert "required: fit.data; give the" in capsys.readouterr().err
 
 
 def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys):
