@@ -147,11 +147,12 @@ def open_index(
     return PredictIndex(made_once(root / "predict" / digest_of(key), make))
 
 
-def output_columns(num_codes: int) -> list[str]:
+def output_columns(num_codes: int, k_best: int = 1) -> list[str]:
     """The names of the columns that coding adds, in order."""
     parts = ("code", "description", "confidence")
     of_codes = [f"{part}_{k}" for k in range(1, num_codes + 1) for part in parts]
-    return [*of_codes, "confidence_set", "needs_review", "truncated", "language_known"]
+    of_sets = [f"{part}_{k}" for k in range(2, k_best + 1) for part in ("set", "confidence_set")]
+    return [*of_codes, "confidence_set", *of_sets, "needs_review", "truncated", "language_known"]
 
 
 def write_coded_table(
@@ -163,7 +164,8 @@ def write_coded_table(
         index: which row holds which input.
         book: of the model that coded them.
         results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
-            set_confidence [D] probabilities, needs_review [D] bool.
+            set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
+            next_confidence [D, k] where further sets are wanted.
         path: a file of any kind of table.
 
     Raises:
@@ -181,6 +183,7 @@ def write_coded_table(
     is_typed = suffix_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
     most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
     num_codes = max(1, int(most_codes))  # as many as an answer has
+    num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
     # One empty entry at the end, which index -1 (no code) finds.
     codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
 
@@ -202,17 +205,26 @@ def write_coded_table(
             code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
             columns += [pa.array(n[code_ids], pa.string()) for n in (codes, descriptions)]
             columns.append(values(results["code_confidence"][ids, k], code_ids >= 0))
+        columns.append(values(results["set_confidence"][ids], is_coded))
+        for k in range(num_next):
+            next_ids = np.maximum(results["next_ids"][ids, k], -1)
+            has_set = is_coded & (next_ids[:, 0] >= 0)
+            sets = ["+".join(filter(None, row)) for row in codes[next_ids].tolist()]
+            columns.append(pa.array(np.where(has_set, np.array(sets, object), ""), pa.string()))
+            columns.append(values(results["next_confidence"][ids, k], has_set))
         # A row without text has no code: a person must look at it.
         needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
         return [
             *columns,
-            values(results["set_confidence"][ids], is_coded),
             values(needs_review, np.ones_like(is_coded)),
             values(index.is_truncated[ids], is_coded),
             values(index.language_ids[ids] != 0, is_coded),
         ]
 
-    tables, own = [Table(file, index.table) for file in index.files], output_columns(num_codes)
+    tables, own = (
+        [Table(file, index.table) for file in index.files],
+        output_columns(num_codes, 1 + num_next),
+    )
     names = [*free_names(tables[0].names, own), *own]
     with new_table(path, like=dialect_for(tables, book.codes + book.descriptions)) as table:
         position, num_rows, unreadable = 0, len(index.input_of_row), BadRows("collect")

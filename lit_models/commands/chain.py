@@ -144,6 +144,7 @@ class Stage:
         options = {k: _filled(v, {**values, SEED: str(seed)}) for k, v in self.options.items()}
         if self.verb == "export":
             again = {"overwrite": True} if is_begun else {}
+            options = {k: v for k, v in options.items() if v is not None}  # its null is no option
             return [self.verb, str(checkpoint), *_written({"to": str(own), **again, **options})]
         before: dict[str, Any] = {"trainer.default_root_dir": str(own), "seed_everything": seed}
         if self.devices is not None:

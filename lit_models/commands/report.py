@@ -146,9 +146,8 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
     )
     run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
     try:
-        run.throughput = json_lines(folder / "throughput.jsonl")[0]
-    except FileNotFoundError:
-        pass
+        speeds = folder / "throughput.jsonl"
+        run.throughput = json_lines(speeds)[0] if speeds.exists() else []
     except ValueError as error:
         notes.append(str(error))
     try:
@@ -186,17 +185,23 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
         notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
         return {}
     found: dict[str, dict[float, float]] = {}
+    num_damaged = 0
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file, restval=""):
             try:
                 step = float(row.pop("step", ""))
                 row.pop("epoch", None)
                 values = {name: float(text) for name, text in row.items() if text}
-            except (TypeError, ValueError):  # a row that a kill cut short, or a foreign one
+            except (TypeError, ValueError):
+                num_damaged += 1
                 continue
             for name, value in values.items():
                 inside = "train/loss" not in values and name.startswith("val/")
                 found.setdefault(name, {})[min(step + 1, last_step) if inside else step] = value
+    if num_damaged:
+        notes.append(
+            f"metrics.csv: {num_damaged} damaged rows are left out, as a kill leaves them."
+        )
     if not found:
         notes.append("metrics.csv holds no value.")
     return {name: sorted(points.items()) for name, points in found.items()}

@@ -13,7 +13,7 @@ N candidate sets, O orders.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -124,25 +124,32 @@ class DecodingOptions:
         beam_size: hypotheses per record for `beam`, and to begin with for `mixed`.
         flat_threshold: lowest probability of a second and further code from the flat head.
         flat_share: weight of the flat head's vote in `mixed`, 0 to 1.
+        k_best: sets per record in prediction: the answer, and the likeliest ones after it.
         review_below: confidence of a set under which a person shall look at it.
+        review_for_precision: a validation says the lowest limit of review from which on this share
+            of the sets is exactly right, above 0 and at most 1.
     """
 
     method: Method = "mixed"
     beam_size: int = 5
     flat_threshold: float = 0.5
     flat_share: float = 0.5
+    k_best: int = 1
     review_below: float = 0.5
+    review_for_precision: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             raise ValueError(
                 f"method must be flat, greedy, beam or mixed, got {self.method!r}: choose one."
             )
-        if self.beam_size < 1:
-            raise ValueError(f"beam_size must be 1 or more, got {self.beam_size}.")
-        for name in ("flat_threshold", "flat_share", "review_below"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+        for name in ("beam_size", "k_best"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        for name in ("flat_threshold", "flat_share", "review_below", "review_for_precision"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
 
 
 class Decoded(NamedTuple):
@@ -171,9 +178,9 @@ def decode(
     memory: Memory,
     flat_logits: Tensor,
     options: DecodingOptions,
-    temperature: Mapping[str, float],
+    temperature: dict[str, float],
 ) -> Decoded:
-    """Codes of texts with these flat logits [B, C].
+    """Codes of texts with these flat logits [B, C], as `options` say.
 
     Args: network: in eval mode; temperature: of "seq2seq" and "flat".
     """
@@ -181,16 +188,8 @@ def decode(
     flat_logits = flat_logits / temperature["flat"]
     if options.method == "flat":
         return decode_flat(flat_logits, decoder.trie.max_codes, options.flat_threshold)
-    if options.method == "mixed":  # whose confidence is the weighted mean of both heads'
-        share = options.flat_share
-        code_ids = likeliest_set(decoder, memory, flat_logits, options, sharpness)
-        of_set = share * flat_set_log_probability(flat_logits, code_ids[:, None]).exp()
-        sequence = set_probability(decoder, memory, code_ids[:, None], sharpness)
-        of_set = of_set + (1 - share) * sequence
-        flat = flat_logits.sigmoid().gather(1, code_ids.clamp(min=0))
-        by_code = code_probability(decoder, memory, code_ids, sharpness)
-        of_code = (share * flat + (1 - share) * by_code) * (code_ids >= 0)
-        return Decoded(code_ids, of_code, of_set[:, 0])
+    if options.method == "mixed":
+        return decode_mixed(decoder, memory, flat_logits, options, sharpness)
     width = 1 if options.method == "greedy" else options.beam_size
     beams = beam_search(decoder, memory, width, sharpness)
     code_ids, code_nats, log_probability = (part[:, 0] for part in beams[:3])
@@ -200,6 +199,37 @@ def decode(
         decoder, memory.select(several), code_ids[several, None], sharpness
     )[:, 0]
     return Decoded(code_ids, (-code_nats).exp() * (code_ids >= 0), set_confidence)
+
+
+@torch.no_grad()
+def answers(
+    network: OccupationNetwork,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: Mapping[str, float],
+) -> dict[str, Tensor]:
+    """The fields of `Decoded`, and with `k_best` the likeliest sets after the answer.
+
+    These are `next_ids` [B, k_best - 1, K], NONE on the right, and `next_confidence`
+    [B, k_best - 1], by the method's own measure. Arguments as of `decode`.
+    """
+    decoded = decode(network, memory, flat_logits, options, temperature)
+    found, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
+    if options.k_best == 1:
+        return found
+    decoder, sharpness = network.decoder, temperature["seq2seq"]
+    share = {"flat": 1.0, "greedy": 0.0, "beam": 0.0}.get(options.method, options.flat_share)
+    by_method = replace(options, flat_share=share)
+    sets = likeliest_sets(decoder, memory, flat_logits, by_method, sharpness, options.k_best)
+    answer = decoded.code_ids.sort(-1).values[:, None]
+    is_answer = (sets.sort(-1).values == answer).all(-1)
+    place = is_answer.int().argsort(dim=1, stable=True)[:, : options.k_best - 1]  # the others
+    sets = sets.gather(1, place[..., None].expand(-1, -1, sets.shape[2]))
+    probability = (1 - share) * set_probability(decoder, memory, sets, sharpness)
+    probability = probability + share * flat_set_log_probability(flat_logits, sets).exp()
+    found["next_ids"], found["next_confidence"] = sets, probability
+    return found
 
 
 def decode_flat(logits: Tensor, max_codes: int, threshold: float) -> Decoded:
@@ -300,31 +330,52 @@ def beam_search(
     return Beams(found_ids, found_nats, found_scores, found_lost)
 
 
-def likeliest_set(
+def decode_mixed(
     decoder: BlockDecoder,
     memory: Memory,
     flat_logits: Tensor,
     options: DecodingOptions,
     temperature: float,
+) -> Decoded:
+    """The likeliest set when both heads vote; its confidence is the weighted mean of theirs."""
+    share = options.flat_share
+    chosen = likeliest_sets(decoder, memory, flat_logits, options, temperature)[:, :1]
+    of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
+    of_set = of_set + (1 - share) * set_probability(decoder, memory, chosen, temperature)
+    code_ids = chosen[:, 0]
+    flat = flat_logits.sigmoid().gather(1, code_ids.clamp(min=0))
+    sequence = code_probability(decoder, memory, code_ids, temperature)
+    confidence = (share * flat + (1 - share) * sequence) * (code_ids >= 0)
+    return Decoded(code_ids, confidence, of_set[:, 0])
+
+
+def likeliest_sets(
+    decoder: BlockDecoder,
+    memory: Memory,
+    flat_logits: Tensor,
+    options: DecodingOptions,
+    temperature: float,
+    num_sets: int = 1,
 ) -> Tensor:
-    """The set of the greatest vote [B, K].
+    """The sets of the greatest vote, the best first [B, N, K], NONE where there are fewer.
 
     The vote is the weighted geometric mean of both heads' probabilities of the set. Beams are
     widened until no set outside them can do better: the decoder gives such a set at most what the
     beams left behind, in each order of its codes, and what all candidates leave of its probability;
     the flat head gives it at most the best set of its size. Where `MOST_BEAMS` hypotheses, or
-    `MOST_ORDERS` of their orders, do not prove it, which several codes per record can need, it is
-    the best of those.
+    `MOST_ORDERS` of their orders, do not prove it, which several codes per record can need, the
+    sets are the best of those.
     """
     rows, width = torch.arange(len(flat_logits), device=flat_logits.device), options.beam_size
+    width = max(width, num_sets)
     most_beams = min(MOST_BEAMS, MOST_ORDERS // math.factorial(decoder.trie.max_codes))
-    found = torch.full((len(rows), decoder.trie.max_codes), NONE, device=rows.device)
+    found = torch.full((len(rows), num_sets, decoder.trie.max_codes), NONE, device=rows.device)
     while len(rows):
         uncertain = []
         for some in rows.split(max(1, HYPOTHESES_AT_ONCE // width)):
             records = (memory.select(some), flat_logits[some])
-            found[some], is_certain = _best_candidate(
-                decoder, *records, options, temperature, width
+            found[some], is_certain = _best_candidates(
+                decoder, *records, options, temperature, width, num_sets
             )
             uncertain.append(some[~is_certain])
         width *= WIDENING
@@ -332,19 +383,20 @@ def likeliest_set(
     return found
 
 
-def _best_candidate(
+def _best_candidates(
     decoder: BlockDecoder,
     memory: Memory,
     flat_logits: Tensor,
     options: DecodingOptions,
     temperature: float,
     width: int,
+    num_sets: int,
 ) -> tuple[Tensor, Tensor]:
-    """The best set [B, K] of the beams and of the flat head's first choices, and whether no other
-    can be better [B] bool."""
+    """Return the best sets [B, N, K] of the beams and of the flat head's first choices, and whether
+    no other can be among them [B] bool."""
     trie, share = decoder.trie, options.flat_share
     # wider beams have gone on to the end, so that nothing is left behind once they hold all
-    num_results = width if width > options.beam_size else 1
+    num_results = width if width > options.beam_size else num_sets
     beams = beam_search(decoder, memory, width, temperature, num_results)
     flat_set = decode_flat(flat_logits, trie.max_codes, options.flat_threshold).code_ids
     top = flat_logits.topk(min(max(width + 1, trie.max_codes), trie.num_codes), dim=1).indices
@@ -354,8 +406,9 @@ def _best_candidate(
     flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
     decoder_probability = set_probability(decoder, memory, candidates, temperature) * is_new
     vote = share * flat_log + (1 - share) * decoder_probability.log().clamp(min=LEAST_LOG)
-    best, place = vote.masked_fill(~is_new, -math.inf).topk(1, dim=1)
-    chosen = candidates[torch.arange(len(place), device=place.device), place[:, 0]]
+    best, place = vote.masked_fill(~is_new, -math.inf).topk(min(num_sets, vote.shape[1]), dim=1)
+    sets = candidates.gather(1, place[..., None].expand(-1, -1, trie.max_codes))
+    sets = sets.masked_fill(best.isinf()[..., None], NONE)
 
     rest = (1 - decoder_probability.sum(1)).clamp(min=ROUNDING).log()
     bound = torch.full_like(rest, -math.inf)
@@ -366,7 +419,8 @@ def _best_candidate(
             of_decoder = torch.minimum(beams.lost + math.lgamma(size + 1), rest)
             of_both = share * of_flat + (1 - share) * of_decoder.clamp(min=LEAST_LOG)
             bound = torch.maximum(bound, of_both)
-    return chosen, (best[:, 0] >= bound - ROUNDING) | beams.lost.isinf()
+    is_certain = (best[:, -1] >= bound - ROUNDING) | beams.lost.isinf()
+    return F.pad(sets, (0, 0, 0, num_sets - sets.shape[1]), value=NONE), is_certain
 
 
 def repeats(candidates: Tensor) -> Tensor:

@@ -1,16 +1,18 @@
-"""Text encoder of the coder and its character n-grams.
+"""Text encoders of the coder, their character n-grams, and the fine-tuning of a trained one.
 
 Shapes: B batch, S characters of the longest text, P = S + 2 positions, D hidden, H heads, G sizes
 of n-grams.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.blocks import EncoderLayer, positions_up_to, rotary_table
+from lit_models.blocks import EncoderLayer, layer_depths, positions_up_to, rotary_table
 
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 SPACE = ord(" ")
@@ -76,8 +78,31 @@ def mix(keys: Tensor) -> Tensor:
 
 
 CHARACTER_BUCKETS = 2048  # more than the letters of any two languages; other scripts share them
+CANINE_MULTIPLE, CANINE_PADS = 4, 8
 BAG_SCALE = 0.2  # large against the heads' first steps, so that the bag stays nearly linear
 WEIGHT_RATE = 3.0  # the one weight of an n-gram must move faster than its vector
+
+
+class Encoder(nn.Module):
+    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward`."""
+
+    width: int
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Memory [B, P, D] and memory mask [B, P] bool of texts; position 0 sums the text up.
+
+        Args:
+            input_ids: Unicode code points [B, S] int64, 0 where padded on the right.
+            attention_mask: [B, S] bool, True at characters.
+            language_id: [B] int64, 0 is the unknown language.
+        """
+        raise NotImplementedError
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers from the lowest to the highest: freezing and layer-wise rates go by them."""
+        raise NotImplementedError
 
 
 class NgramTable(nn.Module):
@@ -132,12 +157,13 @@ class WeightedBag(nn.Module):
         return self.rows(row_ids, per_sample_weights=weights)
 
 
-class CharacterEncoder(nn.Module):
+class CharacterEncoder(Encoder):
     """Transformer over characters with hashed n-gram embeddings, trained from scratch.
 
     Position 0 of the memory is the text as a weighted bag of n-grams, as in a linear model of
     n-grams; it goes past the transformer straight to the heads, for rare words are known by their
-    spelling alone. The transformer sees language, begin mark, characters and end mark.
+    spelling alone. Then come the language, the begin mark, the characters and the
+    end mark, seen by the transformer.
 
     Args:
         num_languages: rows of the language embedding, the unknown language included.
@@ -181,13 +207,6 @@ class CharacterEncoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Memory [B, P, D] and memory mask [B, P] bool of texts.
-
-        Args:
-            input_ids: Unicode code points [B, S] int64, 0 where padded on the right.
-            attention_mask: [B, S] bool, True at characters.
-            language_id: [B] int64, 0 is the unknown language.
-        """
         framed_ids, lengths = frame(input_ids, attention_mask)
         mask = positions_up_to(lengths, framed_ids.shape[1])
         character_ids = torch.where(
@@ -206,8 +225,82 @@ class CharacterEncoder(nn.Module):
         return memory, F.pad(mask, (1, 0), value=True)
 
     def blocks(self) -> list[nn.Module]:
-        """The layers from the lowest to the highest."""
         return list(self.layers)
+
+
+class CanineEncoder(Encoder):
+    """A CANINE checkpoint from a local folder, without dropout; the language is added to every
+    position.
+
+    Args:
+        num_languages: rows of the language embedding, which starts at zero.
+        folder: folder in the Hugging Face layout, with `config.json` and the weights.
+    """
+
+    def __init__(self, num_languages: int, folder: str) -> None:
+        super().__init__()
+        if not (Path(folder) / "config.json").is_file():
+            raise FileNotFoundError(
+                f"No CANINE checkpoint in {folder}: config.json is missing. Name a local "
+                "folder that holds config.json and the weights, or use CharacterEncoder, which "
+                "needs no files."
+            )
+        from transformers import CanineModel  # seconds of import that only this encoder needs
+
+        no_dropout: Any = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        self.canine = CanineModel.from_pretrained(
+            folder, add_pooling_layer=False, dtype=torch.float32, **no_dropout
+        ).train()
+        self.width = self.canine.config.hidden_size
+        self.languages = nn.Embedding(num_languages, self.width)
+        nn.init.zeros_(self.languages.weight)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        padded_ids, mask = pad_for_canine(input_ids, attention_mask, self.canine.config)
+        output = self.canine(input_ids=padded_ids, attention_mask=mask.long())
+        memory = output.last_hidden_state + self.languages(language_id)[:, None]
+        keep = input_ids.shape[1] + 2  # with the marks
+        return memory[:, :keep], mask[:, :keep]
+
+    def blocks(self) -> list[nn.Module]:
+        canine = self.canine
+        stages = (canine.initial_char_encoder, canine.encoder, canine.final_char_encoder)
+        return [layer for stage in stages for layer in stage.layer]
+
+
+def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    """CANINE's marks around the texts, padded to a multiple of 4 with at least 8 pads.
+
+    It pools four characters into one, and below six pads its output depends on their number.
+    """
+    lengths = attention_mask.sum(1) + 2
+    size = input_ids.shape[1] + 2 + CANINE_PADS
+    size += -size % CANINE_MULTIPLE
+    padded = F.pad(input_ids * attention_mask, (1, size - input_ids.shape[1] - 1))
+    padded[:, 0] = config.bos_token_id
+    padded = padded.scatter(1, (lengths - 1)[:, None], config.eos_token_id)
+    return padded, positions_up_to(lengths, size)
+
+
+def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -> None:
+    """Stop gradients of the whole encoder, or of so many of its lowest layers with the embeddings.
+
+    Raises:
+        ValueError: more layers than there are.
+    """
+    num_layers = len(encoder.blocks())
+    lowest = {"none": 0, "encoder": num_layers + 1}.get(str(freeze), freeze)
+    if not isinstance(lowest, int) or not 0 <= lowest <= num_layers + (freeze == "encoder"):
+        raise ValueError(
+            f"freeze must be none, encoder, or 0 to {num_layers} layers of this encoder, got "
+            f"{freeze!r}: choose one of them."
+        )
+    depths = layer_depths(encoder, encoder)
+    for name, parameter in encoder.named_parameters():
+        if lowest and depths[name] > num_layers - lowest:
+            parameter.requires_grad_(False)
 
 
 def language_rows(rows: Tensor, trained: Sequence[str], wanted: Sequence[str]) -> Tensor:

@@ -180,7 +180,7 @@ class LinearHead(nn.Module):
         self.requires_grad_(False)  # `solve` finds them, and no step moves them
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits [B, C]. Args: as of `CharacterEncoder.forward`."""
+        """Logits [B, C]. Args: as of `Encoder.forward`."""
         features = self.features(input_ids, attention_mask)
         return LOGIT_PER_MARGIN * F.linear(features, self.weight, self.bias)
 

@@ -139,7 +139,11 @@ class LossMetrics(nn.ModuleDict):
 
 
 class CalibrationBins(Metric):
-    """Expected calibration error; keeps confidence, hits and counts per bin of confidence."""
+    """Expected calibration error; keeps confidence, hits and counts per bin of confidence.
+
+    Bins are fine, so that the limit of review comes from the same sums; the error itself is taken
+    over ten of them.
+    """
 
     full_state_update = False
     confidence: Tensor
@@ -171,6 +175,21 @@ class CalibrationBins(Metric):
             bins.view(-1, BINS_PER_CALIBRATION_BIN).sum(1) for bins in (self.confidence, self.hits)
         )
         return (confidence - hits).abs().sum() / self.count.sum().clamp(min=1)
+
+    def limit(self, precision: float) -> tuple[float, float, float]:
+        """The lowest confidence, of a bin with records, from which on `precision` of them are hits.
+
+        Returns it with the share of those records and of their hits; 1.01, 0 and 0 where there is
+        no such confidence.
+        """
+        hits, count = self.hits.flip(0).cumsum(0), self.count.flip(0).cumsum(0)
+        share, accuracy = count / count[-1].clamp(min=1), hits / count.clamp(min=1)
+        reached = ((accuracy >= precision) & (self.count.flip(0) > 0)).nonzero().flatten()
+        if not len(reached):
+            return 1.01, 0.0, 0.0
+        place = int(reached[-1])
+        limit = (CONFIDENCE_BINS - 1 - place) / CONFIDENCE_BINS
+        return limit, float(share[place]), float(accuracy[place])
 
 
 def _at(groups: Tensor, code_ids: Tensor) -> Tensor:

@@ -6,22 +6,27 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch, padded_texts
 from datamodules.occupations.rows import language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
+from lit_models.blocks import layer_depths
 from lit_models.occupation_coder.decoding import (
     TERMS,
     DecodingOptions,
     TemperatureSearch,
+    answers,
     decode,
     given_temperature,
     nats_by_temperature,
 )
 from lit_models.occupation_coder.encoders import (
     CharacterEncoder,
+    Encoder,
+    freeze_encoder,
     language_rows,
 )
 from lit_models.occupation_coder.linear import refuse_other_features, solve
@@ -43,14 +48,17 @@ from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
-EncoderFactory = Callable[[int], CharacterEncoder]  # number of languages -> encoder
+EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
 DecoderFactory = Callable[[int, CodeTrie], BlockDecoder]  # memory's width, code book -> decoder
 RECIPE_KEY = "occupation_recipe"
 TEXTS_AT_ONCE = 256
 
 
 class CodedText(NamedTuple):
-    """Codes of one text, the likeliest first, with their descriptions and probabilities."""
+    """Codes of one text, the likeliest first, with their descriptions and probabilities.
+
+    With `k_best`, `next_sets` are the next sets of codes with their probabilities.
+    """
 
     text: str
     codes: list[str]
@@ -58,6 +66,7 @@ class CodedText(NamedTuple):
     confidences: list[float]
     set_confidence: float
     is_truncated: bool
+    next_sets: Sequence[tuple[list[str], float]] = ()
 
 
 class LitOccupationCoder(ExactModule):
@@ -72,7 +81,8 @@ class LitOccupationCoder(ExactModule):
         decoding: how codes are read in validation, test and prediction.
         temperature: of `seq2seq` and `flat`, by which the heads' logits are divided, by default 1.
             What a validation finds takes its place and stays with the weights.
-        freeze: `encoder` trains the heads alone.
+        freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
+        layer_decay: factor of the learning rate per encoder layer below the top.
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
@@ -97,7 +107,8 @@ class LitOccupationCoder(ExactModule):
         loss: OccupationLossOptions | None = None,
         decoding: DecodingOptions | None = None,
         temperature: dict[str, float] | None = None,
-        freeze: Literal["none", "encoder"] = "none",
+        freeze: Literal["none", "encoder"] | int = "none",
+        layer_decay: float = 1.0,
         lr_scaling: Literal["none", "linear", "sqrt"] = "none",
         base_global_batch_size: int | None = None,
         init_from: str | None = None,
@@ -133,7 +144,7 @@ class LitOccupationCoder(ExactModule):
         decoder = self.decoder_factory(encoder.width, trie)
         options = (self.loss.flat_dropout, self.loss.linear)
         self.network = OccupationNetwork(encoder, decoder, *options)
-        encoder.requires_grad_(self.hparams.freeze == "none")
+        freeze_encoder(self.network.encoder, self.hparams.freeze)
         for split in ("val", "test"):
             self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
             self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
@@ -172,8 +183,22 @@ class LitOccupationCoder(ExactModule):
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
         for search in self.temperature_search.values():
             search.reset()
-        if self.is_training_run and not self.trainer.sanity_checking:
+        if self.trainer.sanity_checking:
+            return
+        if self.is_training_run:
             self.temperature = found
+        precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
+        if precision is not None:
+            with bins.sync_context(should_sync=self.trainer.world_size > 1):
+                limit, share, right = bins.limit(precision)
+            rank_zero_info(
+                f"no confidence of the validation rows reaches a precision of {precision:.0%}: "
+                "every row is one to look at"
+                if limit > 1
+                else f"review_below {limit:.2f}: {share:.0%} of the validation rows are at or "
+                f"above it, {right:.1%} of them exactly right; predict with "
+                f"--model.decoding.review_below={limit:.2f}"
+            )
 
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("test", batch)[1]
@@ -183,13 +208,15 @@ class LitOccupationCoder(ExactModule):
         return {n: " ".join(codes[int(i)] for i in ids if i >= 0) for n, ids in answers.items()}
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
-        found = decode(self.network, *self(batch), self.decoding, self.temperature)
+        network, options = self.network, self.decoding
+        found = answers(network, *self(batch), options, self.temperature)
         # not "<": a confidence that is no number is one to look at
-        is_sure = found.set_confidence >= self.decoding.review_below
-        return {**found._asdict(), "needs_review": ~is_sure}
+        return {**found, "needs_review": ~(found["set_confidence"] >= options.review_below)}
 
     def configure_optimizers(self) -> Any:
-        return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)
+        depths = layer_depths(self, self.network.encoder)
+        groups = parameter_groups(self, layer_decay=self.hparams.layer_decay, depths=depths)
+        return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[RECIPE_KEY] = {**self.recipe, "temperature": self.temperature}
@@ -245,7 +272,7 @@ class LitOccupationCoder(ExactModule):
         encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
         decoding, was_training = replace(self.decoding, **options), self.training
-        book, results = self.recipe["code_book"], dict[int, CodedText]()
+        results: dict[int, CodedText] = {}
         self.eval()
         for start in range(0, len(order), TEXTS_AT_ONCE):
             rows = order[start : start + TEXTS_AT_ONCE]
@@ -253,14 +280,26 @@ class LitOccupationCoder(ExactModule):
             batch["language_id"] = torch.tensor([language_ids[i] for i in rows])
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with torch.inference_mode():
-                found = decode(self.network, *self(batch), decoding, self.temperature)
-            for i, ids, of_codes, of_set in zip(rows, *map(Tensor.tolist, found), strict=True):
-                ids = [code for code in ids if code >= 0]
-                codes, names = ([book[key][j] for j in ids] for key in ("codes", "descriptions"))
-                of_codes, is_cut = of_codes[: len(ids)], encoded[i].is_truncated
-                results[i] = CodedText(texts[i], codes, names, of_codes, of_set, is_cut)
+                found = answers(self.network, *self(batch), decoding, self.temperature)
+            columns = {name: values.tolist() for name, values in found.items()}
+            for place, index in enumerate(rows):
+                found_here = {name: values[place] for name, values in columns.items()}
+                truncated = encoded[index].is_truncated
+                results[index] = self._coded_text(texts[index], found_here, truncated)
         self.train(was_training)
         return [results[i] for i in range(len(texts))]
+
+    def _coded_text(self, text: str, found: dict[str, Any], is_truncated: bool) -> CodedText:
+        book = self.recipe["code_book"]
+
+        def named(ids: Sequence[int], what: str = "codes") -> list[str]:
+            return [book[what][i] for i in ids if i >= 0]
+
+        following = zip(found.get("next_ids", ()), found.get("next_confidence", ()), strict=True)
+        codes, names = named(found["code_ids"]), named(found["code_ids"], "descriptions")
+        confidences, of_set = found["code_confidence"][: len(codes)], found["set_confidence"]
+        next_sets = [(named(ids), p) for ids, p in following if ids[0] >= 0]
+        return CodedText(text, codes, names, confidences, of_set, is_truncated, next_sets)
 
     def _take_learnt(self, recipe: dict[str, Any]) -> None:
         self.temperature = dict(recipe.get("temperature") or self.temperature)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.tokenizers.codes import CodeBook, Trie
-from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
 from lit_models.training.metrics import in_float32
 
@@ -364,7 +364,7 @@ class OccupationNetwork(nn.Module):
 
     def __init__(
         self,
-        encoder: CharacterEncoder,
+        encoder: Encoder,
         decoder: BlockDecoder,
         flat_dropout: float = 0.0,
         linear: LinearOptions | None = None,
@@ -382,7 +382,7 @@ class OccupationNetwork(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Memory, Tensor]:
-        """Memory of the texts and flat logits [B, C]. Args: as of `CharacterEncoder.forward`."""
+        """Memory of the texts and flat logits [B, C]. Args: as of `Encoder.forward`."""
         memory = Memory(*self.encoder(input_ids, attention_mask, language_id))
         if isinstance(self.flat, LinearHead):
             return memory, in_float32(self.flat(input_ids, attention_mask))

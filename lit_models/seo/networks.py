@@ -502,7 +502,8 @@ class TextScorer(nn.Module):
     """A text, in one chunk or several, to the outputs of all heads.
 
     Args:
-        pooling: how the tokens of a chunk become one vector; that of a text is their mean.
+        pooling: how the tokens of a chunk become one vector.
+        chunk_pooling: how the chunks of a long text do.
         heads: by name.
         learns_weights: one log-variance per head is learnt.
     """
@@ -511,11 +512,12 @@ class TextScorer(nn.Module):
         self,
         encoder: TextEncoder,
         pooling: Pooling,
+        chunk_pooling: Pooling,
         heads: dict[str, Head],
         learns_weights: bool,
     ) -> None:
         super().__init__()
-        self.encoder, self.pooling = encoder, pooling
+        self.encoder, self.pooling, self.chunk_pooling = encoder, pooling, chunk_pooling
         self.heads = nn.ModuleDict({PREFIX + name: head for name, head in heads.items()})
         self.log_variances = nn.ParameterDict(
             {PREFIX + name: nn.Parameter(torch.zeros(1)) for name in heads if learns_weights}
@@ -529,10 +531,23 @@ class TextScorer(nn.Module):
         place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
         with keyed_texts(self, chunk_of, place):
             chunks = self.encoder.vectors_of(ids, mask, how=self.pooling)
-        # [B, C] only where there are several: the usual text is one chunk.
-        vectors, num_texts = chunks, len(batch["weight"])
-        if len(chunks) > num_texts:
-            is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]
-            # A product, whose order of addition is fixed on a GPU too.
-            vectors = (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)
+        vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
+
+
+def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int, how: Pooling) -> Tensor:
+    """Return one vector per text [B, D].
+
+    Args:
+        chunks: [C, D].
+        chunk_of: [C] int64, text of each, ascending; every text has one at least.
+    """
+    if len(chunks) == num_texts:  # the usual text is one chunk
+        return chunks
+    is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]
+    if how == "first":
+        return chunks[is_of.byte().argmax(1)]
+    if how == "max":
+        return chunks.masked_fill(~is_of[..., None], -torch.inf).amax(1)
+    # A product, whose order of addition is fixed on a GPU too.
+    return (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)

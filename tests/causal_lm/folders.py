@@ -50,6 +50,24 @@ def saved(folder: Path, kind: str, max_shard_size: str = "1GB", **options: Any) 
     return model
 
 
+def saved_canine(folder: Path) -> Path:
+    """Write a CANINE with random weights."""
+    import transformers
+
+    config = transformers.CanineConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=256,
+        num_hash_buckets=512,
+        num_hash_functions=4,
+    )
+    torch.manual_seed(0)
+    transformers.CanineModel(config).save_pretrained(folder)
+    return folder
+
+
 def written(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
     """Write what an export writes of a model: config.json and model.safetensors."""
     folder.mkdir(exist_ok=True)

@@ -44,6 +44,13 @@ def test_a_clean_machine_has_no_error(tmp_path):
     assert worst(found) in ("ok", "warning")
 
 
+def test_the_environment_and_the_folder_are_left_as_they_were(tmp_path):
+    before = dict(os.environ)
+    check_machine(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert dict(os.environ) == before
+
+
 @pytest.mark.parametrize(
     ("environ", "devices", "check", "says"),
     [

@@ -220,6 +220,8 @@ def test_values_that_are_not_finite_are_gaps_and_an_empty_table_of_metrics_is_na
     assert charts_of(page)["Loss"]["series"][0]["values"][3:] == [0.25, None, None]
     assert "Not finite at 2 steps (5, 6)" in text_of(page)
     assert "metrics.csv holds no value." in text_of(page)
+    folder = run_folder(tmp_path / "b", metrics="step,val/loss\n1,0.5\nx,0.25\n")
+    assert "metrics.csv: 1 damaged rows are left out" in text_of(page_of(folder))
 
 
 def test_a_run_that_has_begun_and_done_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,11 @@ DEBUG = "causal_lm/debug.yaml"
 SUBJECT = {"verb": "fit", "config": DEBUG}
 CHAIN: dict[str, Any] = {
     "subject": SUBJECT,
-    "export": {"verb": "export", "checkpoint": "subject", "options": {"weights": "last"}},
+    "export": {
+        "verb": "export",
+        "checkpoint": "subject",
+        "options": {"weights": "last", "class_path": None},
+    },
     "dump": {
         "verb": "predict",
         "config": [DEBUG, "hardware/cpu.yaml"],

@@ -160,6 +160,23 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     assert pq.read_table(tmp_path / "out.parquet").to_pylist()[1]["truncated"] is None
 
 
+def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
+    index = open_index([write(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE)
+    results = results_of(index) | {
+        "code_ids": np.array([[1, -100], [0, -100]]),
+        "next_ids": np.array([[[0, 1], [0, -100]], [[1, -100], [-100, -100]]]),
+        "next_confidence": np.array([[0.25, 0.125], [0.5, 0.0]]),
+    }
+    write_coded_table(index, BOOK, results, tmp_path / "out.csv")
+    [batch] = read_rows(tmp_path / "out.csv")
+    assert batch.rows.schema.names[1:9] == [
+        "code_1", "description_1", "confidence_1", "confidence_set", "set_2", "confidence_set_2",
+        "set_3", "confidence_set_3",
+    ]  # fmt: skip
+    assert batch.texts("set_2") == ["10000+20000", "", "20000"]
+    assert batch.texts("confidence_set_3") == ["0.125000", "", ""]
+
+
 def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):
     index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     kept = write(tmp_path / "out.csv", "kept")

@@ -21,14 +21,14 @@ from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.occupation_coder.encoders import CharacterEncoder
+from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SumCount
 from lit_models.training.optim import MuonAdamW, configured, parameter_groups
-from tests.causal_lm.folders import saved
+from tests.causal_lm.folders import saved, saved_canine
 from tests.distributed.lens_family import LENS_LOSSES, consistency_lens
 from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
@@ -136,7 +136,10 @@ def occupation_table(path: Path) -> None:
 
 
 def occupation_coder(
-    folder: Path, options: dict[str, Any], loss: OccupationLossOptions | None = None
+    folder: Path,
+    options: dict[str, Any],
+    loss: OccupationLossOptions | None = None,
+    encoder: Any = None,
 ) -> tuple[ExactModule, PlannedDataModule]:
     table = str(folder.parent / "occupations.csv")
     data = OccupationDataModule(
@@ -152,7 +155,7 @@ def occupation_coder(
     )
     module = LitOccupationCoder(
         adamw,
-        encoder=partial(CharacterEncoder, num_buckets=256, **SMALL),
+        encoder=encoder or partial(CharacterEncoder, num_buckets=256, **SMALL),
         decoder=partial(BlockDecoder, **SMALL),
         loss=loss,
     )
@@ -236,6 +239,7 @@ def pretrained_files(folder: Path) -> None:
         saved(folder / kind, kind, vocab_size=257, **sizes)
         saved_tokenizer(byte_tokenizer(), folder / kind)
     bert_folder(folder / "BERT")
+    saved_canine(folder / "CANINE")
 
 
 def pretrained(
@@ -243,6 +247,8 @@ def pretrained(
 ) -> tuple[ExactModule, PlannedDataModule]:
     """Return a module and its data, the module on a folder of `pretrained_files`."""
     path = str(folder.parent / name)
+    if family is occupation_coder:
+        return occupation_coder(folder, options, encoder=partial(CanineEncoder, folder=path))
     module, data = family(folder, options)
     data.tokenizer_options = None  # the folder's
     if family is consistency_lens:
@@ -263,5 +269,6 @@ PRETRAINED: dict[str, Family] = {
         "BERT scorer": "text_scorer",
         "BERT ranker": "ranker",
         "BERT retriever": "retriever",
+        "CANINE": "occupation_coder",
     }.items()
 }

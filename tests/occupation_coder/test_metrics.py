@@ -108,6 +108,10 @@ def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
     bins.update(torch.tensor([0.9, 0.9, 0.25, 1.0]), torch.tensor([1, 0, 0, 1]), torch.ones(4))
     # bins 0.9 to 1 hold 0.9, 0.9 and 1.0 with 2 hits of 3; bin 0.2 holds 0.25 without a hit
     assert bins.compute().item() == pytest.approx((abs(2.8 - 2) + 0.25) / 4, abs=1e-6)
+    assert bins.limit(0.6) == pytest.approx((0.89, 0.75, 2 / 3))  # float32: 0.9 - 2e-8
+    assert bins.limit(1.0) == pytest.approx((0.99, 0.25, 1.0))
+    bins.update(torch.tensor([1.0]), torch.tensor([0]), torch.ones(1))
+    assert bins.limit(0.7) == (1.01, 0.0, 0.0)  # nothing is sure enough: everything is looked at
 
 
 def test_the_temperature_of_overconfident_logits_is_found():

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def trainer_of(tmp_path, epochs=40) -> Trainer:
     )
 
 
-def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
+def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, caplog):
     torch.manual_seed(0)
     coder, trainer = small_coder(), trainer_of(tmp_path)
     trainer.fit(coder, data_of(table))
@@ -92,6 +93,13 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path):
         coded = again.code(["carpenter"], method=method)[0]
         assert coded.codes == ["95410"]
         assert 0 < coded.set_confidence <= 1
+    coded = again.code(["carpenter"], k_best=2)[0]
+    assert coded.next_sets[0][1] <= coded.set_confidence
+    again.decoding.review_for_precision = 0.95
+    with caplog.at_level("INFO"):
+        trainer_of(tmp_path).validate(again, data_of(table), verbose=False)
+    said = re.search(r"predict with --model.decoding.review_below=(.*)", caplog.text)
+    assert 0.5 < float(said[1]) <= 1  # the five records are learned by heart
 
 
 def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, tmp_path):
