@@ -2,11 +2,11 @@
 
 import json
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lit_models.causal_lm.network import DecoderConfig
 from tests.benchmarks import gpu
@@ -15,13 +15,12 @@ from tests.benchmarks.gpu import (
     ACCELERATE,
     CEILINGS,
     CODER,
-    RETRIEVER,
     ROWS,
     SHAKESPEARE,
     Limits,
-    Suite,
     add_row,
     beside,
+    measure_all,
     rows,
 )
 from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds, flops_per_token, language_model
@@ -45,100 +44,58 @@ FOUND: dict[str, Any] = {
 PUBLISHED = {"loss": 1.5, "seconds": 60.0, "rate": 1e6}
 
 
-class Told:
-    """Pretends to measure: answers in so many seconds of a clock that nothing else moves."""
+def options(small: bool = False, go_on: bool = False) -> Namespace:
+    return Namespace(small=small, go_on=go_on, text=Path("input.txt"))
 
-    def __init__(self, seconds: float, **broken: str) -> None:
-        self.seconds, self.broken, self.now = seconds, broken, 0.0
-        self.asked: list[str] = []
 
-    def __call__(self, name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
+class Measure:
+    """Pretends to measure; rows of the names in `broken` fail with those words."""
+
+    def __init__(self, **broken: str) -> None:
+        self.broken, self.asked = broken, []
+
+    def __call__(self, name: str, options: Namespace, limit_s: float) -> dict[str, Any]:
         self.asked.append(name)
-        self.now += min(self.seconds, limit_s)
-        if limit_s < self.seconds:
-            raise gpu.OutOfTime(f"not done within {limit_s:.0f} s")
         if name in self.broken:
-            raise ValueError(self.broken[name])
-        return {"product": 1e12, "copy": 1e12} if name == CEILINGS else FOUND
-
-    def suite(self, path: Path) -> Suite:
-        console = Console(quiet=True)
-        return Suite(True, self, lambda: self.now, console, path)
-
-
-def whats(figures: Figures) -> set[str]:
-    return {row.what for row in figures.rows}
-
-
-def test_a_row_that_fails_is_named_and_loses_no_other(tmp_path: Path) -> None:
-    told = Told(1.0, **{"1b, compiled": "no", CEILINGS: "busy"})
-    suite = told.suite(tmp_path / "x.json")
-    assert suite.run() is False
-    assert suite.failed == [f"{CEILINGS}: ValueError: busy", "1b, compiled: ValueError: no"]
-    assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= whats(suite.figures)
-    assert "1b, compiled" not in whats(suite.figures)  # its peers have nothing to stand beside
-    assert all(row.aim is None for row in suite.figures.rows)  # of a toy
-
-
-def test_rows_for_which_no_time_is_left_are_named_and_not_begun(tmp_path: Path) -> None:
-    told = Told(150.0)  # the ceilings and two rows leave 70 s, which the third one would need
-    suite = told.suite(tmp_path / "x.json")
-    assert suite.run() is True
-    assert told.asked == [CEILINGS, *ROWS[:3]]
-    assert told.now == gpu.BUDGET_S
-    assert suite.left_out[:2] == [
-        f"{ROWS[2]}: left out, not done within 70 s, which were left of {gpu.BUDGET_S} s",
-        f"{ROWS[3]}: left out, 0 of {gpu.BUDGET_S} s are left; --go-on measures the rest",
-    ]
-    assert {line.partition(": left out")[0] for line in suite.left_out} == set(ROWS[2:])
-
-
-def test_what_a_failed_row_printed_is_kept_and_its_error_is_named(tmp_path: Path) -> None:
-    printed = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
-
-    def measure(name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
-        if name == CODER:
-            raise gpu.RowFailed(printed)
-        if name == RETRIEVER:
-            return {"nothing": "of use"}
+            raise gpu.RowFailed(self.broken[name])
         return {"product": 1e12, "copy": 1e12} if name == CEILINGS else {**FOUND, **PUBLISHED}
 
-    suite = Suite(True, measure, lambda: 0.0, Console(quiet=True), tmp_path / "x.json")
-    assert suite.run() is False
-    log = tmp_path / "gpu" / "occupation-coder-of-canine-s-size.log"
-    assert suite.failed == [
-        f"{CODER}: RuntimeError: the cause; all that it printed is in {log}",
-        f"{RETRIEVER}: KeyError: 'memory_gib'",
-    ]
+
+def kept_rows(path: Path) -> set[str]:
+    return {row["what"] for row in json.loads(path.read_text())["figures"]}
+
+
+def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(
+    tmp_path: Path,
+) -> None:
+    printed = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
+    path, log = tmp_path / "x.json", tmp_path / "gpu" / "1b-compiled.log"
+    missing = measure_all(options(), path, Measure(**{"1b, compiled": printed}))
+    assert missing == [f"1b, compiled: RuntimeError: the cause; all that it printed is in {log}"]
     assert log.read_text() == printed
-    assert "1b, eager" in whats(suite.figures)
+    assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= kept_rows(path)
+    assert "1b, compiled" not in kept_rows(path)  # its peers have nothing to stand beside
 
 
-def test_another_call_goes_on_where_the_first_ended(tmp_path: Path) -> None:
-    path, asked = tmp_path / "x.json", []
-
-    def call(until: int) -> Suite:
-        told = Told(gpu.BUDGET_S / until)
-        measure = lambda *a: told(*a) | PUBLISHED  # noqa: E731
-        suite = Suite(False, measure, lambda: told.now, Console(quiet=True), path, goes_on=True)
-        assert suite.run() is True
-        asked.append(told.asked)
-        return suite
-
-    assert len(call(4).figures.rows) < len(call(100).figures.rows)
-    assert asked == [[CEILINGS, *ROWS[:3]], [name for name in ROWS[3:] if is_possible(name)]]
-    last = call(100)
-    assert asked[-1] == []
-    assert {row["what"] for row in json.loads(path.read_text())["figures"]} == whats(last.figures)
-    assert last.limits.ceiling == 1e12
+def test_another_call_measures_what_the_first_had_no_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, first, second = tmp_path / "x.json", Measure(**{CODER: "busy"}), Measure()
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "SHAKESPEARE_S", gpu.BUDGET_S + 1)
+        missing = measure_all(options(), path, first)
+    assert [line.partition(":")[0] for line in missing] == [CODER, SHAKESPEARE]
+    assert missing[1].endswith(f"of {gpu.BUDGET_S} s are left")
+    assert SHAKESPEARE not in first.asked
+    assert measure_all(options(go_on=True), path, second) == []
+    assert second.asked == [CODER, SHAKESPEARE]
+    assert {CODER, SHAKESPEARE, "1b, compiled"} <= kept_rows(path)
 
 
-def is_possible(name: str) -> bool:
-    try:
-        gpu.check_possible(name, False)
-    except gpu.LeftOut:
-        return False
-    return True
+def test_figures_of_toys_are_not_kept(tmp_path: Path) -> None:
+    missing = measure_all(options(small=True), tmp_path / "x.json", Measure())
+    assert [line.partition(":")[0] for line in missing] == [SHAKESPEARE]
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_rows_of_unequal_steps_say_so() -> None:
@@ -150,57 +107,24 @@ def test_rows_of_unequal_steps_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("1b, compiled", r"needs a C compiler; install gcc, or name one in \$CC"),
-        (f"1b, {ACCELERATE}", "accelerate is not installed; pip install -e"),
-        (SHAKESPEARE, "there is no .*give Shakespeare's text as --text FILE"),
-    ],
-)
-def test_a_row_that_lacks_something_is_left_out(
-    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda found: None if name == "1b, compiled" else "cc")
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    gpu.check_possible("1b, eager", False)
-    with pytest.raises(gpu.LeftOut, match=message):
-        gpu.check_possible(name, False, tmp_path / "no.txt")
-
-
-def test_figures_are_in_the_file_after_each_row(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / "benchmarks.json"
-    seen: list[int] = []
-
-    def measure(name: str, is_small: bool, limit_s: float) -> dict[str, Any]:
-        seen.append(len(json.loads(path.read_text())["figures"]) if path.exists() else 0)
-        return {"product": 1e12, "copy": 1e12} if name == CEILINGS else {**FOUND, **PUBLISHED}
-
-    suite = Suite(True, measure, lambda: 0.0, Console(quiet=True), path)
-    suite.is_small = False  # and so kept
-    suite.run()
-    assert seen == sorted(set(seen))
-    assert seen[:2] == [0, 2]
-
-
-@pytest.mark.parametrize(
     ("words", "halvings"), [("torch.OutOfMemoryError: 2 GiB", 1), ("a.BadError: no", None)]
 )
 def test_what_does_not_fit_is_tried_with_half_the_rows(
     words: str, halvings: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*command: str, timeout_s: float) -> subprocess.CompletedProcess:
-        options = dict(word.split("=", 1) for word in command if "=" in word)
-        if options["--halvings"] == "0":
+        given = dict(word.split("=", 1) for word in command if "=" in word)
+        if given["--halvings"] == "0":
             return subprocess.CompletedProcess(command, 1, f"Traceback\n{words}\na hint\n")
-        Path(options["--to"]).write_text(json.dumps({"rates": [1.0]}))
+        Path(given["--to"]).write_text(json.dumps({"rates": [1.0]}))
         return subprocess.CompletedProcess(command, 0, "")
 
     monkeypatch.setattr(gpu, "run", run)
     if halvings is None:
         with pytest.raises(gpu.RowFailed, match="^a.BadError: no$"):
-            gpu.measured("1b, eager", False, 60.0)
+            gpu.measured("1b, eager", options(), 60.0)
     else:
-        assert gpu.measured("1b, eager", False, 60.0) == {"rates": [1.0], "halvings": halvings}
+        assert gpu.measured("1b, eager", options(), 60.0) == {"rates": [1.0], "halvings": halvings}
 
 
 def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +132,8 @@ def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> N
         raise subprocess.TimeoutExpired(command, timeout_s)
 
     monkeypatch.setattr(gpu, "run", run)
-    with pytest.raises(gpu.OutOfTime, match="not done within 60 s"):
-        gpu.measured("1b, eager", False, 60.0)
-    suite = Suite(True, gpu.measured, lambda: 0.0, Console(quiet=True))
-    assert suite.run() is False
-    assert f"{ROWS[0]}: not done within {gpu.MOST_S} s" in suite.failed
+    with pytest.raises(gpu.RowFailed, match="not done within 60 s"):
+        gpu.measured("1b, eager", options(), 60.0)
 
 
 def test_every_row_that_is_named_can_be_measured() -> None:

@@ -4,18 +4,16 @@ python -m tests.benchmarks.gpu            needs one GPU and the packages; ends w
 python -m tests.benchmarks.gpu --go-on    takes what earlier calls measured, and measures the rest
 python -m tests.benchmarks.gpu --small    the same rows at toy sizes, also on a CPU: do they run?
 
-Each row has a process of its own, is shown when it ends, and is then in runs/benchmarks.json, and
-as it was measured in runs/gpu/. A row that does not fit in memory is tried again with half the
-rows; one that fails, or for which no time is left, is named, and loses no other.
+Each row has a process of its own; what it found is kept in runs/gpu/ when it ends, and its figures
+in runs/benchmarks.json. A row that does not fit in memory is tried again with half the rows; one
+that fails, or for which no time is left, is named, and loses no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,15 +66,7 @@ AIMS = {
 MOST_OVERHEAD, MOST_PADDING, MOST_WAIT = 1.02, 0.02, 0.01
 SHAKESPEARE_NATS = 1.47  # what nanoGPT states for this size
 LEAST_SHOWN = 0.001  # of the time
-Measure = Callable[[str, bool, float], dict[str, Any]]
-
-
-class LeftOut(Exception):
-    """A row that cannot be had here; its words say why."""
-
-
-class OutOfTime(RuntimeError):
-    """A row that did not end within its limit."""
+Measure = Callable[[str, argparse.Namespace, float], dict[str, Any]]
 
 
 class RowFailed(RuntimeError):
@@ -119,40 +108,23 @@ def rows(
     return found
 
 
-def check_possible(name: str, is_small: bool, text: Path = SHAKESPEARE_TEXT) -> None:
-    """Raise LeftOut where a row needs what is not there."""
-    compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
-    is_compiled = name == SHAKESPEARE or name.endswith(("compiled", NANOGPT))
-    if is_compiled and not any(shutil.which(compiler) for compiler in compilers):
-        raise LeftOut("torch.compile needs a C compiler; install gcc, or name one in $CC")
-    if name.endswith(ACCELERATE) and find_spec("accelerate") is None:
-        raise LeftOut("accelerate is not installed; pip install -e '.[bench]'")
-    if name == SHAKESPEARE and is_small:
-        raise LeftOut("it has no toy size")
-    if name == SHAKESPEARE and not text.exists():
-        raise LeftOut(f"there is no {text}; give Shakespeare's text as --text FILE")
-
-
-def measured(
-    name: str, is_small: bool, limit_s: float, text: Path = SHAKESPEARE_TEXT
-) -> dict[str, Any]:
+def measured(name: str, options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
     """Return what a row found, in a process of its own.
 
     Raises:
-        OutOfTime: it did not end within the limit.
-        RowFailed: it failed.
+        RowFailed: it failed, or did not end within the limit.
     """
     end = time.monotonic() + limit_s
     for halvings in range(MOST_HALVINGS + 1):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "found.json"
             command = ["-m", "tests.benchmarks.gpu", f"--row={name}", f"--to={path}"]
-            command += [f"--halvings={halvings}", f"--text={text}"]
-            command += ["--small"] if is_small else []
+            command += [f"--halvings={halvings}", f"--text={options.text}"]
+            command += ["--small"] if options.small else []
             try:
                 done = run(*command, timeout_s=max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise OutOfTime(f"not done within {limit_s:.0f} s") from None
+                raise RowFailed(f"not done within {limit_s:.0f} s") from None
             if done.returncode == 0:
                 return {**json.loads(path.read_text("utf-8")), "halvings": halvings}
             if OUT_OF_MEMORY not in done.stdout or halvings == MOST_HALVINGS:
@@ -232,135 +204,86 @@ def _share(lines: list[dict[str, Any]], phase: str) -> float:
     return spent / sum(line["seconds"] for line in lines)
 
 
-class Suite:
-    """All rows, one after the other, within a budget of time.
-
-    Args:
-        is_small: at toy sizes, which are no figures to keep.
-        measure: of a row, see `measured`.
-        clock: seconds.
-        console: to print to.
-        path: that keeps the figures; what rows found, and what failed ones printed, is in gpu/
-            beside it.
-        goes_on: take what earlier calls found on this device.
-        text: of the Shakespeare run.
-    """
-
-    def __init__(
-        self,
-        is_small: bool,
-        measure: Measure = measured,
-        clock: Callable[[], float] = time.monotonic,
-        console: Console | None = None,
-        path: Path = FILE,
-        goes_on: bool = False,
-        text: Path = SHAKESPEARE_TEXT,
-    ) -> None:
-        self.is_small, self.measure, self.clock, self.path = is_small, measure, clock, path
-        self.text, self.device = text, machine()["device"]
-        self.earlier = self._read() if goes_on else {}
-        self.console = console or Console(highlight=False)
-        self.figures, self.limits = Figures(), Limits()
-        self.found: dict[str, dict[str, Any]] = {}
-        self.failed: list[str] = []
-        self.left_out: list[str] = []
-        self._end = clock() + BUDGET_S
-
-    def run(self) -> bool:
-        """Measure all that there is time for; return whether no row failed."""
-        for name in (CEILINGS, *ROWS):
-            shown, begun = len(self.figures.rows), self.clock()
-            try:
-                self._take(name)
-            except LeftOut as why:
-                self._say(self.left_out, f"{name}: left out, {why}")
-            except RowFailed as error:
-                log = self._keep(name, "log", error.printed)
-                self._say(self.failed, f"{name}: {error}; all that it printed is in {log}")
-            except OutOfTime as error:
-                self._say(self.failed, f"{name}: {error}")
-            except Exception as error:  # also of what it found: the other rows are worth their time
-                self._say(self.failed, f"{name}: {type(error).__name__}: {error}")
-            if len(self.figures.rows) == shown:
-                continue
-            self.console.print(f"{name}: {self.clock() - begun:.0f} s")
-            if self.is_small:  # no aim is meant for these sizes
-                rows = (replace(row, aim=None) for row in self.figures.rows[shown:])
-                self.figures.rows[shown:] = rows
-            show(self.figures.rows[shown:], self.console)
-            for row in self.figures.rows[shown:]:
-                memory = f"{row.memory_gib[0]:.1f} GiB; " if row.memory_gib else ""
-                if row.note:
-                    line = f"  {row.what}, {row.unit}: {memory}{row.note}"
-                    self.console.print(line, markup=False, soft_wrap=True)
-            if not self.is_small:
-                self.figures.write(self.path)
-        show(self.figures.rows, self.console)
-        for line in (*self.left_out, *self.failed):
-            self.console.print(line, markup=False, soft_wrap=True)
-        return not self.failed
-
-    def _take(self, name: str) -> None:
-        """Measure one row, where no earlier call did, and add its figures."""
-        found = self.earlier.get(name)
-        if found is None:
-            found = self._measured(name)
-            if not self.is_small:
-                self._keep(name, "json", json.dumps({"device": self.device, "found": found}))
-        self.found[name] = found
+def figures_of(found: dict[str, dict[str, Any]]) -> Figures:
+    """Return the figures of all rows that were measured, by name."""
+    figures, limits = Figures(), Limits()
+    for name, each in found.items():
         if name == CEILINGS:
             gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-            self.limits = Limits(found["product"], gpu and peak_of(gpu, "bf16-mixed"))
+            limits = Limits(each["product"], gpu and peak_of(gpu, "bf16-mixed"))
             for what, unit, value in (
-                ("product of two square matrices, bfloat16", "TFLOP/s", found["product"] / 1e12),
-                ("copy within memory, read and written", "GB/s", found["copy"] / 1e9),
+                ("product of two square matrices, bfloat16", "TFLOP/s", each["product"] / 1e12),
+                ("copy within memory, read and written", "GB/s", each["copy"] / 1e9),
             ):
-                self.figures.add(FAMILY, what, unit, [value])
+                figures.add(FAMILY, what, unit, [value])
         elif name == SHAKESPEARE:
             aim = Aim(SHAKESPEARE_NATS, of="value")
-            self.figures.add(FAMILY, f"{name}, best val/loss", "nats", [found["loss"]], aim=aim)
-            seconds = [found["seconds"]]
-            self.figures.add(FAMILY, f"{name}, start and end included", "s", seconds)
-            self.figures.add(FAMILY, name, "tokens/s", [found["rate"]])
+            figures.add(FAMILY, f"{name}, best val/loss", "nats", [each["loss"]], aim=aim)
+            figures.add(FAMILY, f"{name}, start and end included", "s", [each["seconds"]])
+            figures.add(FAMILY, name, "tokens/s", [each["rate"]])
         else:
-            add_row(self.figures, name, found, self.limits)
+            add_row(figures, name, each, limits)
             size, _, kind = name.rpartition(", ")
-            ours = self.found.get(f"{size}, compiled")
+            ours = found.get(f"{size}, compiled")
             if kind in (NANOGPT, ACCELERATE, "eager") and ours is not None:
-                beside(self.figures, f"{size}, compiled", ours, kind, found)
+                beside(figures, f"{size}, compiled", ours, kind, each)
+    return figures
 
-    def _measured(self, name: str) -> dict[str, Any]:
-        check_possible(name, self.is_small, self.text)
-        left, is_long = self._end - self.clock(), name == SHAKESPEARE
-        if left < (SHAKESPEARE_S if is_long else LEAST_S):
-            raise LeftOut(f"{max(0, left):.0f} of {BUDGET_S} s are left; --go-on measures the rest")
-        limit_s = left if is_long else min(left, MOST_S)
+
+def measure_all(
+    options: argparse.Namespace, path: Path = FILE, measure: Measure = measured
+) -> list[str]:
+    """Measure all rows that there is time for, and keep and show their figures; those of toy sizes
+    are shown alone, without aims.
+
+    Args:
+        options: `small`, `go_on` and `text` of the command line.
+        path: that keeps the figures; what rows found, and what failed ones printed, is in gpu/
+            beside it.
+        measure: of a row, see `measured`.
+
+    Returns:
+        a line for each row that failed, or for which no time was left.
+    """
+    console, end = Console(highlight=False), time.monotonic() + BUDGET_S
+    device = machine()["device"]
+    found: dict[str, dict[str, Any]] = {}
+    missing: list[str] = []
+    for name in (CEILINGS, *ROWS):
+        kept = path.parent / "gpu" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        earlier = json.loads(kept.read_text("utf-8")) if options.go_on and kept.exists() else {}
+        left, is_long = end - time.monotonic(), name == SHAKESPEARE
+        if earlier.get("device") == device:
+            found[name] = earlier["found"]
+            continue
+        if left < (SHAKESPEARE_S if is_long else LEAST_S) or (is_long and options.small):
+            missing.append(f"{name}: left out, {max(0.0, left):.0f} of {BUDGET_S} s are left")
+            continue
         try:
-            return self.measure(name, self.is_small, limit_s)
-        except OutOfTime as error:
-            if limit_s == MOST_S:
-                raise
-            raise LeftOut(f"{error}, which were left of {BUDGET_S} s") from error
-
-    def _keep(self, name: str, ending: str, content: str) -> Path:
-        """Write something of a row and return the file."""
-        path = self._path(name, ending)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, "utf-8")
-        return path
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        """Return what earlier calls found on this device."""
-        written = {name: self._path(name, "json") for name in (CEILINGS, *ROWS)}
-        read = {n: json.loads(p.read_text("utf-8")) for n, p in written.items() if p.exists()}
-        return {n: each["found"] for n, each in read.items() if each["device"] == self.device}
-
-    def _path(self, name: str, ending: str) -> Path:
-        return self.path.parent / "gpu" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.{ending}"
-
-    def _say(self, kept: list[str], line: str) -> None:
-        kept.append(line)
-        self.console.print(line, markup=False, soft_wrap=True)
+            found[name] = measure(name, options, left if is_long else min(left, MOST_S))
+        except RowFailed as error:
+            log = kept.with_suffix(".log")
+            log.write_text(error.printed, "utf-8")
+            missing.append(f"{name}: {error}; all that it printed is in {log}")
+            continue
+        figures = figures_of(found)
+        if options.small:  # no aim is meant for these sizes
+            figures.rows = [replace(row, aim=None) for row in figures.rows]
+        else:
+            kept.write_text(json.dumps({"device": device, "found": found[name]}), "utf-8")
+            figures.write(path)
+        shown = [row for row in figures.rows if row.what.startswith(name) or name == CEILINGS]
+        show(shown, console)
+        for row in shown:
+            memory = f"{row.memory_gib[0]:.1f} GiB; " if row.memory_gib else ""
+            if row.note:
+                line = f"  {row.what}, {row.unit}: {memory}{row.note}"
+                console.print(line, markup=False, soft_wrap=True)
+    show(figures_of(found).rows, console)
+    for line in missing:
+        console.print(line, markup=False, soft_wrap=True)
+    return missing
 
 
 def main() -> None:
@@ -381,9 +304,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available() and not options.small:
         sys.exit("There is no GPU here; --small runs the rows at toy sizes on the CPU.")
-    measure = partial(measured, text=options.text)
-    suite = Suite(options.small, measure, goes_on=options.go_on, text=options.text)
-    sys.exit(0 if suite.run() else 1)
+    sys.exit(1 if measure_all(options) else 0)
 
 
 if __name__ == "__main__":
