@@ -46,6 +46,11 @@ class CandidateOptions:
         _check_run("candidates", self.source, self.run)
         if self.top < 1:
             raise ValueError(f"candidates.top must be at least 1, got {self.top}.")
+        if self.source == "judged" and self.top != CandidateOptions.top:
+            raise ValueError(
+                f"candidates.top is {self.top}, but all judged documents are ranked; leave it out, "
+                "or choose candidates.source bm25 or run."
+            )
         if self.source == "bm25" and self.bm25 is None:
             raise ValueError("candidates.source bm25 needs candidates.bm25; leave it as it is.")
 
@@ -87,6 +92,11 @@ class GroupOptions:
             raise ValueError(
                 "groups.size must be at least 2, groups.mined 0 to one less and groups.after_rank "
                 f"0 or more, got {self.size}, {self.mined} and {self.after_rank}."
+            )
+        if not self.mined and (self.after_rank or self.unjudged_as_negative):
+            raise ValueError(
+                "groups.after_rank and groups.unjudged_as_negative are about mined documents, and "
+                "groups.mined is 0; leave them out, or set groups.mined."
             )
 
     def sizes(self, num_judged: int, num_minable: int) -> tuple[int, int]:

@@ -304,6 +304,9 @@ def test_a_teacher_is_imitated(folder, tmp_path):
         (GroupOptions, {"size": 1}, r"size must be at least 2, .* got 1, 0 and 0"),
         (GroupOptions, {"mined": 8}, r"groups.mined 0 to one less .*got 8, 8 and 0"),
         (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank 0 or more, got 8, 3 and -1"),
+        (GroupOptions, {"after_rank": 2}, r"are about mined documents, and groups.mined is 0"),
+        (GroupOptions, {"unjudged_as_negative": True}, r"and groups.mined is 0; leave them out"),
+        (CandidateOptions, {"top": 20}, r"top is 20, but all judged documents are ranked"),
         (ranker, {"pairs_per_forward": 0}, r"pairs_per_forward must be at least 1, got 0"),
     ],
 )
