@@ -23,9 +23,8 @@ from datamodules.activations.documents import (
 )
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
-from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import hash_ids
-from datamodules.core.planned import Stage
+from datamodules.core.planned import PlannedDataset, Sample, Stage
 from datamodules.core.store import mapped_array
 from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from datamodules.core.batches import padded, padded_texts
-from datamodules.core.loader import PlannedDataset, Sample
 from datamodules.core.plan import rng_for, uniforms_for
+from datamodules.core.planned import PlannedDataset, Sample
 from datamodules.files.splitting import STATUS_WORDS
 from datamodules.occupations.coded import PredictIndex
 from datamodules.occupations.rows import UNKNOWN

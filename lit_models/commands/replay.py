@@ -23,9 +23,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch, iterate_micro_batches
-from datamodules.core.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.cli import built, silence_noise
 from lit_models.config_files import newest_config, read_config
 from lit_models.training.exact import ExactModule, share_of_step

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torchmetrics import Metric
 
-from datamodules.core.loader import collated
 from datamodules.core.plan import (
     MicroBatch,
     Plan,
@@ -25,7 +24,7 @@ from datamodules.core.plan import (
     derive_batching,
     smaller_shares,
 )
-from datamodules.core.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed
 from lit_models.training.rules import Settings, Verdict

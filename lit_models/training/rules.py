@@ -115,7 +115,7 @@ def this_machine() -> Machine:
     """Returns the CPUs that this process may use and the GPUs of this machine."""
     import torch
 
-    from datamodules.core.loader import usable_cpus
+    from datamodules.core.planned import usable_cpus
 
     return Machine(usable_cpus(), torch.cuda.device_count() if torch.cuda.is_available() else 0)
 

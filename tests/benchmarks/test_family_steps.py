@@ -24,9 +24,8 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from datamodules.core.loader import PlannedLoader
 from datamodules.core.plan import iterate_micro_batches
-from datamodules.core.planned import PlannedDataModule
+from datamodules.core.planned import PlannedDataModule, PlannedLoader
 from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training import default_callbacks

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import nn
 
-from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch, rng_for
+from datamodules.core.planned import collated
 from datamodules.text.prompts import ChoiceDataset, joint_tokens, read_prompts, read_rows
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from datamodules import ActivationDataModule
-from datamodules.core.loader import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.network import DecoderConfig

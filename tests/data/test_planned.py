@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.core.loader import LoaderOptions, auto_workers, collated
 from datamodules.core.plan import MicroBatch, PlanOptions
+from datamodules.core.planned import LoaderOptions, auto_workers, collated
 from tests.toy import ToyData, ToySequences, toy_trainer
 
 

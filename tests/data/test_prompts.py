@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.core.loader import collated
 from datamodules.core.plan import MicroBatch
+from datamodules.core.planned import collated
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import (
     PromptDataset,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 
 from datamodules import ActivationDumpDataModule
-from datamodules.core.loader import LoaderOptions
+from datamodules.core.planned import LoaderOptions
 from lit_models import LitSubject
 from lit_models.training import default_callbacks
 from lit_models.training.predictions import PredictionWriter
