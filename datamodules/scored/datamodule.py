@@ -20,17 +20,19 @@ from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
 from datamodules.files.tables import TableOptions, expand_files, output_like, own_files_hint
-from datamodules.scored.labels import LabelOptions, label_text, trained_heads
 from datamodules.scored.store import (
     SUFFIXES,
+    LabelOptions,
     ScoredRequest,
     ScoredStore,
     TextColumns,
     check_output,
     divided,
+    label_text,
     open_store,
     rows_of,
     statistics,
+    trained_heads,
     write_scored,
 )
 from datamodules.text.encoding import (

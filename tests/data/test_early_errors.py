@@ -11,7 +11,7 @@ from datamodules import (
     ScoredTextDataModule,
     SplitOptions,
 )
-from datamodules.scored.labels import LabelOptions
+from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import HardNegatives
 from datamodules.search.collection import CollectionRequest, QuerySplit
 from datamodules.search.retrieval import TrainingMix

@@ -21,7 +21,7 @@ from datamodules import (
     TokenizerOptions,
 )
 from datamodules.activations.documents import PositionRule
-from datamodules.scored.labels import LabelOptions
+from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import CandidateOptions
 from datamodules.search.collection import CollectionRequest
 from tests.occupation_tables import module as occupation_module

@@ -14,21 +14,19 @@ from datamodules.core.planned import LoaderOptions
 from datamodules.demo import parameters
 from datamodules.files.tables import TableOptions
 from datamodules.scored.datamodule import ChunkOptions
-from datamodules.scored.labels import (
+from datamodules.scored.store import (
     LabelOptions,
     LabelReader,
-    label_text,
-    scores_of,
-    trained_heads,
-)
-from datamodules.scored.store import (
     ScoredRequest,
     ScoredStore,
     TextColumns,
     check_output,
     divided,
+    label_text,
     open_store,
+    scores_of,
     strata_of,
+    trained_heads,
     write_scored,
 )
 from datamodules.text.encoding import TextLimits

@@ -11,7 +11,7 @@ import torch
 from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.scored.datamodule import ChunkOptions
-from datamodules.scored.labels import LabelOptions
+from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.text.encoding import TextLimits
 from lit_models import LitTextScorer
