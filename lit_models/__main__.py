@@ -72,6 +72,10 @@ def run(argv: list[str]) -> int | None:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Blocks whose sizes differ from step to step leave gaps in a GPU's memory that nothing else
+        # can use; the allocator reads this at its first block, the older name before this one.
+        if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         try:
             check_launcher_variables(os.environ)
         except ValueError as error:

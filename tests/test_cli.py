@@ -2,12 +2,14 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -147,6 +149,17 @@ def test_help_is_fast_and_imports_no_lightning() -> None:
     assert "verify" in done.stdout
     assert "occupation_coder/debug.yaml" in done.stdout
     assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}])
+def test_memory_of_a_gpu_may_grow_in_place_unless_the_user_says_otherwise(
+    unisono: Unisono, toy_config: Path, given: dict[str, str]
+) -> None:
+    others = {k: v for k, v in os.environ.items() if not k.endswith("_ALLOC_CONF")}
+    with mock.patch.dict(os.environ, {**others, **given}, clear=True):
+        assert unisono("fit", "--help")[0] == 0
+        found = os.environ.get("PYTORCH_ALLOC_CONF")
+    assert found == (None if given else "expandable_segments:True")
 
 
 def test_a_command_s_help_is_one_screen_with_the_values_of_its_config(

@@ -46,6 +46,7 @@ RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
 )
 log = logging.getLogger(__name__)
+LEAST_WORKERS = 2  # beside a GPU: batches made in the training process would keep it waiting
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
 MAPPED_FROM = 1_000_000  # samples; below, each process makes its own plan in milliseconds
 Stage = Literal["train", "validation", "test", "predict"]
@@ -114,8 +115,8 @@ class LoaderOptions:
 
     Args:
         num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
-            divided by the processes on this machine, at most 16, and 0 where training itself
-            runs on those CPUs.
+            divided by the processes on this machine that share them, 2 to 16, and 0 where training
+            itself runs on those CPUs.
         prefetch_factor: batches that each worker keeps ready.
         persistent_workers: keep workers from one epoch to the next.
         pin_memory: hand batches over in page-locked memory, from which a GPU copies without
@@ -139,8 +140,11 @@ def auto_workers(local_processes: int, on_cpu: bool) -> int:
     `local_processes` on this machine; none where training itself computes on the CPUs."""
     if on_cpu:
         return 0
-    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) * local_processes
-    return min((cpus or usable_cpus()) // max(1, local_processes), 16)
+    cpus = usable_cpus()
+    # srun may bind each task to CPUs of its own, which no other one shares.
+    is_bound = cpus < int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
+    shared = cpus if is_bound else cpus // max(1, local_processes)
+    return min(max(int(os.environ.get("SLURM_CPUS_PER_TASK") or shared), LEAST_WORKERS), 16)
 
 
 def usable_cpus() -> int:

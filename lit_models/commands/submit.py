@@ -20,6 +20,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
 ROOT, ACCELERATOR = "trainer.default_root_dir", "trainer.accelerator"
 MODULE = ("-m", "lit_models")
+CPUS_BESIDE_A_GPU = 4  # clusters give one unless asked, which would train and make the batches
 MOST_AHEAD_S = 65535  # of sbatch --signal
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -185,7 +186,7 @@ def submit(
         nodes: machines.
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
-        cpus_per_task: CPU cores of each process.
+        cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches.
         exclusive: no other jobs on these machines.
         nodelist: machines that must be among them.
         partition: of the cluster.
@@ -208,7 +209,7 @@ def submit(
         nodes,
         tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
         gpus_per_node,
-        cpus_per_task,
+        CPUS_BESIDE_A_GPU if gpus_per_node and cpus_per_task is None else cpus_per_task,
         *(exclusive, nodelist, partition, account, time_limit, save_ahead_s),
     )
     lines, run = activate or [], run_options or []

@@ -245,6 +245,10 @@ class FailureReport(Callback):
             # Lightning's own strategies, of a script, keep theirs to themselves.
             timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
             self._timeout_s = timeout.total_seconds() if timeout else None
+            if trainer.strategy.root_device.type == "cuda":  # where nccl's recorder writes
+                folder = Path(trainer.default_root_dir).absolute() / STACKS / "nccl"
+                folder.mkdir(parents=True, exist_ok=True)
+                os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder}/rank_")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take away what an earlier attempt left in the folder, which is chosen by now."""

@@ -51,14 +51,22 @@ class PredictionWriter(Callback):
         """Refuse to overwrite, or to leave samples out, before any work is done."""
         if stage != "predict":
             return
-        _check_limit(trainer)
-        output = trainer.datamodule.predict_output_path
+        limit, data = trainer.limit_predict_batches, trainer.datamodule
+        num_batches = data.plan("predict", 0).num_steps
+        per_device = math.ceil(num_batches / data.num_replicas)
+        if limit < (per_device if isinstance(limit, int) else 1.0):
+            raise ValueError(
+                f"limit_predict_batches is {limit} per device, and the predictions have "
+                f"{num_batches} batches, {per_device} per device: each input must get a row. Leave "
+                "the limit (and fast_dev_run) out, or name a file of fewer rows."
+            )
+        output = data.predict_output_path
         if output.exists():
             raise ValueError(
                 f"{output} exists and is not overwritten; move it away, or name another file "
                 "with --data.predict_output."
             )
-        trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
+        data.find_done_batches = lambda: self.done_batches(trainer, pl_module)
 
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
         """Return the batches that an interrupted prediction with the same weights has written;
@@ -122,19 +130,6 @@ class PredictionWriter(Callback):
         finally:
             unfinished.unlink(missing_ok=True)
         self._rows, self._batches = [], []
-
-
-def _check_limit(trainer: Trainer) -> None:
-    """Refuse a limit below the batches of the plan: the file has a row for each sample."""
-    limit, data = trainer.limit_predict_batches, trainer.datamodule
-    num_batches = data.plan("predict", 0).num_steps
-    per_device = math.ceil(num_batches / data.num_replicas)
-    if limit < (per_device if isinstance(limit, int) else 1.0):
-        raise ValueError(
-            f"limit_predict_batches is {limit} per device, and the predictions have "
-            f"{num_batches} batches, {per_device} per device: each input must get a row. Leave "
-            "the limit (and fast_dev_run) out, or name a file of fewer rows."
-        )
 
 
 def as_array(value: torch.Tensor) -> np.ndarray:

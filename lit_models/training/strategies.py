@@ -72,6 +72,7 @@ Backend = Literal["gloo", "nccl", "mpi"]
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}  # of nccl
 DEPRECATIONS = (  # of what Lightning calls itself
     "torch.distributed.nn.functional.all_gather is deprecated",
     "`isinstance(treespec, LeafSpec)` is deprecated",
@@ -121,6 +122,9 @@ class ManagedProcesses(ParallelStrategy):
         """
         for text in DEPRECATIONS:  # a spawned rank has none of its parent's filters
             warnings.filterwarnings("ignore", message=re.escape(text))
+        if self.root_device.type == "cuda":
+            for name, value in FLIGHT_RECORDER.items():
+                os.environ.setdefault(name, value)
         try:
             super().setup_environment()
         except dist.DistNetworkError as error:

@@ -81,7 +81,7 @@ def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     ]
     assert "submitted job 72: 3-second, logs logs/train_72.out, .err" in output
     asked = [" ".join(directives(path)) for path in sorted(Path("jobs/mine").iterdir())]
-    assert "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --t" in asked[0]
+    assert "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus" in asked[0]
     assert "gpus" not in asked[1]
     assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --t" in asked[2]
     assert (

@@ -18,6 +18,11 @@ def test_auto_workers_share_the_cpus_of_this_process(monkeypatch):
     assert auto_workers(4, on_cpu=False) == 6
     assert auto_workers(1, on_cpu=False) == 16
     assert auto_workers(1, on_cpu=True) == 0
+    assert auto_workers(24, on_cpu=False) == 2  # never in the process that trains
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "24")
+    assert auto_workers(4, on_cpu=False) == 6
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "96")  # each task is bound to CPUs of its own
+    assert auto_workers(4, on_cpu=False) == 16
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # SLURM speaks of one task, one process
     assert auto_workers(4, on_cpu=False) == 3
 

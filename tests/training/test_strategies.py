@@ -2,10 +2,12 @@
 
 import copy
 import json
+import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.training import rules, status, strategies
+from lit_models.training import FailureReport, rules, status, strategies
 from lit_models.training.ledger import tells_samples
 from lit_models.training.lineage import LedgerStep
 from lit_models.training.rules import (
@@ -37,6 +39,7 @@ from lit_models.training.run import print_banner
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
+    ReplicatedStrategy,
     check_groups,
     equal_weights,
     replicated,
@@ -392,3 +395,17 @@ def test_the_banner_counts_groups_not_devices(capsys):
     shown = capsys.readouterr().out
     assert "4 (ddp, tensor parallel 2, gloo" in shown
     assert "= 2 tensor groups x 8 x 4 accumulated" in shown
+
+
+@mock.patch.dict(os.environ, {"TORCH_FR_BUFFER_SIZE": "7"})
+def test_processes_on_gpus_keep_their_last_exchanges_for_the_run_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(ReplicatedStrategy, "root_device", torch.device("cuda", 0))
+    monkeypatch.setattr(DDPStrategy, "setup_environment", lambda self: None)
+    strategy = ReplicatedStrategy()
+    strategy.setup_environment()
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "7"  # the user's own
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    facts = {"global_rank": 0, "world_size": 2, "default_root_dir": tmp_path}
+    FailureReport().setup(SimpleNamespace(strategy=strategy, **facts), LitToy(), "fit")
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/stacks/nccl/rank_"
+    assert (tmp_path / "stacks" / "nccl").is_dir()
