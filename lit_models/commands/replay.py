@@ -117,7 +117,22 @@ def replay(
     found = find_step(run, step)
     start = find_start(run, found)
     path = newest_config(run)
-    module, data, trainer_values = _from_config(path, trust_checkpoint)
+    config = read_config(path)
+    if lacking := [key for key in ("model", "data") if not config.get(key)]:
+        raise ValueError(f"{path} lacks {' and '.join(lacking)}; copy the run's own config again.")
+    silence_noise()
+    seed = config.get("seed_everything")
+    if seed is not None and seed is not False:
+        seed_everything(int(seed), workers=True, verbose=False)
+    for key in ("model", "data"):
+        StoredClasses(trust_checkpoint).check_spec(path, key, config[key])
+    module, data = built(config)
+    if not (isinstance(module, ExactModule) and isinstance(data, PlannedDataModule)):
+        raise ValueError(
+            f"{path} trains a {type(module).__name__} on {type(data).__name__}; only an "
+            "ExactModule on a PlannedDataModule has steps that can be made again."
+        )
+    trainer_values = config.get("trainer") or {}
     advance = advance and start.num_older > 0
     result = replay_step(found, start, module, data, run, trainer_values, advance)
     _say("config", path.name)
@@ -137,27 +152,6 @@ def replay(
         Path(json).write_text(dumps(_finite(content), indent=1) + "\n", encoding="utf-8")
         _say("written", str(json))
     return 1 if result.faults else 0
-
-
-def _from_config(path: Path, trust: bool) -> tuple[ExactModule, PlannedDataModule, dict[str, Any]]:
-    """Return the module, the data and the trainer's values of a run's config."""
-    silence_noise()
-    config = read_config(path)
-    lacking = [key for key in ("model", "data") if not config.get(key)]
-    if lacking:
-        raise ValueError(f"{path} lacks {' and '.join(lacking)}; copy the run's own config again.")
-    seed = config.get("seed_everything")
-    if seed is not None and seed is not False:
-        seed_everything(int(seed), workers=True, verbose=False)
-    for key in ("model", "data"):
-        StoredClasses(trust).check_spec(path, key, config[key])
-    module, data = built(config)
-    if not (isinstance(module, ExactModule) and isinstance(data, PlannedDataModule)):
-        raise ValueError(
-            f"{path} trains a {type(module).__name__} on {type(data).__name__}; only an "
-            "ExactModule on a PlannedDataModule has steps that can be made again."
-        )
-    return module, data, config.get("trainer") or {}
 
 
 def _say(label: str, text: str) -> None:

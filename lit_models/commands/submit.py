@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
 ROOT, ACCELERATOR = "trainer.default_root_dir", "trainer.accelerator"
 MODULE = ("-m", "lit_models")
-CPUS_BESIDE_A_GPU = 4  # clusters give one unless asked, which would train and make the batches
+CPUS_BESIDE_A_GPU = 4  # which make its batches
 MOST_AHEAD_S = 65535  # of sbatch --signal
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -77,6 +77,11 @@ class Resources:
         return self.nodes * self.tasks_per_node
 
     @property
+    def cpus(self) -> int | None:
+        """Of each process; `None` leaves them to the cluster, which often gives one."""
+        return self.cpus_per_task or (CPUS_BESIDE_A_GPU if self.gpus_per_node else None)
+
+    @property
     def accelerator(self) -> str:
         """That of a run which names none: `auto` would train on the CPUs of a machine whose GPUs
         are broken, and take GPUs that the job did not ask for."""
@@ -86,7 +91,7 @@ class Resources:
     def srun(self) -> list[str]:
         """The words before a command that start it once for each process of the job."""
         # Without the first option the other tasks wait for ever for one that has failed.
-        cpus = [f"--cpus-per-task={self.cpus_per_task}"] if self.cpus_per_task else []
+        cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
         return ["srun", "--kill-on-bad-exit=1", *cpus]  # srun does not inherit it
 
     def __str__(self) -> str:
@@ -145,7 +150,7 @@ class Script:
             keep_trailing_newline=True,
         )
         return environment.get_template("job.sh").render(
-            **asdict(self.resources),
+            **asdict(self.resources) | {"cpus_per_task": self.resources.cpus},
             **plain,
             is_torchrun=self.is_torchrun,
             activate=list(activate),
@@ -209,7 +214,7 @@ def submit(
         nodes,
         tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
         gpus_per_node,
-        CPUS_BESIDE_A_GPU if gpus_per_node and cpus_per_task is None else cpus_per_task,
+        cpus_per_task,
         *(exclusive, nodelist, partition, account, time_limit, save_ahead_s),
     )
     lines, run = activate or [], run_options or []

@@ -81,14 +81,16 @@ def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     ]
     assert "submitted job 72: 3-second, logs logs/train_72.out, .err" in output
     asked = [" ".join(directives(path)) for path in sorted(Path("jobs/mine").iterdir())]
-    assert "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus" in asked[0]
-    assert "gpus" not in asked[1]
-    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --t" in asked[2]
+    assert (
+        "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus" in asked[0]
+    )
+    assert "pus" not in asked[1]
+    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --cpus" in asked[2]
     assert (
         "-m lit_models chain --config mine/chain.yaml --change.first.devices=2 "
         "--change.second.devices 8 --only=second --change.second.devices=4 "
         "--change.second.options.trainer.num_nodes=2 "
-        "--launcher='srun --kill-on-bad-exit=1' &\n"
+        "--launcher='srun --kill-on-bad-exit=1 --cpus-per-task=4' &\n"
     ) in commands(Path("jobs/mine/3-second.sh"))
 
 
