@@ -334,7 +334,17 @@ class Ledger(Callback):
             )
             self._append(self.latest | ({} if agree else {"planned_targets": planned}))
         if trainer.is_global_zero and facts["step"] % log_interval(trainer) == 0:
-            _log(trainer, self.latest)
+            line = self.latest
+            values = {
+                "train/loss": line["loss"],
+                "train/learning_rate": line["learning_rate"],
+                "train/grad_norm": line["grad_norm"],
+                "train/samples_per_second": line["samples"] / max(line["seconds"], 1e-9),
+                **{f"train/{name}": value for name, value in line["terms"].items()},
+            }
+            for logger in trainer.loggers:
+                known = {name: value for name, value in values.items() if value is not None}
+                logger.log_metrics(known, line["step"])
 
     def note(self, event: dict[str, Any]) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""
@@ -375,15 +385,3 @@ def log_interval(trainer: Trainer) -> int:
         return interval
     steps = budgeted_steps(trainer.lightning_module)
     return interval if steps is None else max(1, min(interval, steps // 50))
-
-
-def _log(trainer: Trainer, line: dict[str, Any]) -> None:
-    values = {
-        "train/loss": line["loss"],
-        "train/learning_rate": line["learning_rate"],
-        "train/grad_norm": line["grad_norm"],
-        "train/samples_per_second": line["samples"] / max(line["seconds"], 1e-9),
-        **{f"train/{name}": value for name, value in line["terms"].items()},
-    }
-    for logger in trainer.loggers:
-        logger.log_metrics({k: v for k, v in values.items() if v is not None}, line["step"])
