@@ -60,6 +60,8 @@ class PretrainedDecoder(nn.Module):
             )
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.content, self.is_compiled = content, False
+        names = signature(model.base_model.forward).parameters
+        self.cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in 5.24
         self.is_packed = model.config.model_type in PACKED_TYPES
         if self.is_packed:
             _register_attention()
@@ -135,7 +137,7 @@ class PretrainedDecoder(nn.Module):
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits; arguments as of
         `Decoder.forward`, but that `position_ids` are 0 at padding."""
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {} if cache is None else {self.cache_name: cache}
         if self.is_packed and document_ids is not None:
             more["documents"] = documents_of(document_ids, has_single_documents, self.is_compiled)
         output = self.model.base_model(
@@ -143,7 +145,6 @@ class PretrainedDecoder(nn.Module):
             inputs_embeds=inputs_embeds,
             position_ids=None if has_single_documents and cache is None else position_ids,
             attention_mask=None if mask is None else mask.long(),
-            past_key_values=cache,
             use_cache=cache is not None,
             **more,
         )
