@@ -3,42 +3,36 @@
 Written aside, synced, renamed; loaded as plain data, never as code. A folder holds the shards of
 all ranks, and a marker that is written last makes it a checkpoint:
 
-    last.ckpt/shard-00001-model-00001-of-00001.safetensors   rank 0's pieces, as
-        torch.distributed.checkpoint writes and reads them (HuggingFaceStorageWriter)
-    last.ckpt/meta.pt   all else, the shapes, and size and sha256 of every shard file
+    last.ckpt/shard-00001-of-00002.safetensors   whole tensors, dealt to the ranks by their bytes
+    last.ckpt/meta.pt   all else, and size and sha256 of every shard file
 
-The index of torch.distributed.checkpoint's own format is a pickle, which is code; that of
-safetensors is JSON in each file. Ranks leave each other receipts in the folder.
+Tensors are whole, so that a reader on any number of devices maps a file and takes the rows that it
+needs; torch's distributed checkpoint stores pieces, which have to be put together in memory, and
+its own index is a pickle, which is code.
 """
 
 import copy
-import json
 import os
 import pickle
 import re
 import shutil
 import time
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning
 import torch
-import torch.distributed.checkpoint as dcp
+import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import put_in_place, remove, sha256_of, sync
@@ -47,21 +41,32 @@ from lit_models.training.hyperparameters import AVERAGED as AVERAGED
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 
 MARKER = "meta.pt"
-FORMAT = "unisono shards 2"
+FORMAT = "unisono shards 3"
 FRESH = "next.ckpt"  # becomes last.ckpt when it is whole
 _STANDS_FOR = "_sharded_tensor"
-LATE_S, LATE_FACTOR = 20.0, 10.0  # a rank may be later than rank 0, and slower by a factor
+NOT_WRITTEN = (
+    "the checkpoint {} could not be written: {}. The one before it is kept; free space or choose "
+    "another trainer.default_root_dir."
+)
 Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage."""
+    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage.
+
+    Args:
+        mmap: map what is loaded, of which a rank that shards it reads its own part.
+    """
+
+    def __init__(self, mmap: bool = False) -> None:
+        self.mmap = mmap
 
     @staticmethod
     def install(trainer: Trainer) -> None:
         """Let a trainer save through this class, unless the user chose another one."""
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        strategy = trainer.strategy
+        if type(strategy.checkpoint_io) is TorchCheckpointIO:
+            strategy.checkpoint_io = AtomicCheckpointIO(isinstance(strategy, ModelParallelStrategy))
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -69,35 +74,34 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save, so that `path` is the old file or the whole new one at every moment.
 
         Args:
-            checkpoint: content; of `cut` where it is one rank's part.
-            path: of the file, or of the folder that the parts make up.
-            storage_options: the `Part` that is saved, `None` for a whole file.
+            checkpoint: content.
+            path: of the file.
+            storage_options: not used.
 
         Raises:
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
         target = Path(path)
         try:
-            if isinstance(storage_options, Part):
-                write_part(checkpoint, target, storage_options)
-            else:
-                _write_file(checkpoint, target)
+            _write_file(checkpoint, target)
         except (OSError, RuntimeError) as error:
-            if str(error).startswith("DataLoader worker"):  # torch's signal handler came between
-                raise
-            hidden = error.__context__  # torch's own error hides what the storage said
-            reason = hidden if isinstance(hidden, OSError) else error
-            raise OSError(
-                f"the checkpoint {target} could not be written: {reason}. The one before it is "
-                "kept; free space or choose another trainer.default_root_dir."
-            ) from error
+            raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Return the content of a sound checkpoint; plain data only, code is never run."""
         # Lightning looks up by which of its versions a file was written; an export was by none.
-        return {"pytorch-lightning_version": lightning.__version__, **read_checkpoint(path)}
+        content = read_checkpoint(path, self.mmap, every_byte=True)
+        return {"pytorch-lightning_version": lightning.__version__, **content}
+
+
+def _reason(error: Exception) -> str:
+    """Return why a save failed; what torch's signal handler raised in between goes on."""
+    if str(error).startswith("DataLoader worker"):
+        raise error
+    hidden = error.__context__  # torch's own error hides what the storage said
+    return str(hidden if isinstance(hidden, OSError) else error)
 
 
 def _write_file(checkpoint: dict[str, Any], target: Path) -> None:
@@ -163,15 +167,19 @@ def _folder_damage(folder: Path, every_byte: bool) -> str | None:
 
 
 def read_checkpoint(
-    path: str | Path, mmap: bool = False, classes: StoredClasses = UNTRUSTED
+    path: str | Path,
+    mmap: bool = False,
+    classes: StoredClasses = UNTRUSTED,
+    every_byte: bool | None = None,
 ) -> dict[str, Any]:
     """Return a checkpoint's content on the CPU.
 
     Args:
         path: any Lightning checkpoint of plain values, a folder of shards, or a folder that
             `unisono export` wrote.
-        mmap: map the tensors instead of reading them; those of shards have no values then.
+        mmap: map the tensors instead of reading them: a part of one is read when it is used.
         classes: those that an exported folder may name.
+        every_byte: compare checksums; `None` does where all is read.
 
     Raises:
         FileNotFoundError: no such file.
@@ -185,14 +193,20 @@ def read_checkpoint(
         there = f"That folder holds {', '.join(near[:5])}." if near else ""
         there = there or "A run keeps its own in runs/NAME/checkpoints."
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
-    if fault := damage(path, every_byte=not mmap):
+    if fault := damage(path, not mmap if every_byte is None else every_byte):
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
             "--ckpt_path auto, which takes the newest sound one."
         )
     content = _load(path / MARKER if path.is_dir() else path, mmap)
     if path.is_dir():
-        content = _assemble(path, content, is_empty=mmap)
+        tensors: dict[str, Tensor] = {}
+        for name in content["files"]:
+            with safe_open(path / name, "pt") as file:  # tensors of it are mapped
+                for key in file.keys():  # noqa: SIM118  its object is no dict
+                    value = file.get_tensor(key)
+                    tensors[key] = value if mmap else value.clone()
+        content = put_together(content["rest"], tensors)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(
             f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
@@ -280,200 +294,124 @@ def load_part(
     module.load_state_dict({**module.state_dict(), **{name: weights[name] for name in own}})
 
 
-class Part(NamedTuple):
-    """The rank whose part a CheckpointIO writes, and their number; its `storage_options`."""
-
-    rank: int
-    num_ranks: int
-
-
 def is_sharded(path: str | Path) -> bool:
     """Return whether a path is a folder with the marker of a checkpoint."""
     return (Path(path) / MARKER).is_file()
 
 
-def cut(checkpoint: dict[str, Any], is_first: bool) -> dict[str, Any]:
-    """Return this rank's part of a checkpoint whose tensors are sharded; rank 0, `is_first`, keeps
-    all that is not sharded. No communication."""
-    part: dict[str, Any] = {"pieces": {}, "tensors": {}}
-    rest = _cut(checkpoint, "", part, {})
-    return {**part, "rest": rest} if is_first else part
+def gathered(
+    checkpoint: dict[str, Any], device: torch.device, num_writers: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a checkpoint with names in the place of its sharded tensors, and those of them, whole
+    and on the CPU, that this rank is to write; a collective.
+
+    Args:
+        checkpoint: of the same shape on all ranks.
+        device: of the collectives.
+        num_writers: ranks to which the tensors are dealt by their bytes, from rank 0 on.
+    """
+    sharded: dict[str, DTensor] = {}
+    rest = _named(checkpoint, "", sharded, {})
+    names = [list(sharded)]
+    dist.broadcast_object_list(names)  # rank 0's: it sees which tensors are tied
+    sizes = {name: sharded[name].numel() * sharded[name].element_size() for name in names[0]}
+    own: dict[str, Tensor] = {}
+    total, before = max(1, sum(sizes.values())), 0
+    for name, size in sizes.items():
+        value = sharded[name].detach().to(device).full_tensor()
+        if before * num_writers // total == dist.get_rank():
+            own[name] = value.cpu().contiguous()
+        before += size
+    return rest, own
 
 
-def _cut(content: Any, key: str, part: dict[str, Any], known: dict[int, str]) -> Any:
+def _named(content: Any, key: str, sharded: dict[str, DTensor], known: dict[int, str]) -> Any:
     if isinstance(content, DTensor):
         local = content.detach().to_local()
         # Tied weights are one tensor under two names: rank 0, whose piece is never empty, names it.
         name = known.setdefault(local.data_ptr(), key) if local.numel() else key
-        if name not in part["tensors"]:
-            part["tensors"][name] = {"shape": list(content.shape), "dtype": content.dtype}
-        if local.numel() and _is_first_copy(content):
-            (item,) = create_default_local_save_plan({name: content}, True).items
-            assert item.tensor_data is not None
-            part["pieces"][name] = {"tensor": local, "offset": list(item.tensor_data.chunk.offsets)}
+        sharded.setdefault(name, content)
         return {_STANDS_FOR: name}
     if isinstance(content, dict):
         twin = copy.copy(content)
         for name, value in content.items():
-            twin[name] = _cut(value, f"{key}.{name}" if key else str(name), part, known)
+            twin[name] = _named(value, f"{key}.{name}" if key else str(name), sharded, known)
         return twin
     if type(content) in (list, tuple):
-        return type(content)(_cut(v, f"{key}.{i}", part, known) for i, v in enumerate(content))
+        each = (_named(v, f"{key}.{i}", sharded, known) for i, v in enumerate(content))
+        return type(content)(each)
     return content
 
 
-def _is_first_copy(tensor: DTensor) -> bool:
-    """Return whether no other group of hybrid sharding or of tensor parallelism writes this piece:
-    the copies of a tensor lie on meshes side by side, one of which has rank 0."""
-    mesh = tensor.device_mesh
-    if int(mesh.mesh.min()) != 0:
-        return False
-    where = mesh.get_coordinate() or []
-    return all(
-        c == 0 or not p.is_replicate() for c, p in zip(where, tensor.placements, strict=True)
-    )
+def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the checkpoint of `gathered`'s two parts; dicts are changed in place."""
+    if isinstance(rest, dict):
+        if rest.keys() == {_STANDS_FOR}:
+            return tensors[rest[_STANDS_FOR]]
+        for name, value in rest.items():
+            rest[name] = put_together(value, tensors)
+        return rest
+    if type(rest) in (list, tuple):
+        return type(rest)(put_together(value, tensors) for value in rest)
+    return rest
 
 
-def prepare(target: Path) -> None:
-    """Make the empty folder that all ranks write to; rank 0 does so before any of them begins."""
-    unfinished = _unfinished(target)
-    remove(unfinished)  # of a save that was killed: a folder, or a file under another strategy
-    unfinished.mkdir(parents=True)
-
-
-def write_part(content: dict[str, Any], target: Path, part: Part) -> None:
-    """Write one rank's part; on rank 0 return when the whole folder is in the target's place.
+def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path) -> None:
+    """Write a checkpoint as a folder, every rank its tensors; a collective.
 
     Args:
-        content: of `cut`.
+        rest: of `gathered`; rank 0's counts.
+        tensors: of `gathered`, no name on two ranks.
         target: what is there stays until all ranks are done, and takes no harm from an error.
-        part: whose it is.
 
     Raises:
-        OSError: the storage refused, here or on another rank, or a rank did not write.
+        OSError: the storage refused, on whichever rank; all ranks raise it.
     """
-    folder = _unfinished(target)
-    began = time.monotonic()
-    receipt: dict[str, Any] = {"error": "the save was interrupted"}
-    try:
-        receipt = _write_shard(content["pieces"], folder, part.rank)
-    except (OSError, RuntimeError) as error:
-        receipt = {"error": str(error)}
-        raise
-    finally:
-        if part.rank:
-            path = _receipt(folder, part.rank)
-            path.with_suffix(".written").write_text(json.dumps(receipt), encoding="utf-8")
-            path.with_suffix(".written").replace(path)
-    if part.rank:
-        return
-    try:
-        limit_s = LATE_S + LATE_FACTOR * (time.monotonic() - began)
-        for rank in range(1, part.num_ranks):
-            receipt |= _receipt_of(folder, rank, limit_s)
-        meta = {"format": FORMAT, "rest": content["rest"], "tensors": content["tensors"]}
-        _save({**meta, "files": receipt}, folder / MARKER)
+    folder, rank, num_ranks = _unfinished(target), dist.get_rank(), dist.get_world_size()
+    name = f"shard-{rank + 1:05d}-of-{num_ranks:05d}.safetensors"
+
+    def prepare() -> None:
+        remove(folder)  # of a save that was killed: a folder, or a file under another strategy
+        folder.mkdir(parents=True)
+
+    def write() -> dict[str, Any]:
+        if not tensors:
+            return {}
+        save_file(tensors, folder / name)
+        sync(folder / name)
+        size = (folder / name).stat().st_size
+        return {name: {"bytes": size, "sha256": sha256_of(folder / name)}}
+
+    def finish() -> None:
+        files = {name: facts for written in shards for name, facts in written.items()}
+        _save({"format": FORMAT, "rest": rest, "files": files}, folder / MARKER)
         sync(folder)
         put_in_place(folder, target)
+
+    try:
+        _on_ranks(prepare, target, first_alone=True)
+        shards = _on_ranks(write, target)
+        _on_ranks(finish, target, first_alone=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Pieces(dcp.DefaultSavePlanner):
-    """Hands tensors to a writer by their names: what is cut already needs no plan."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.tensors = tensors
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self.tensors[write_item.index.fqn]
-
-
-def _write_shard(pieces: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
-    """Write a rank's pieces; return its file with size and sha256, nothing where it has none."""
-    items, tensors = [], {}
-    for name, piece in pieces.items():
-        offset, value = torch.Size(piece["offset"]), piece["tensor"].cpu().contiguous()
-        # A view of padded memory would be written with the padding.
-        is_view = value.untyped_storage().nbytes() != value.numel() * value.element_size()
-        tensors[name] = value = value.clone() if is_view else value
-        chunk = ChunkStorageMetadata(offset, value.shape)
-        data = TensorWriteData(chunk, TensorProperties(dtype=value.dtype), value.shape)
-        items.append(WriteItem(MetadataIndex(name, offset), WriteItemType.SHARD, tensor_data=data))
-    writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    plans = [dcp.SavePlan([])] * rank + [dcp.SavePlan(items)]  # files are named by the place
-    results = writer.write_data(writer.prepare_global_plan(plans)[-1], _Pieces(tensors)).wait()
-    names = {result.storage_data.relative_path for result in results}
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}
-        for name in names
-    }
-
-
-def _receipt(folder: Path, rank: int) -> Path:
-    return folder / f"receipt-{rank:05d}.json"
-
-
-def _receipt_of(folder: Path, rank: int, limit_s: float) -> dict[str, Any]:
-    """Return what another rank says of its shard file, and take the note away."""
-    path, end = _receipt(folder, rank), time.monotonic() + limit_s
-    while not path.exists():
-        if time.monotonic() > end:
-            raise OSError(
-                f"rank {rank} did not write its shard within {limit_s:.0f} s. Do all nodes see "
-                "the same folder?"
-            )
-        time.sleep(0.005)
-    receipt = json.loads(path.read_text(encoding="utf-8"))
-    path.unlink()
-    if "error" in receipt:
-        raise OSError(f"on rank {rank}: {receipt['error']}")
-    return receipt
-
-
-def _assemble(folder: Path, meta: dict[str, Any], is_empty: bool) -> dict[str, Any]:
-    """Return the checkpoint that a marker describes, whole, on the CPU; where it `is_empty`, with
-    tensors on the meta device, and the shards unread."""
-    device = "meta" if is_empty else "cpu"
-    tensors = {
-        key: torch.empty(facts["shape"], dtype=facts["dtype"], device=device)
-        for key, facts in meta["tensors"].items()
-    }
-    if tensors and not is_empty:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # meant so
-            reader = dcp.HuggingFaceStorageReader(str(folder))
-            _check_shards(folder, meta, reader.read_metadata().state_dict_metadata)
-            dcp.load(tensors, storage_reader=reader, no_dist=True)  # type: ignore[arg-type]
-    return _joined(meta["rest"], tensors)
-
-
-def _check_shards(folder: Path, meta: dict[str, Any], chunks: dict[str, Any]) -> None:
-    """Refuse shards that do not make up the tensors of a marker: what none holds has no value."""
-    if others := {p.name for p in folder.glob("*.safetensors")} - set(meta["files"]):
-        raise ValueError(
-            f"{folder} holds {', '.join(sorted(others))}, which its marker does not name; remove "
-            "what does not belong there."
-        )
-    for key, facts in meta["tensors"].items():
-        there = sum(chunk.sizes.numel() for chunk in chunks[key].chunks) if key in chunks else 0
-        if there != torch.Size(facts["shape"]).numel():
-            raise ValueError(
-                f"{folder} is damaged: its shards do not make up {key}; use another checkpoint."
-            )
-
-
-def _joined(content: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(content, dict):
-        if content.keys() == {_STANDS_FOR}:
-            return tensors[content[_STANDS_FOR]]
-        for name, value in content.items():
-            content[name] = _joined(value, tensors)
-        return content
-    if type(content) in (list, tuple):
-        return type(content)(_joined(value, tensors) for value in content)
-    return content
+def _on_ranks(action: Callable[[], Any], target: Path, first_alone: bool = False) -> list[Any]:
+    """Return what an action gave on each rank, if need be on the first alone; where it failed on
+    one of them, all raise the OSError."""
+    result, failure = None, ""
+    try:
+        if not (first_alone and dist.get_rank()):
+            result = action()
+    except (OSError, RuntimeError, SafetensorError) as error:
+        failure = _reason(error)
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, (result, failure))
+    failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
+    if failures:
+        raise OSError(NOT_WRITTEN.format(target, "; ".join(failures)))
+    return [result for result, _ in answers]
 
 
 class LastCheckpoint(Callback):

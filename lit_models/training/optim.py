@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lit_models.training.hyperparameters import AVERAGED
-from lit_models.training.sharding import local_parts, on_cpu, sharded_like, whole
+from lit_models.training.sharding import local_parts, sharded_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
 NUM_ITERATIONS, NORM_EPS = 5, 1e-7
@@ -483,15 +483,9 @@ class AveragedWeights(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the averages: whole, a collective, or as shards where the checkpoint has those."""
         if self._averages:
             self._advance(trainer, pl_module)  # another callback may save at the same step
-            if getattr(trainer.strategy, "sharded_checkpoint", False):
-                checkpoint[AVERAGED] = dict(self._averages)
-                return
-            keeps = trainer.is_global_zero
-            averages = {n: on_cpu(whole(value), keeps) for n, value in self._averages.items()}
-            checkpoint[AVERAGED] = averages if keeps else {}
+            checkpoint[AVERAGED] = dict(self._averages)
 
     def _pairs(self, pl_module: LightningModule) -> tuple[list[Tensor], list[Tensor]]:
         weights = dict(pl_module.named_parameters())

@@ -23,6 +23,7 @@ from datamodules.files.tables import naming, write_table
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
+from lit_models.training.sharding import whole
 
 PART_BATCHES = 32
 
@@ -148,12 +149,9 @@ def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
         str(trainer.precision),
     ]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    # Whole weights: sharded ones are whole on rank 0 alone, which tells the others.
-    strategy = trainer.strategy
-    weights = getattr(strategy, "whole_state_dict", strategy.lightning_module_state_dict)()
-    for name, value in weights.items():
+    for name, value in trainer.strategy.lightning_module_state_dict().items():
         key.update(name.encode())
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = whole(value).detach().cpu().contiguous().reshape(-1)
         key.update(flat.view(torch.uint8).numpy().tobytes())
     digest = trainer.strategy.broadcast(key.hexdigest()[:12])
     return output.with_name(f".{output.name}.{digest}.parts")

@@ -118,13 +118,6 @@ def whole(value: Any) -> Any:
     return value.detach().full_tensor() if isinstance(value, DTensor) else value
 
 
-def on_cpu(value: Any, keeps: bool = True) -> Any:
-    """Return a tensor's copy on the CPU, or an empty one where it is not kept."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().cpu() if keeps else value.new_empty(0)
-
-
 def sharded_like(value: Any, parameter: Tensor) -> Any:
     """Return this rank's shard of a whole tensor that has a parameter's shape, without
     communication; another value as it is."""
@@ -133,7 +126,8 @@ def sharded_like(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     like = value.to(parameter.device)
-    return distribute_tensor(like, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    cut = distribute_tensor(like, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return cut.clone()  # not a view of a mapped file
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:

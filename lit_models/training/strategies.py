@@ -55,15 +55,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.checkpoints import AtomicCheckpointIO, Part, cut, prepare
+from lit_models.training.checkpoints import gathered, put_together, write_folder
 from lit_models.training.dropout import dropout_rate
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import (
     check_tensor_plan,
-    on_cpu,
     sharded_like,
     split_layers,
-    whole,
 )
 
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
@@ -285,8 +283,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         tensor_parallel_size: devices that compute the same samples together, each with its part of
             the layers that the network's `tensor_plan` names.
         cpu_offload: keep the shards of GPUs in the memory of the host.
-        sharded_checkpoint: every rank writes its shards into a folder, which any strategy and
-            number of devices reads; else rank 0 gathers all and writes a file.
+        sharded_checkpoint: every rank writes its part into a folder, which any strategy and number
+            of devices reads; else rank 0 gathers all and writes a file.
         process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
         timeout: how long a rank waits for another.
 
@@ -319,8 +317,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
-        if sharded_checkpoint:
-            self.checkpoint_io = AtomicCheckpointIO()
         self._blocks: list[FSDPModule] = []
         self._frees = False
         self.repeats_samples = False  # another rank of the tensor group tells of them
@@ -380,14 +376,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             return super().predict_step(*args, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        if not self.sharded_checkpoint:
-            return self.whole_state_dict()
+        """Return this rank's shards; `save_checkpoint` makes them whole."""
         return get_model_state_dict(self.model)  # type: ignore[arg-type]
-
-    def whole_state_dict(self) -> dict[str, Any]:
-        """Return the whole state dict on rank 0, an empty one elsewhere; a collective."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_model_state_dict(self.model, options=options)  # type: ignore[arg-type]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take each rank's shard of whole weights, which every rank has read."""
@@ -401,19 +391,10 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the whole state on rank 0, a collective; or that of the shards, if those are
-        saved."""
+        """Return this rank's shards, as `lightning_module_state_dict` does."""
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer.optimizer
-        state_dict = optimizer.state_dict()
-        if self.sharded_checkpoint:
-            return state_dict
-        keeps = self.global_rank == 0
-        gathered = {
-            index: {name: on_cpu(whole(value), keeps) for name, value in state.items()}
-            for index, state in state_dict["state"].items()
-        }
-        return {**state_dict, "state": gathered} if keeps else {}
+        return optimizer.state_dict()
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take each rank's shard of whole moments, by parameter name."""
@@ -424,20 +405,17 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
-        """Write a file on rank 0, or the shards on every rank; a collective."""
-        if not self.sharded_checkpoint:
-            if self.is_global_zero:
-                self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
-            return
-        path = Path(self.broadcast(filepath))
-        if self.is_global_zero:
-            prepare(path)
-        self.barrier("FullyShardedStrategy.save_checkpoint")
-        part = Part(self.global_rank, self.world_size)
-        self.checkpoint_io.save_checkpoint(cut(checkpoint, self.is_global_zero), path, part)
+        """Write a file on rank 0, or a folder to which every rank adds its file; a collective."""
+        num_writers = self.world_size if self.sharded_checkpoint else 1
+        rest, tensors = gathered(checkpoint, self.root_device, num_writers)
+        if self.sharded_checkpoint:
+            write_folder(rest, tensors, Path(self.broadcast(filepath)))
+        elif self.is_global_zero:
+            whole = put_together(rest, tensors)
+            self.checkpoint_io.save_checkpoint(whole, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        """Return the whole checkpoint; the shards are cut when it is applied."""
+        """Return the whole checkpoint, mapped; each rank reads what its shards take of it."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def _shard(self, module: LightningModule) -> None:

@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from datamodules.occupations.datamodule import RECIPE_KEY
 from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.commands.export import export_checkpoint
 from lit_models.occupation_coder.module import LitOccupationCoder
-from lit_models.training.checkpoints import AtomicCheckpointIO, Part, prepare, read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint, write_folder
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.test_resume import SGD, model, run
 from tests.toy import toy_trainer
@@ -19,21 +20,14 @@ STANDS_FOR = "_sharded_tensor"
 
 
 def write_shards(content, folder):
-    """Write a checkpoint as two ranks do that have half of each weight's rows."""
+    """Write a checkpoint as a rank does that holds all of its weights."""
     weights = content["state_dict"]
-    key = "state_dict.{}".format
-    rest = {**content, "state_dict": {name: {STANDS_FOR: key(name)} for name in weights}}
-    tensors = {key(n): {"shape": list(w.shape), "dtype": w.dtype} for n, w in weights.items()}
-    prepare(folder)
-    for rank in (1, 0):
-        pieces = {}
-        for name, weight in weights.items():
-            begin = [0, len(weight) // 2][rank]
-            rows = weight[begin:] if rank else weight[: len(weight) // 2]
-            offset = [begin, *[0] * (weight.dim() - 1)]
-            pieces[key(name)] = {"tensor": rows, "offset": offset}
-        part = {"pieces": pieces, "tensors": tensors, **({} if rank else {"rest": rest})}
-        AtomicCheckpointIO().save_checkpoint(part, folder, Part(rank, 2))
+    rest = {**content, "state_dict": {name: {STANDS_FOR: name} for name in weights}}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        write_folder(rest, {name: w.clone() for name, w in weights.items()}, folder)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from lit_models.training.optim import MuonAdamW, by_name, parameter_groups
-from lit_models.training.sharding import on_cpu, sharded_like, whole
+from lit_models.training.sharding import sharded_like, whole
 
 WORLD, STEPS = 2, 3
 
@@ -52,7 +52,7 @@ def rank(index: int, folder: str) -> None:
     train(sharded, optimizer, STEPS)
     state = optimizer.state_dict()  # through the form of a checkpoint, and back into shards
     whole_state = {
-        i: {name: on_cpu(whole(value)) for name, value in values.items()}
+        i: {name: whole(value) for name, value in values.items()}
         for i, values in state["state"].items()
     }
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -17,7 +17,7 @@ from tests.toy import ledger_lines
 pytestmark = pytest.mark.slow
 HALF, SHARDS = {"max_steps": 5}, {"sharded_checkpoint": True}
 LIT_TIED = "tests.distributed.families.LitTied"
-SHARD = [f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)]
+SHARD = [f"shard-0000{number}-of-00002.safetensors" for number in (1, 2)]
 RESUMED = ["ddp-1 to fsdp-2", "fsdp-2 to ddp-1", "fsdp-2 to fsdp-4"]
 FROM_SHARDS = ["shards to one", "shards to two files", "shards to three"]
 

@@ -1,34 +1,29 @@
-"""Checkpoints: whole or absent, plain data, shards of all ranks, written in the background."""
+"""Checkpoints: whole or absent, plain data, in a file or in a folder of all ranks."""
 
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
-from functools import partial
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from datamodules.core.store import put_in_place
-from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
+from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
-    Part,
-    cut,
     damage,
     load_part,
     newest_checkpoint,
-    prepare,
     read_checkpoint,
+    write_folder,
 )
 from lit_models.training.hyperparameters import plain_hyperparameters
+from tests.distributed.folder_run import FEW, ROWS, TABLE
+from tests.distributed.launch import run as run_processes
 from tests.toy import LitToy, ToyData, toy_trainer
 
 
@@ -198,120 +193,61 @@ def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
     assert best.best_model_score == 0
 
 
-def parts(step, num_ranks=2):
-    """Return what `cut` gives on each rank for one weight of two rows a rank, and a tied one."""
-    stands_for = {"_sharded_tensor": "state_dict.weight"}
-    tensors = {"state_dict.weight": {"shape": [2 * num_ranks, 3], "dtype": torch.float64}}
-    rest = {"state_dict": {"weight": stands_for, "tied": stands_for}, "global_step": step}
-    found = []
-    for rank in range(num_ranks):
-        values = torch.full((2, 3), step + rank / 10, dtype=torch.float64)
-        pieces = {"state_dict.weight": {"tensor": values, "offset": [2 * rank, 0]}}
-        found.append({"pieces": pieces, "tensors": tensors, "rest": rest})
-    return found
+def save(path, step, weight=None):
+    """Write a folder with a weight that has two names, as a group of one process does."""
+    content = {"state_dict": {"weight": {"_sharded_tensor": "w"}, "tied": {"_sharded_tensor": "w"}}}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        write_folder(
+            {**content, "global_step": step},
+            {"w": torch.ones(4, 3) if weight is None else weight},
+            path,
+        )
+    finally:
+        dist.destroy_process_group()
 
 
-def save(path, step, ranks=(1, 0)):
-    """Write parts in this order; rank 0, which waits for the others, comes last."""
-    prepare(path)
-    for rank in ranks:
-        AtomicCheckpointIO().save_checkpoint(parts(step)[rank], path, Part(rank, 2))
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(checkpoints, "LATE_S", 0.2)
-    monkeypatch.setattr(checkpoints, "LATE_FACTOR", 0.0)
-
-
-def test_parts_are_put_together_and_tied_tensors_stay_one(tmp_path):
+def test_a_folder_has_what_was_saved_and_tied_tensors_stay_one(tmp_path):
     save(tmp_path / "last.ckpt", 4)
-    weights = read_checkpoint(tmp_path / "last.ckpt")["state_dict"]
-    assert weights["weight"][:, 0].tolist() == [4.0, 4.0, 4.1, 4.1]
-    assert weights["tied"].data_ptr() == weights["weight"].data_ptr()
-    assert sorted(p.name for p in tmp_path.rglob("*")) == [
-        "last.ckpt",
-        "meta.pt",
-        *(f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)),
-    ]
+    content = read_checkpoint(tmp_path / "last.ckpt")
+    assert content["global_step"] == 4
+    assert content["state_dict"]["weight"].shape == (4, 3)
+    assert content["state_dict"]["tied"] is content["state_dict"]["weight"]
+    names = ["last.ckpt", "meta.pt", "shard-00001-of-00001.safetensors"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == names
 
 
-def test_four_ranks_cut_and_write_what_one_reads_whole(tmp_path):
-    """Uneven rows, a rank without any, copies, columns, and rows that are split twice."""
-    rows, few = torch.arange(15.0, dtype=torch.float64).reshape(5, 3), torch.ones(1, 2)
-    table = torch.arange(24.0).reshape(4, 6)
+@pytest.mark.slow
+def test_four_ranks_write_what_one_reads_and_a_full_disk_of_one_leaves_the_old_folder(tmp_path):
+    done = run_processes("-m", "tests.distributed.folder_run", str(tmp_path))
+    assert done.returncode == 0, done.stdout
     path = tmp_path / "last.ckpt"
-    prepare(path)
-    for rank in (3, 2, 1, 0):  # rank 0 waits for the others
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
-        try:
-            line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
-            sharded = partial(distribute_tensor, src_data_rank=None)
-            weight = sharded(rows, line, [Shard(0)])
-            weights = {
-                "weight": weight,
-                "tied": weight,
-                "few": sharded(few, line, [Shard(0)]),
-                "hybrid": sharded(table, square, [Replicate(), Shard(1)]),
-                "twice": sharded(table, square, [Shard(0), Shard(0)]),
-                "whole": torch.tensor(3),
-            }
-            part = cut({"state_dict": weights, "global_step": 4}, is_first=rank == 0)
-            AtomicCheckpointIO().save_checkpoint(part, path, Part(rank, 4))
-        finally:
-            dist.destroy_process_group()
-    found = read_checkpoint(path)["state_dict"]
-    assert found["tied"].data_ptr() == found["weight"].data_ptr()
-    expected = {"weight": rows, "few": few, "hybrid": table, "twice": table}
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-    # What the shards do not hold has no value, and what the marker does not name counts nothing.
-    first = sorted(path.glob("*.safetensors"))[0]
-    shutil.copy(first, path / "stray.safetensors")
-    with pytest.raises(ValueError, match="holds stray.safetensors, which its marker does not name"):
-        read_checkpoint(path)
-    (path / "stray.safetensors").unlink()
-    meta = torch.load(path / "meta.pt", weights_only=True)
-    first.unlink()
-    del meta["files"][first.name]
-    torch.save(meta, path / "meta.pt")
-    with pytest.raises(ValueError, match="its shards do not make up"):
-        read_checkpoint(path)
+    for content in (read_checkpoint(path), torch.load(tmp_path / "one.ckpt", weights_only=True)):
+        found = content["state_dict"]
+        assert content["global_step"] == 4
+        assert found["tied"].data_ptr() == found["weight"].data_ptr()
+        expected = {"weight": ROWS, "few": FEW, "hybrid": TABLE, "twice": TABLE}
+        for name, value in {**expected, "plain": torch.tensor(3)}.items():
+            assert torch.equal(found[name], value), name
+    for index in range(4):
+        text = (tmp_path / f"error-{index}").read_text()
+        assert "last.ckpt could not be written: on rank 2: " in text
+        assert "File too large" in text
+        assert "The one before it is kept; free space" in text
+    assert not list(tmp_path.glob(".*"))
 
 
-def test_ranks_write_at_the_same_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "LATE_S", 20.0)
-    path = tmp_path / "last.ckpt"
-    prepare(path)
-    io = AtomicCheckpointIO()
-    first = threading.Thread(target=io.save_checkpoint, args=(parts(4)[0], path, Part(0, 2)))
-    first.start()
-    assert not path.exists()
-    io.save_checkpoint(parts(4)[1], path, Part(1, 2))
-    first.join()
-    assert damage(path) is None
-
-
-def test_a_rank_that_does_not_write_leaves_the_old_folder(tmp_path):
-    path = tmp_path / "last.ckpt"
-    save(path, 4)
-    with pytest.raises(OSError, match=r"rank 1 did not write its shard within .*one before it"):
-        save(path, 8, ranks=(0,))
-    assert read_checkpoint(path)["global_step"] == 4
-    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_what_another_rank_could_not_write_is_told_on_both(tmp_path):
-    path = tmp_path / "last.ckpt"
-    save(path, 4)
-    prepare(path)
-    (tmp_path / ".last.ckpt.unfinished" / "shard-00002-model-00001-of-00001.safetensors").mkdir()
-    io = AtomicCheckpointIO()
-    with pytest.raises(OSError, match="Is a directory"):
-        io.save_checkpoint(parts(8)[1], path, Part(1, 2))
-    with pytest.raises(OSError, match="on rank 1: .*Is a directory"):
-        io.save_checkpoint(parts(8)[0], path, Part(0, 2))
-    assert read_checkpoint(path)["global_step"] == 4
+def test_a_mapped_tensor_takes_no_memory_until_it_is_read(tmp_path):
+    """Of 80 MB, in a file and in a folder, a process reads one row in a hundred."""
+    weight = torch.zeros(100, 200_000)
+    content = {"state_dict": {"weight": weight}}
+    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "a.ckpt")
+    save(tmp_path / "b.ckpt", 1, weight)
+    for name in ("a.ckpt", "b.ckpt"):
+        content = AtomicCheckpointIO(mmap=True).load_checkpoint(tmp_path / name)
+        before = psutil.Process().memory_info().rss
+        assert content["state_dict"]["weight"][50].sum() == 0
+        assert psutil.Process().memory_info().rss - before < 10e6
 
 
 @pytest.mark.slow
@@ -375,7 +311,7 @@ def test_files_and_folders_take_each_other_s_place(tmp_path, source, target):
 def test_a_file_and_a_folder_replace_each_other_and_what_a_killed_save_left(tmp_path):
     path = tmp_path / "last.ckpt"
     save(path, 2)
-    prepare(path)  # and killed; a single device goes on
+    (tmp_path / ".last.ckpt.unfinished").mkdir()  # killed; a single device goes on
     AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 4}, path)
     assert read_checkpoint(path)["global_step"] == 4
     (tmp_path / ".last.ckpt.unfinished").write_text("")  # killed again; two devices go on
