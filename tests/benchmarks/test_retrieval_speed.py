@@ -81,7 +81,7 @@ def ours(folder: Path) -> dict[str, Any]:
     )
     trainer = toy_trainer(folder, precision=32, callbacks=[PredictionWriter()])
     trainer.strategy.connect(module)
-    module.trainer, data.trainer = trainer, trainer
+    module.trainer, data.trainer, data.model = trainer, trainer, module.model_facts()
     importlib.import_module("transformers.models.bert.modeling_bert")  # as the peer has
     began = time.perf_counter()
     data.setup("fit")  # makes the tokenizer's recipe, as a training does
