@@ -84,6 +84,7 @@ def ours(folder: Path) -> dict[str, Any]:
     module.trainer, data.trainer, data.model = trainer, trainer, module.model_facts()
     importlib.import_module("transformers.models.bert.modeling_bert")  # as the peer has
     began = time.perf_counter()
+    data.model = module.model_facts()  # names the tokenizer of the folder
     data.setup("fit")  # makes the tokenizer's recipe, as a training does
     module.recipe = {**data.recipe}
     module.write_run = lambda encoded: None  # measured by itself below
