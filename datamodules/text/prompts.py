@@ -135,7 +135,9 @@ def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, is_scored: boo
         rule = f'mode score needs "choices", a list of texts; the row has {names}.'
     elif not isinstance(prompt, str | None):
         rule = f'"prompt" must be a text, got {prompt!r:.60}; write chats as "messages".'
-    elif prompt is None and not _is_chat(messages):
+    elif prompt is None and not (
+        messages and isinstance(messages, list) and all(map(_is_turn, messages))
+    ):
         rule = (
             '"messages" must be a list such as [{"role": "user", "content": "…"}], '
             f"got {messages!r:.60}."
@@ -151,16 +153,9 @@ def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, is_scored: boo
     raise ValueError(f"{row.place}: {rule}")
 
 
-def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        )
+def _is_turn(message: Any) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(name), str) for name in ("role", "content")
     )
 
 

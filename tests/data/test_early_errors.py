@@ -83,6 +83,5 @@ def test_rejected_rows_are_handed_over_even_if_a_text_cannot_be_tokenised(tmp_pa
 
 def test_a_stage_without_rows(tmp_path: Path) -> None:
     data = scored(tmp_path, "a,1\nb,2\n", split=SplitOptions(validation_share=0))
-    encoding = TextEncoding(data._recipe("fit"))
     with pytest.raises(ValueError, match=r"no row is for validation; name data.files.validation"):
-        data.prepare_tokens("validation", encoding, data._recipe("fit"))
+        data.setup("validate")

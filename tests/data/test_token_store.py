@@ -35,11 +35,14 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize(("begin_id", "expected"), [
-    (END, None),  # one token stands between two documents
-    (None, "Hi<|endoftext|>you<|endoftext|>"),
-    (72, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("begin_id", "expected"),
+    [
+        (END, None),  # one token stands between two documents
+        (None, "Hi<|endoftext|>you<|endoftext|>"),
+        (72, None),
+    ],
+)
 def test_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begin_id, expected):
     files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
     store = request(files, given=TextTokenizer(BYTES.backend, END, begin_id)).open()
