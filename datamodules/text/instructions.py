@@ -414,11 +414,7 @@ class InstructionRequest(CorpusRequest):
         self, marker: Marker, number: int, bad_rows: BadRows
     ) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
         """Yield number, number of the file, row and text of each sound row, of as many as there
-        were before; what the template refuses goes to `bad_rows`.
-
-        Raises:
-            ValueError: a row is a chat, and the tokenizer cannot write any.
-        """
+        were before; what the template refuses goes to `bad_rows`."""
         for index, (_, file, row) in enumerate(self.rows(bad_rows)):
             if index == number:  # a file has grown, which `made` refuses
                 return

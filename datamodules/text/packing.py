@@ -5,7 +5,6 @@ Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pi
 
 from abc import abstractmethod
 from bisect import bisect_left, insort
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -235,12 +234,9 @@ class BlockDataset(TokenDataset):
 
     def phase(self, epoch: int) -> int:
         """Return the position at which the blocks of an epoch begin."""
-        return 0 if self.seed is None else _phase(self.seed, epoch, self.num_positions)
-
-
-@lru_cache(maxsize=16)
-def _phase(seed: int, epoch: int, num_positions: int) -> int:
-    return int(rng_for(seed, epoch, 0).integers(num_positions))
+        if self.seed is None:
+            return 0
+        return int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
 
 
 def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.ndarray]:

@@ -62,11 +62,7 @@ class WriterPage(NamedTuple):
 
 
 def page_of(row: JsonRow, target: Target) -> WriterPage:
-    """Return the page of a row, which may lack its target.
-
-    Raises:
-        RowFault: the row breaks a rule.
-    """
+    """Return the page of a row, which may lack its target; RowFault where it breaks a rule."""
     values = {name: row.values.get(name) for name in COLUMNS}
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
@@ -154,11 +150,7 @@ class PageRequest(InstructionRequest):
 def page_prompts(
     rows: Iterable[JsonRow], tokenizer: TextTokenizer, target: Target, max_prompt: int
 ) -> Iterator[list[Prompt]]:
-    """Yield the tokens of pages to write for, which may lack the target; see `PageRequest`.
-
-    Raises:
-        ValueError: a row is no page.
-    """
+    """Yield the tokens of pages to write for, which may lack the target; see `PageRequest`."""
     rows, most = iter(rows), max_prompt - (tokenizer.begin_id is not None)
     while some := list(islice(rows, ROWS_AT_ONCE)):
         asked = []
@@ -215,9 +207,6 @@ class PagesDataModule(InstructionDataModule):
         max_target_tokens: room for it in context_length, in training as in use.
         instructions: see `InstructionDataModule`; rows beneath `train_files` and the others are
             pages.
-
-    Raises:
-        ValueError: options are in conflict.
     """
 
     def __init__(

@@ -199,11 +199,7 @@ class LanguageModelDataModule(PlannedDataModule):
         return self._trained_tokenizer() or make_tokenizer(self._options(), iter(()))
 
     def build_prompts(self) -> PromptDataset:
-        """Return the dataset of prediction.
-
-        Raises:
-            ValueError: there is no trained model, no file, or a row breaks a rule.
-        """
+        """Return the dataset of prediction."""
         rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
         options, limit = (self.model.options[name] for name in ("generation", "max_positions"))
         size, cuts = (limit, options.max_new_tokens), options.context == "recent"
@@ -260,15 +256,8 @@ class LanguageModelDataModule(PlannedDataModule):
         dataset: RowDataset,
         tokenizer: TextTokenizer,
     ) -> None:
-        """Add one part to an audit, with the counts of its rows.
-
-        Args:
-            audit: takes it.
-            part: with the tokens of each document or sample.
-            num_bytes: of UTF-8 that the tokens spell; `None` where they do not spell the text.
-            dataset: of its rows.
-            tokenizer: of its tokens.
-        """
+        """Add one part to an audit, with the counts of its rows; `num_bytes` of UTF-8 are what the
+        tokens spell, `None` where they do not spell the text."""
         num_tokens, num_rows = int(np.sum(part.lengths)), len(dataset.lengths)
         part.columns |= {
             "tokens": num_tokens,
