@@ -24,7 +24,7 @@ from datamodules.activations.documents import (
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
 from datamodules.core.plan import hash_ids
-from datamodules.core.planned import PlannedDataset, Sample, Stage
+from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import mapped_array
 from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST
@@ -82,15 +82,6 @@ class ActivationDataset(PlannedDataset):
     def activations(self) -> np.ndarray | None:
         """[N, D], memory-mapped."""
         return None if self.path is None else mapped_array(self.path)
-
-    def example(self, sample_id: int, epoch: int) -> Sample:
-        """Return the sample's number; `collate` reads all of a batch at once."""
-        return Sample(sample_id, epoch)
-
-    def collate(self, examples: list[Sample]) -> dict[str, Any]:
-        """Return the `batch` of examples of one epoch."""
-        numbers = np.array([example.number for example in examples])
-        return self.batch(numbers, examples[0].epoch)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
         """Return the batch of sample ids [B], with any partners of them in `other`."""
@@ -324,8 +315,7 @@ class ActivationDataModule(DocumentsDataModule):
         dataset = self.datasets.get("train") or self.build("train")
         last = min(len(dataset.lengths), STATISTICS_SAMPLES)
         for first in range(0, last, STATISTICS_BATCH):
-            numbers = range(first, min(first + STATISTICS_BATCH, last))
-            yield dataset.collate([dataset.example(number, 0) for number in numbers])
+            yield dataset.batch(np.arange(first, min(first + STATISTICS_BATCH, last)), 0)
 
     @property
     def group_names(self) -> list[str]:

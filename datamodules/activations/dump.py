@@ -177,13 +177,8 @@ class DumpDataset(PlannedDataset):
             content.update(values.tobytes())
         self.fingerprint = content.hexdigest()[:32]
 
-    def example(self, sample_id: int, epoch: int) -> int:
-        """Return the sample's number; `collate` reads all of a batch at once."""
-        return sample_id
-
-    def collate(self, examples: list[int]) -> dict[str, Any]:
-        """Return input_ids [R, T] and positions [R, K], int64."""
-        numbers = np.array(examples)
+    def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return input_ids [R, T] and positions [R, K], int64, of samples [R]."""
         lengths = self.lengths[numbers]
         ids = np.zeros((len(numbers), int(lengths.max())), np.int64)
         part = np.searchsorted(self.first, numbers, side="right") - 1

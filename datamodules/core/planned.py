@@ -10,20 +10,17 @@ import logging
 import math
 import multiprocessing
 import os
-import platform
-import shutil
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
-from filelock import FileLock
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
@@ -34,13 +31,13 @@ from datamodules.core.plan import (
     PlanOptions,
     PlanRequest,
     Rehearsed,
+    count_targets,
     derive_batching,
     iterate_micro_batches,
     iterate_whole_batches,
     make_plan,
     padding_share,
 )
-from datamodules.core.store import made_once, mapped_array, own_folder
 
 RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
@@ -48,7 +45,6 @@ RESERVED = frozenset(
 log = logging.getLogger(__name__)
 LEAST_WORKERS = 2  # beside a GPU: batches made in the training process would keep it waiting
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
-MAPPED_FROM = 1_000_000  # samples; below, each process makes its own plan in milliseconds
 Stage = Literal["train", "validation", "test", "predict"]
 # Limits and intervals that users give in global steps, and Lightning takes in micro-batches.
 LIMITS: dict[str, Stage] = {
@@ -66,8 +62,9 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
 }
 
 
-class PlannedDataset(ABC):
-    """One split with random access by sample id 0 … N - 1.
+class PlannedDataset:
+    """One split with random access by sample id 0 … N - 1. It implements `example` and `collate`,
+    or `batch` where all samples of a batch are read at once.
 
     Attributes:
         lengths: [N] integers, positions of each sample before augmentation.
@@ -81,32 +78,21 @@ class PlannedDataset(ABC):
     target_counts: dict[str, np.ndarray | None]
     is_padded: bool = True
 
-    @abstractmethod
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
+        raise NotImplementedError
 
-    def examples(self, sample_ids: np.ndarray, epoch: int) -> list[Any]:
-        """Return `example` of several samples [B]."""
-        return [self.example(i, epoch) for i in sample_ids.tolist()]
-
-    @abstractmethod
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the padded batch without the keys of `PlannedBatch`."""
+        raise NotImplementedError
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
         """Return the padded batch of several samples [B]."""
-        return self.collate(self.examples(sample_ids, epoch))
+        return self.collate([self.example(i, epoch) for i in sample_ids.tolist()])
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return what the network sees of a sample in an epoch, as name -> text for a reader."""
         return {"length": str(self.lengths[sample_id])}
-
-
-class Sample(NamedTuple):
-    """What `example` returns where `collate` reads all samples of a batch at once."""
-
-    number: int
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -184,8 +170,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "weight": torch.from_numpy(batch.weights.copy()),
         "step_index": batch.step,
         "num_targets": {
-            term: len(used) if counts is None else int(counts[used].sum())
-            for term, counts in dataset.target_counts.items()
+            term: int(count) for term, count in count_targets(used, dataset.target_counts).items()
         },
         "load": load_of(dataset, batch),
         "step_denominators": batch.denominators,
@@ -201,10 +186,6 @@ def load_of(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
         "tokens": int(lengths.dot(batch.weights)),
         "positions": longest * len(lengths) if dataset.is_padded else int(lengths.sum()),
     }
-
-
-def _as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
-    return batch
 
 
 class _MicroBatchSampler:
@@ -246,7 +227,7 @@ class PlannedLoader:
         self._loader = DataLoader(
             _Collated(dataset),
             batch_sampler=_MicroBatchSampler(micro_batches),
-            collate_fn=_as_it_is,
+            collate_fn=dict,  # of what is a batch already
             **loader_options,
         )
 
@@ -283,39 +264,13 @@ _kept: dict[tuple[PlanRequest, int], Plan] = {}  # the four plans that were used
 
 
 def cached_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
-    """Return the plan of an epoch; a large one is mapped from a folder that one process writes.
-
-    Args:
-        request: what the plan depends on; its digest names the folder.
-        lengths: [N] positions of each sample.
-        epoch: from 0.
-    """
+    """Return the plan of an epoch, as `make_plan`, from the few that this process keeps."""
     key = (request, epoch)
-    plan = _kept.pop(key, None)
-    if plan is None:
-        make = make_plan if request.num_samples < MAPPED_FROM else _mapped_plan
-        plan = make(request, lengths, epoch)
+    plan = _kept.pop(key, None) or make_plan(request, lengths, epoch)
     _kept[key] = plan
     for oldest in list(_kept)[:-4]:
         del _kept[oldest]
     return plan
-
-
-def _mapped_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
-    def write(folder: Path) -> None:
-        plan = make_plan(request, lengths, epoch)
-        np.save(folder / "order.npy", plan.order)
-        np.save(folder / "offsets.npy", plan.offsets)
-
-    # Of this machine: another one that shares the caches would take files away that are in use.
-    plans = own_folder("plans") / platform.node() / request.digest()
-    plans.mkdir(parents=True, exist_ok=True)
-    with FileLock(plans / "lock", mode=0o600):  # the first local process makes it, others wait
-        folder = made_once(plans / f"epoch-{epoch}", write)
-        for old in plans.glob("epoch-*"):
-            if int(old.name.removeprefix("epoch-")) < epoch - 1:
-                shutil.rmtree(old)  # processes that still map it keep their view
-    return Plan(mapped_array(folder / "order.npy"), mapped_array(folder / "offsets.npy"))
 
 
 class PlannedDataModule(LightningDataModule):

@@ -1,12 +1,10 @@
 """Folders that are made once and then only read: complete under their name, or not there."""
 
 import errno
-import getpass
 import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,27 +24,6 @@ def cache_root() -> Path:
     such as ~/.cache/unisono."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else user_cache_path("unisono", appauthor=False)
-
-
-def own_folder(name: str) -> Path:
-    """Return a folder of the caches that this user alone can read and write, and made.
-
-    Raises:
-        RuntimeError: it cannot be made, or it is a link or another user's.
-    """
-    user = os.getuid() if hasattr(os, "getuid") else None  # POSIX alone has numbers of users
-    folder = cache_root() / f"{name}-{getpass.getuser() if user is None else user}"
-    with _writing_to(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or user not in (None, status.st_uid):
-            raise RuntimeError(
-                f"the cache folder {folder} is a link or another user's; remove it, or name "
-                f"another place with the environment variable {CACHE_VARIABLE}."
-            )
-        folder.chmod(0o700)
-    return folder
 
 
 def digest_of(value: Any) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from datamodules.core.batches import padded, padded_texts
 from datamodules.core.plan import rng_for, uniforms_for
-from datamodules.core.planned import PlannedDataset, Sample
+from datamodules.core.planned import PlannedDataset
 from datamodules.files.splitting import STATUS_WORDS
 from datamodules.occupations.coded import PredictIndex
 from datamodules.occupations.rows import UNKNOWN
@@ -187,19 +187,14 @@ class OccupationDataset(PlannedDataset):
         self.fingerprint = f"{store.fingerprint}-{part}"
         self.target_counts = dict.fromkeys(TERMS)
 
-    def example(self, sample_id: int, epoch: int) -> Sample:
-        """Which sample it is; `collate` reads all of a batch at once."""
-        return Sample(sample_id, epoch)
-
-    def collate(self, examples: list[Sample]) -> dict[str, Any]:
-        """The padded batch of one epoch's examples, with the same noise for the same (seed, epoch,
-        sample id); seen flags in evaluation only."""
-        numbers, arrays = np.array([example.number for example in examples]), self.store.arrays
-        rows = self.row_ids[numbers]
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """The padded batch of samples [B], with the same noise for the same (seed, epoch, sample
+        id); seen flags in evaluation only."""
+        rows, arrays = self.row_ids[sample_ids], self.store.arrays
         code_sets = self.store.code_sets(rows)
         texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
         if self.augmentation is not None:
-            self._vary(texts, language_id, numbers, examples[0].epoch)
+            self._vary(texts, language_id, sample_ids, epoch)
         batch, (code_ids, _) = padded_texts(texts), padded(code_sets, NO_CODE)
         batch["language_id"] = torch.from_numpy(language_id)
         batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
@@ -211,7 +206,7 @@ class OccupationDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """The text with its noise of this epoch, its language, and its codes."""
-        batch = self.collate([self.example(sample_id, epoch)])
+        batch = self.batch(np.array([sample_id]), epoch)
         book = self.store.recipe["code_book"]["codes"]
         return {
             "text": decode(batch["input_ids"][0].numpy()),

@@ -237,8 +237,7 @@ class LitCausalLM(ExactModule):
         each prompt of rows in memory."""
         with evaluating(self), torch.no_grad():
             for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
-                examples = [dataset.example(int(i), 0) for i in ids]
-                batch: Any = {**dataset.collate(examples), "sample_id": ids}
+                batch: Any = {**dataset.batch(ids.numpy(), 0), "sample_id": ids}
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 done = self.predict_step(batch, 0, options)
                 completion_ids, characters = done["completion_ids"], done["num_characters"]

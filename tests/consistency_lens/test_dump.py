@@ -163,7 +163,7 @@ def test_batches_are_equal_but_for_the_activation(folder: Path, stage: str) -> N
         data = on(folder, way)
         data.setup(stage)
         sets.append(data.datasets[part])  # type: ignore[index]
-    batches = [dataset.collate([dataset.example(i, 0) for i in range(9)]) for dataset in sets]
+    batches = [dataset.batch(np.arange(9), 0) for dataset in sets]
     assert "activation" in batches[0]
     for other in batches[1:]:
         assert other.keys() == batches[0].keys() - {"activation"}

@@ -33,7 +33,7 @@ def dataset(tmp_path: Path) -> ActivationDataset:
 
 
 def batch_of(dataset: ActivationDataset, numbers: list[int], epoch: int = 0) -> dict:
-    return dataset.collate([dataset.example(number, epoch) for number in numbers])
+    return dataset.batch(np.array(numbers), epoch)
 
 
 def test_a_batch_holds_what_each_sample_holds_alone(dataset: ActivationDataset) -> None:

@@ -26,7 +26,7 @@ def dataset_of(folder: Path, noise: Augmentation) -> OccupationDataset:
 
 
 def batch_of(dataset: OccupationDataset, ids: range) -> dict:
-    return dataset.collate([dataset.example(i, EPOCH) for i in ids])
+    return dataset.batch(np.array(ids), EPOCH)
 
 
 def alone(dataset: OccupationDataset, number: int, noise: Augmentation) -> tuple[str, str]:

@@ -29,7 +29,7 @@ def test_batches_hold_the_normalised_rows(tmp_path):
     data = module(tmp_path, ROWS, validation_files=table(tmp_path / "v.csv", ROWS[:2]))
     data.setup("fit")
     dataset = data.datasets["train"]
-    batch = dataset.collate([dataset.example(i, 0) for i in range(5)])
+    batch = dataset.batch(np.arange(5), 0)
     assert texts_of(batch) == [
         "wine and spirit merchant", "miner (deceased)", "roentgen nan", "smed", "nan"
     ]  # fmt: skip
@@ -63,7 +63,7 @@ def test_no_variant_of_a_string_stands_on_both_sides(tmp_path):
     data.setup("test")
     sides = {}
     for stage, dataset in data.datasets.items():
-        batch = dataset.collate([dataset.example(i, 0) for i in range(len(dataset.lengths))])
+        batch = dataset.batch(np.arange(len(dataset.lengths)), 0)
         sides[stage] = {text.removeprefix("retired ") for text in texts_of(batch)}
     assert sum(len(side) for side in sides.values()) == 100
     assert 10 <= len(sides["validation"]) <= 30
@@ -98,7 +98,7 @@ def test_seen_and_unseen_are_marked_in_evaluation(tmp_path):
     data = module(tmp_path, many(20), test_files=table(tmp_path / "t.csv", held_out))
     data.setup("test")
     dataset = data.datasets["test"]
-    batch = dataset.collate([dataset.example(i, 0) for i in range(3)])
+    batch = dataset.batch(np.arange(3), 0)
     assert batch["is_seen_text"].tolist() == [True, False, False]
     assert batch["is_seen_code"].tolist() == [True, True, False]
 
@@ -113,10 +113,10 @@ def test_descriptions_become_training_examples_but_make_no_code_seen(tmp_path):
     )
     data.setup("fit")
     dataset = data.datasets["train"]
-    batch = dataset.collate([dataset.example(i, 0) for i in range(len(dataset.lengths))])
+    batch = dataset.batch(np.arange(len(dataset.lengths)), 0)
     assert texts_of(batch) == ["smed", "smith, general", "tailor"]
     checked = data.datasets["validation"]
-    batch = checked.collate([checked.example(0, 0)])
+    batch = checked.batch(np.array([0]), 0)
     assert batch["is_seen_code"].tolist() == [False]
     with pytest.raises(ValueError, match="descriptions_as_examples needs a code book"):
         module(tmp_path, train, code_book=CodeBookOptions(None, True)).setup("fit")
@@ -130,15 +130,14 @@ def test_augmentation_is_keyed_and_only_in_training(tmp_path):
     again.setup("fit")
     one, two = first.datasets["train"], again.datasets["train"]
     drawn = [
-        dataset.collate([dataset.example(i, epoch) for i in range(10)])
-        for dataset, epoch in ((one, 3), (two, 3), (one, 4))
+        dataset.batch(np.arange(10), epoch) for dataset, epoch in ((one, 3), (two, 3), (one, 4))
     ]
     texts, languages = [texts_of(b) for b in drawn], [b["language_id"].tolist() for b in drawn]
     assert texts[0] == texts[1] != texts[2]
     assert languages[0] == languages[1]
     checked = first.datasets["validation"]
     plain = [text for text, *_ in many(50)]
-    assert set(texts_of(checked.collate([checked.example(i, 0) for i in range(5)]))) <= set(plain)
+    assert set(texts_of(checked.batch(np.arange(5), 0))) <= set(plain)
 
 
 def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):

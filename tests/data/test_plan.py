@@ -1,8 +1,5 @@
 """The plan: every sample once, whatever the devices; the same on every machine."""
 
-import os
-import stat
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +19,6 @@ from datamodules.core.plan import (
     rng_for,
     uniforms_for,
 )
-from datamodules.core.planned import cached_plan
 
 # Written down once: a change of order would make every checkpoint refuse to resume.
 EXPECTED_ORDER = [15, 10, 11, 18, 14, 7, 0, 8, 3, 17, 4, 5, 19, 12, 13, 6, 1, 2, 9, 16]
@@ -243,62 +239,3 @@ def test_draws_are_spread_evenly_and_unrelated():
     assert abs(draws.mean(0) - 0.5).max() < 0.01
     assert abs(np.corrcoef(draws.T) - np.eye(3)).max() < 0.03
     assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.03
-
-
-@pytest.fixture
-def large(tmp_path, monkeypatch):
-    """A request whose plans are kept in files, in an empty cache."""
-    monkeypatch.setattr("datamodules.core.planned.MAPPED_FROM", 10)
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
-    forget()
-    yield request(64, fingerprint="large")
-    forget()
-
-
-def forget() -> None:
-    """Push all plans out of the few that a process keeps in memory."""
-    for size in range(1, 5):
-        cached_plan(request(size), lengths_of(size), 0)
-
-
-def test_a_large_plan_is_mapped_from_one_folder_of_this_user(large, tmp_path):
-    lengths = lengths_of(64)
-    plan = cached_plan(large, lengths, 0)
-    made = make_plan(large, lengths, 0)
-    assert isinstance(plan.order.base, np.memmap)
-    assert (plan.order == made.order).all()
-    assert (plan.offsets == made.offsets).all()
-    for epoch in (1, 2, 3):
-        cached_plan(large, lengths, epoch)
-    folder = tmp_path / "cache" / f"plans-{os.getuid()}"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    left = sorted(path.name for path in folder.rglob("epoch-*"))
-    assert left == ["epoch-2", "epoch-3"]
-
-
-@pytest.mark.parametrize("harm", ["other", "cut", "gone"])
-def test_a_kept_plan_that_is_damaged_is_made_again(large, tmp_path, harm):
-    lengths = lengths_of(64)
-    made = make_plan(large, lengths, 0)
-    cached_plan(large, lengths, 0)
-    (path,) = (tmp_path / "cache").rglob("epoch-0/order.npy")
-    whole = path.read_bytes()
-    if harm == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(whole[:-2] + (b"" if harm == "cut" else b"xx"))
-    forget()
-    with pytest.warns(UserWarning, match=r"epoch-0 is made again"):
-        plan = cached_plan(large, lengths, 0)
-    assert (plan.order == made.order).all()
-    assert (plan.offsets == made.offsets).all()
-    assert path.read_bytes() == whole
-
-
-def test_a_folder_of_plans_that_is_a_link_is_refused(large, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "cache" / f"plans-{os.getuid()}").symlink_to(tmp_path / "theirs")
-    with pytest.raises(RuntimeError, match=r"is a link or another user's.*UNISONO_CACHE"):
-        cached_plan(large, lengths_of(64), 0)
-    assert not list((tmp_path / "theirs").iterdir())

@@ -100,7 +100,7 @@ def made(name: str, folder: Path, size: int) -> PlannedDataset:
     folder.mkdir()
     dataset = STORES[name](folder, size)
     for number in range(len(dataset.lengths)):
-        dataset.collate([dataset.example(number, 0)])
+        dataset.batch(np.array([number]), 0)
     return dataset
 
 
@@ -129,9 +129,9 @@ def test_a_worker_that_is_no_fork_maps_the_activations_itself(tmp_path: Path) ->
     dataset = made("lens", tmp_path / "files", SHORT)
     arrived = pickle.loads(pickle.dumps(dataset))
     assert isinstance(arrived.activations.base, np.memmap)
-    numbers = [arrived.example(number, 0) for number in (3, 1)]
-    for name, value in dataset.collate(numbers).items():
-        assert torch.equal(arrived.collate(numbers)[name], value), name
+    found = arrived.batch(np.array([3, 1]), 0)
+    for name, value in dataset.batch(np.array([3, 1]), 0).items():
+        assert torch.equal(found[name], value), name
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="only Linux tells which pages are shared")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -254,7 +255,7 @@ def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
         files = ["--data.train_files=train.csv", "--data.validation_files=train.csv"]
         data = ready(folder, *files, "--data.columns.text=job", *codes).data
         train = data.datasets["train"]
-        assert train.collate([train.example(0, 0)])["code_ids"].shape == (1, 2)
+        assert train.batch(np.array([0]), 0)["code_ids"].shape == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +299,7 @@ def test_augmentation_edits_texts_and_drops_languages(folder: Path) -> None:
     options = ["--data.augmentation.delete=1", "--data.augmentation.num_edits=3"]
     options += ["--data.augmentation.drop_language=1"]
     dataset = ready(folder, *FILES, *options).data.datasets["train"]
-    batches = [
-        dataset.collate([dataset.example(i, epoch) for i in range(32)]) for epoch in (0, 1, 2)
-    ]
+    batches = [dataset.batch(np.arange(32), epoch) for epoch in (0, 1, 2)]
     left = [batch["attention_mask"].sum(1).numpy() for batch in batches]
     assert set((dataset.lengths[:32] - left).flatten().tolist()) == {1, 2, 3}
     assert set(batches[0]["language_id"].tolist()) == {0}
