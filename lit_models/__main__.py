@@ -15,7 +15,7 @@ from lit_models.config_files import (
     near_names,
     shipped_configs,
 )
-from lit_models.errors import UsageError, run_guarded
+from lit_models.errors import UsageError, run_guarded, usage_errors
 from lit_models.training.rules import check_launcher_variables
 
 VERBS = {
@@ -76,10 +76,8 @@ def run(argv: list[str]) -> int | None:
         # can use; the allocator reads this at its first block, the older name before this one.
         if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        try:
+        with usage_errors():
             check_launcher_variables(os.environ)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         from lit_models.cli import launch
 
         return launch(argv)

@@ -39,6 +39,7 @@ from lit_models.errors import (
     is_first_process,
     say,
     screen,
+    usage_errors,
 )
 from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training.bitwise import BitwiseSum
@@ -73,7 +74,6 @@ from lit_models.training.run import (
 from lit_models.training.strategies import DEPRECATIONS, replicated
 
 TRUST = "trust_checkpoint"
-ROOT = "trainer.default_root_dir"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
@@ -535,21 +535,6 @@ def built_part(config: dict[str, Any], key: str, base: type) -> Any:
     return parser.instantiate_classes(parser.parse_object({key: config[key]}))[key]
 
 
-@contextlib.contextmanager
-def usage_errors() -> Iterator[None]:
-    """Turns wrong values and absent files into a usage error, of which a run writes nothing."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        reason = getattr(error, "strerror", None)  # the system's, of a folder that cannot be made
-        text = (
-            f"{getattr(error, 'filename', '')}: {reason}; choose another path."
-            if reason
-            else str(error)
-        )
-        raise UsageError(text) from error
-
-
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
     """Returns the defaults of which the configuration names none of the same kind."""
     return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
@@ -725,9 +710,9 @@ def launch(argv: list[str]) -> int:
             return 0
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         rules.complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
-        root, ckpt_path = run_root(argv), config_files.given_value(argv, "ckpt_path")
+        root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
-        is_asked = config_files.given_option(argv, ROOT) is not None
+        is_asked = config_files.given_option(argv, config_files.ROOT) is not None
         choose = functools.partial(decide, verb, root, ckpt_path, newest, is_asked)
         choose_once = functools.partial(locked, choose) if verb == "fit" else choose
         run = settle(choose_once, os.environ, root.parent)
@@ -754,19 +739,6 @@ def launch(argv: list[str]) -> int:
     finally:
         withdraw(os.environ, root.parent, is_over)
     return exit_status(Path(run.folder), is_stopped) if verb == "fit" else 0
-
-
-def run_root(argv: list[str]) -> Path:
-    """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
-    given = config_files.given_value(argv, ROOT)
-    if given:
-        return Path(str(given))
-    paths = config_files.config_paths(argv)
-    if not paths:
-        return Path("runs") / "unnamed"
-    family = paths[0].resolve().parent.name
-    is_family = (Path(__file__).parent / family).is_dir()
-    return Path("runs") / (f"{family}-{paths[0].stem}" if is_family else paths[0].stem)
 
 
 def forward_signals() -> set[int]:

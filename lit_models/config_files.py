@@ -22,6 +22,7 @@ from lit_models.training.rules import START_METHODS, STRATEGY_CLASSES, check_str
 LOCAL_RANK = ("--local-rank", "--local_rank")  # of launchers that set the variable, too
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
+ROOT = "trainer.default_root_dir"
 MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
 
 
@@ -321,6 +322,19 @@ def given_value(argv: list[str], key: str) -> Any:
         elif name == key and value is not None:
             found = load_yaml(value, f"--{name}")
     return found
+
+
+def run_root(argv: list[str]) -> Path:
+    """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
+    given = given_value(argv, ROOT)
+    if given:
+        return Path(str(given))
+    paths = config_paths(argv)
+    if not paths:
+        return Path("runs") / "unnamed"
+    family = paths[0].resolve().parent.name
+    is_family = (Path(__file__).parent / family).is_dir()
+    return Path("runs") / (f"{family}-{paths[0].stem}" if is_family else paths[0].stem)
 
 
 def given_words(argv: list[str]) -> set[str]:

@@ -11,8 +11,8 @@ import shlex
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,12 +50,25 @@ STORAGE_ERRORS = {
     errno.EFBIG: "the file-size limit is reached; raise `ulimit -f`, go on with --ckpt_path auto",
     errno.ENOTDIR: "a part of this path is a file; choose another path",
     errno.EISDIR: "this is a folder, a file is needed",
+    errno.EEXIST: "a file is in the way; move it away",
     errno.ENAMETOOLONG: "this file system has no names so long; choose another path",
 }
 
 
 class UsageError(ValueError):
     """A command line that cannot be run: exit status 2."""
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns wrong values and absent files into a usage error, of which a run writes nothing."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:  # of a folder that cannot be made
+            text = f"{error.filename}: {error.strerror}; choose another path."
+        raise UsageError(text) from error
 
 
 def screen(message: str, title: str = "error") -> str:

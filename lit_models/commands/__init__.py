@@ -20,7 +20,7 @@ from lit_models.config_files import (
     one_word_each,
     read_config,
 )
-from lit_models.errors import UsageError, bare_word, unknown_option
+from lit_models.errors import UsageError, bare_word, unknown_option, usage_errors
 
 RUN_OPTIONS = "run_options"  # takes all options that are not the command's own
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
@@ -56,10 +56,8 @@ def run_command(name: str, argv: list[str]) -> Any:
     if any(word in ("-h", "--help") for word in argv):
         parser_of(function).print_help()
         return 0
-    try:
+    with usage_errors():
         arguments = arguments_of(argv, function)
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
     return function(**arguments)
 
 

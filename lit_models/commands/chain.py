@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -27,7 +27,7 @@ import psutil
 
 from datamodules.core.store import cache_root, digest_of, file_digest
 from lit_models.config_files import did_you_mean, find_config, flat, near_names, read_config
-from lit_models.errors import UsageError, say
+from lit_models.errors import say, usage_errors
 
 PREFIX = (sys.executable, "-m", "lit_models")
 # Some of them POSIX alone has.
@@ -91,11 +91,9 @@ def chain(
     """
     folder = Path(to.replace("{seed}", str(seed))).expanduser()
     prefix = (*shlex.split(launcher), *PREFIX)
-    try:
+    with usage_errors():
         read = read_stages(stages or {}, change)
         chosen = chosen_stages(read, only)
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
     return run_stages(read, chosen, folder, seed, prefix)
 
 
@@ -295,15 +293,6 @@ def _written(options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-@dataclass
-class StageRecord:
-    """The record of a stage: plain values that decide its output (see `made_from`), and the digest
-    of all that it wrote, `None` before it is complete."""
-
-    made_from: dict[str, Any]
-    outputs: str | None = None
-
-
 def made_from(
     stage: Stage, folder: Path, seed: int, outputs: Mapping[str, str | None]
 ) -> dict[str, Any]:
@@ -327,20 +316,23 @@ def made_from(
     }
 
 
-def read_record(folder: Path, name: str) -> StageRecord | None:
-    """Return the record of a stage in a chain's folder; `None` if it was never begun."""
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """Return the record of a stage, {} if it was never begun: `made_from`, the plain values that
+    decide its output, and `outputs`, the digest of all that it wrote, `None` until it is complete.
+    """
     path = folder / RECORDS / f"{name}.json"
-    if not path.exists():
-        return None
-    return StageRecord(**json.loads(path.read_text("utf-8")))
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 
 
-def write_record(folder: Path, name: str, record: StageRecord) -> None:
+def write_record(
+    folder: Path, name: str, made_from: dict[str, Any], outputs: str | None = None
+) -> None:
     """Write the record of a stage, whole or not at all."""
     path = folder / RECORDS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(asdict(record), indent=2, default=str) + "\n", "utf-8")
+    record = {"made_from": made_from, "outputs": outputs}
+    partial.write_text(json.dumps(record, indent=2, default=str) + "\n", "utf-8")
     os.replace(partial, path)
 
 
@@ -359,24 +351,24 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
     own, record = folder / stage.name, read_record(folder, stage.name)
     is_there = any(path.is_file() for path in own.rglob("*"))
     way_out = f"choose another --to, or delete {own} to make it anew"
-    if record is None:
+    if not record:
         if is_there:
             raise ValueError(
                 f"stage {stage.name} would write to {own}, which holds files of another origin; "
                 f"{way_out}."
             )
         return "absent"
-    differing = _differences(record.made_from, made)
+    differing = _differences(record["made_from"], made)
     if differing and is_there:
         raise ValueError(
             f"stage {stage.name}: {own} was made from something else ({', '.join(differing[:3])}) "
             f"and is never overwritten; {way_out}."
         )
-    if differing or record.outputs is None:
-        return "absent" if differing else "begun"
+    if not differing and record["outputs"] is None:
+        return "begun"
     if not is_there:
         return "absent"
-    if outputs_digest(stage, folder) != record.outputs:
+    if outputs_digest(stage, folder) != record["outputs"]:
         raise ValueError(
             f"stage {stage.name}: the files in {own} were changed since it was complete; {way_out}."
         )
@@ -399,14 +391,14 @@ def remove_predictions(own: Path) -> None:
     Args:
         own: the folder of the stage.
     """
-    for place, folders, names in os.walk(own):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
-            if not path.is_symlink():
-                path.unlink()
-    for place, *_ in os.walk(own, topdown=False):
-        if Path(place) != own and not any(Path(place).iterdir()):
-            Path(place).rmdir()
+    for path in sorted(own.rglob("*"), reverse=True):  # a folder after what is in it
+        is_hidden = any(part.startswith(".") for part in path.relative_to(own).parts)
+        if is_hidden or path.is_symlink():
+            continue
+        if path.is_file():
+            path.unlink()
+        elif not any(path.iterdir()):
+            path.rmdir()
 
 
 def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
@@ -474,15 +466,45 @@ def run_stages(
     Raises:
         ValueError: an output was made from something else, or a stage that is taken is not there.
     """
-    check_outputs(stages, chosen, folder, seed)
+    states = check_outputs(stages, chosen, folder, seed)
     outputs: dict[str, str | None] = {}
     for stage in stages:
-        if stage in chosen:
-            status = _run_stage(stage, folder, seed, outputs, prefix)
-            if status:
-                return status
-        record = read_record(folder, stage.name)
-        outputs[stage.name] = record.outputs if record else None
+        own = folder / stage.name
+        if stage not in chosen or states[stage.name] == "complete":
+            outputs[stage.name] = read_record(folder, stage.name).get("outputs")
+            if stage in chosen:
+                print(f"stage {stage.name} is complete: skipped", flush=True)
+            continue
+        is_begun = states[stage.name] == "begun"
+        arguments = stage.arguments(folder, seed, is_begun)
+        if is_begun and stage.verb == "predict":
+            remove_predictions(own)
+        made = made_from(stage, folder, seed, outputs)
+        write_record(folder, stage.name, made)
+        own.mkdir(exist_ok=True)
+        print(f"stage {stage.name}: unisono {shlex.join(arguments)}", flush=True)
+        started = time.monotonic()
+        status, received = run_process([*prefix, *arguments])
+        seconds = time.monotonic() - started
+        if status:
+            what = "was stopped" if received else "failed"
+            advice = "" if received else "mend what it names, and "
+            say(
+                f"stage {stage.name} {what} after {seconds:.0f} s with exit status {status}; "
+                f"{advice}the same command goes on with it"
+            )
+            return status
+        if not any(path.is_file() for path in own.rglob("*")):
+            say(
+                f"stage {stage.name} ended well and wrote nothing to {own}, so it is not complete; "
+                "leave out the options that send its output elsewhere"
+            )
+            return 1
+        outputs[stage.name] = outputs_digest(stage, folder)
+        write_record(folder, stage.name, made, outputs[stage.name])
+        print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
+        if received:
+            return 128 + received[0]
     return 0
 
 
@@ -500,8 +522,7 @@ def check_outputs(
     states: dict[str, State] = {}
     outputs: dict[str, str | None] = {}
     for stage in stages:
-        record = read_record(folder, stage.name)
-        outputs[stage.name] = record.outputs if record else None
+        outputs[stage.name] = read_record(folder, stage.name).get("outputs")
         if stage not in chosen:
             continue
         for name in stage.takes:
@@ -515,45 +536,6 @@ def check_outputs(
         if state != "complete":
             outputs[stage.name] = None
     return states
-
-
-def _run_stage(
-    stage: Stage,
-    folder: Path,
-    seed: int,
-    outputs: dict[str, str | None],
-    prefix: Sequence[str],
-) -> int:
-    made = made_from(stage, folder, seed, outputs)
-    state = state_of(stage, folder, made)
-    if state == "complete":
-        print(f"stage {stage.name} is complete: skipped", flush=True)
-        return 0
-    arguments = stage.arguments(folder, seed, is_begun=state == "begun")
-    if state == "begun" and stage.verb == "predict":
-        remove_predictions(folder / stage.name)
-    write_record(folder, stage.name, StageRecord(made))
-    (folder / stage.name).mkdir(exist_ok=True)
-    print(f"stage {stage.name}: unisono {shlex.join(arguments)}", flush=True)
-    started = time.monotonic()
-    status, received = run_process([*prefix, *arguments])
-    seconds = time.monotonic() - started
-    if status:
-        what, advice = ("was stopped", "") if received else ("failed", "mend what it names, and ")
-        say(
-            f"stage {stage.name} {what} after {seconds:.0f} s with exit status {status}; {advice}"
-            "the same command goes on with it"
-        )
-        return status
-    if not any(path.is_file() for path in (folder / stage.name).rglob("*")):
-        say(
-            f"stage {stage.name} ended well and wrote nothing to {folder / stage.name}, so it is "
-            "not complete; leave out the options that send its output elsewhere"
-        )
-        return 1
-    write_record(folder, stage.name, StageRecord(made, outputs_digest(stage, folder)))
-    print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
-    return 128 + received[0] if received else 0
 
 
 def run_process(command: Sequence[str]) -> tuple[int, list[int]]:

@@ -1,24 +1,36 @@
 """Write a job's script for SLURM or torchrun, and submit it."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_models.errors import UsageError
+from lit_models.config_files import (
+    ROOT,
+    config_paths,
+    expand_configs,
+    find_config,
+    given_option,
+    given_value,
+    one_word_each,
+    run_root,
+)
+from lit_models.errors import UsageError, usage_errors
 
 if TYPE_CHECKING:  # a chain's help needs none of it
     from lit_models.commands.chain import Stage
 
 TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
-ROOT, ACCELERATOR = "trainer.default_root_dir", "trainer.accelerator"
+ACCELERATOR = "trainer.accelerator"
 MODULE = ("-m", "lit_models")
 CPUS_BESIDE_A_GPU = 4  # which make its batches
 MOST_AHEAD_S = 65535  # of sbatch --signal
@@ -41,7 +53,6 @@ class Resources:
     tasks_per_node: int = 1
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
-    exclusive: bool = False
     nodelist: str | None = None
     partition: str | None = None
     account: str | None = None
@@ -51,7 +62,7 @@ class Resources:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             option = f"--{name.replace('_', '-')}"
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            if isinstance(value, int) and value < 1:
                 way_out = "; leave it out for a job on CPUs." if name == "gpus_per_node" else "."
                 raise UsageError(f"{option} must be 1 or more, got {value}{way_out}")
             if isinstance(value, str) and not re.fullmatch(r"\S+", value):
@@ -127,20 +138,10 @@ class Script:
         Args:
             path: where it will lie.
             activate: lines for the job's shell.
-
-        Raises:
-            UsageError: a value has a line break, after which the shell would read a command.
         """
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        plain = {"title": self.title, "path": str(path), "name": self.name}
-        plain |= {"run_folder": self.run_folder}
-        for name, value in plain.items():
-            if len((value + "x").splitlines()) > 1:
-                raise UsageError(
-                    f"the job's {name} has a line break: {value!r}; write it in one line."
-                )
-        # Shell, not HTML: every value is quoted, or checked to be one word or one line.
+        # Shell, not HTML: every value is quoted, or checked to be one word.
         environment = Environment(
             loader=FileSystemLoader(TEMPLATES),
             undefined=StrictUndefined,
@@ -151,7 +152,10 @@ class Script:
         )
         return environment.get_template("job.sh").render(
             **asdict(self.resources) | {"cpus_per_task": self.resources.cpus},
-            **plain,
+            title=self.title,
+            path=path,
+            name=self.name,
+            run_folder=self.run_folder,
             is_torchrun=self.is_torchrun,
             activate=list(activate),
             python=shlex.quote(python_of(activate)),
@@ -166,7 +170,6 @@ def submit(
     gpus_per_node: int | None = None,
     tasks_per_node: int | None = None,
     cpus_per_task: int | None = None,
-    exclusive: bool = False,
     nodelist: str | None = None,
     partition: str | None = None,
     account: str | None = None,
@@ -174,7 +177,6 @@ def submit(
     save_ahead_s: int = 300,
     activate: list[str] | None = None,
     name: str | None = None,
-    scripts: Path | None = None,
     verb: Literal["fit", "validate", "test", "predict"] = "fit",
     dry_run: bool = False,
 ) -> int:
@@ -192,15 +194,13 @@ def submit(
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
         cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches.
-        exclusive: no other jobs on these machines.
         nodelist: machines that must be among them.
         partition: of the cluster.
         account: that the job is charged to.
         time_limit: of one job, such as 24:00:00, 90 (minutes) or 2-12 (days and hours).
         save_ahead_s: how long before the time limit the run is told to save.
         activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable.
-        name: of the job and of its run folder, runs/NAME_JOBID.
-        scripts: folder of the scripts; jobs/NAME by default.
+        name: of the job, of its scripts' folder, jobs/NAME, and of its run, runs/NAME_JOBID.
         verb: of the run.
         dry_run: write the scripts and submit nothing.
 
@@ -208,27 +208,39 @@ def submit(
         UsageError: the job would be refused, by SLURM or by the run's own parser.
         RuntimeError: sbatch is not here, or refuses.
     """
-    from lit_models import config_files
-
     resources = Resources(
         nodes,
         tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
         gpus_per_node,
         cpus_per_task,
-        *(exclusive, nodelist, partition, account, time_limit, save_ahead_s),
+        *(nodelist, partition, account, time_limit, save_ahead_s),
     )
     lines, run = activate or [], run_options or []
-    is_chain = config_files.given_value(config_files.expand_configs(run), "stages") is not None
+    options = expand_configs(run)
+    is_chain = given_value(options, "stages") is not None
+    if name is None:
+        name = (
+            config_paths(options)[0].resolve().parent.name if is_chain else run_root(options).name
+        )
+    if not NAME.fullmatch(name) or name in NO_NAMES:
+        raise UsageError(
+            f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
+            f"is none of {', '.join(NO_NAMES)}, in which Lightning does not see SLURM."
+        )
     job_scripts = chain_scripts if is_chain else run_scripts
-    name, found = job_scripts(run, resources, verb, name, python_of(lines))
+    found = job_scripts(run, resources, verb, name, python_of(lines))
     if not found:
         return 0
-    place, texts = free_folder(
-        scripts or Path("jobs") / name,
-        lambda folder: {file: one.text(folder / file, lines) for file, one in found.items()},
-    )
-    place.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(exist_ok=True)
+    number, place = 1, Path("jobs", name)
+    while True:  # the first of jobs/NAME, jobs/NAME-2, … in which no other script is overwritten
+        texts = {file: one.text(place / file, lines) for file, one in found.items()}
+        there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.sh")}
+        if not there or there == texts:
+            break
+        number += 1
+        place = Path("jobs", f"{name}-{number}")
+    place.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         (place / file).write_text(text, encoding="utf-8")
         (place / file).chmod(0o755)
@@ -244,61 +256,46 @@ def submit(
         print(f"submitted  job {number}: {path.stem}, logs {LOGS}/train_{number}.out, .err")
     if not is_chain and verb == "fit":
         root = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
-        root = root or config_files.given_option(config_files.expand_configs(run), ROOT) or ""
+        root = root or given_option(options, ROOT) or ""
         print(f"run folder {root}; with --{ROOT}= it a new job goes on")
     return 0
 
 
 def run_scripts(
-    run: list[str],
-    resources: Resources,
-    verb: str,
-    name: str | None,
-    python: str,
-) -> tuple[str, dict[str, Script]]:
-    """Return the name of a run's job, and its scripts.
+    run: list[str], resources: Resources, verb: str, name: str, python: str
+) -> dict[str, Script]:
+    """Return the scripts of a run's job.
 
     Raises:
         UsageError: an option of the run is the job's own or contradicts it, or the run's parser
             refuses it.
     """
-    from lit_models import config_files
-    from lit_models.cli import run_root
-
-    options = config_files.expand_configs(run)
+    options = expand_configs(run)
     for key, instead in (
         ("trainer.devices", "--gpus-per-node, or --tasks-per-node for a job on CPUs"),
         ("trainer.num_nodes", "--nodes"),
     ):
-        if (given := config_files.given_option(options, key)) is not None:
+        if (given := given_option(options, key)) is not None:
             raise UsageError(f"--{key}={given} is set by the job: use {instead}.")
-    ckpt_path = config_files.given_option(options, "ckpt_path")
+    ckpt_path = given_option(options, "ckpt_path")
     if verb == "fit" and ckpt_path not in (None, "auto"):
         raise UsageError(
             f"--ckpt_path={ckpt_path}: a job goes on from the newest checkpoint of its run folder. "
             f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
             "--model.init_from."
         )
-    accelerator = config_files.given_value(options, ACCELERATOR)
+    accelerator = given_value(options, ACCELERATOR)
     if accelerator in ("gpu", "cuda") and not resources.gpus_per_node:
         raise UsageError(f"{ACCELERATOR}={accelerator} in a job without GPUs: add --gpus-per-node.")
-    named = {word.partition("=")[0].partition(".")[0] for word in options}
-    if "--config" not in named and not {"--model", "--data"} <= named:
-        raise UsageError(
-            "`unisono submit` needs a run: give its config with --config FILE, such as --config "
-            "occupation_coder/demo.yaml; `unisono --help` lists those that are shipped."
-        )
     own = [
         f"--trainer.devices={resources.tasks_per_node}",
         f"--trainer.num_nodes={resources.nodes}",
     ]
     own += [] if accelerator is not None else [f"--{ACCELERATOR}={resources.accelerator}"]
     check_run([verb, *run, *own], resources.processes)
-    folder = run_root(options)
-    name = checked_name(name or folder.name)
-    keeps = verb == "fit" and not config_files.given_option(options, ROOT)
-    root = shlex.quote(str(folder.with_name(name)))
-    words = quoted_options([*run, *own])
+    keeps = verb == "fit" and not given_option(options, ROOT)
+    root = shlex.quote(str(run_root(options).with_name(name)))
+    words = [shlex.quote(word) for word in one_word_each([*run, *own])]
     goes_on = ["--ckpt_path=auto"] if verb == "fit" else []
     title = f"unisono {verb} on {resources}."
     options_of = {
@@ -315,7 +312,7 @@ def run_scripts(
     ranks.append(shlex.join([*MODULE, verb]))
     srun = [*resources.srun, python, *MODULE, verb]
     run_folder = f"{root}_$SLURM_JOB_ID" if keeps else ""
-    return name, {
+    return {
         "job.sh": Script(
             resources, name, title, [shlex.join(srun), *options_of["job.sh"]], run_folder
         ),
@@ -326,22 +323,21 @@ def run_scripts(
 
 
 def chain_scripts(
-    run: list[str], most: Resources, verb: str, name: str | None, python: str
-) -> tuple[str, dict[str, Script]]:
-    """Return the name of a chain's jobs, and a script for each stage that is not complete.
+    run: list[str], most: Resources, verb: str, name: str, python: str
+) -> dict[str, Script]:
+    """Return a script for each stage of a chain that is not complete.
 
     Args:
         run: options of `unisono chain`.
         most: of each stage; its GPUs, or processes on CPUs, are the most on one machine.
         verb: of the command line, which stages have themselves.
-        name: of the jobs; `None` takes the folder of the config.
+        name: of the jobs.
         python: that the job starts.
 
     Raises:
         UsageError: the chain or a stage is wrong, or a run would be refused.
         ValueError: what lies in the chain's folder was made from something else.
     """
-    from lit_models import config_files
     from lit_models.commands import arguments_of, chain
 
     if verb != "fit":
@@ -351,39 +347,33 @@ def chain_scripts(
             f"--nodes={most.nodes}: a stage of a chain takes as many nodes as its devices need; "
             "give --change.NAME.devices=8, and the most on one node with --gpus-per-node."
         )
-    options = config_files.expand_configs(run)
+    options = expand_configs(run)
     for key in ("launcher", "stages"):
-        if config_files.given_option(options, key) is not None:
+        if given_option(options, key) is not None:
             raise UsageError(f"--{key} is set by the job; leave it out.")
-    try:
+    stages: list[Stage] = []
+    machines: dict[str, Resources] = {}
+    changes: dict[str, list[str]] = {}
+    with usage_errors():
         given = {**(chain.chain.__kwdefaults__ or {}), **arguments_of(options, chain.chain)}
-        changes = {key: dict(values) for key, values in (given["change"] or {}).items()}
-        machines: dict[str, Resources] = {}
-        added: dict[str, list[str]] = {}
-        for stage in chain.read_stages(given["stages"] or {}, changes):
+        for stage in chain.read_stages(given["stages"] or {}, given["change"]):
             machines[stage.name] = job = job_of_stage(stage, most)
-            if stage.verb not in chain.TRAINER_VERBS:
-                continue
-            own: dict[str, Any] = {"trainer.num_nodes": job.nodes} if job.nodes > 1 else {}
-            paths = [str(config_files.find_config(file)) for file in stage.config]
-            files = [word for path in paths for word in ("--config", path)]
-            if not (stage.options.get(ACCELERATOR) or config_files.given_value(files, ACCELERATOR)):
-                own[ACCELERATOR] = job.accelerator
-            change = changes.setdefault(stage.name, {})
-            change |= {
-                "devices": job.tasks_per_node,
-                "options": {**change.get("options", {}), **own},
-            }
-            added[stage.name] = [f"--change.{stage.name}.devices={job.tasks_per_node}"]
-            added[stage.name] += [f"--change.{stage.name}.options.{k}={v}" for k, v in own.items()]
-        stages = chain.read_stages(given["stages"] or {}, changes)
+            if stage.verb in chain.TRAINER_VERBS:
+                own: dict[str, Any] = {"trainer.num_nodes": job.nodes} if job.nodes > 1 else {}
+                files = [f"--config={find_config(file)}" for file in stage.config]
+                if not (stage.options.get(ACCELERATOR) or given_value(files, ACCELERATOR)):
+                    own[ACCELERATOR] = job.accelerator
+                stage = replace(stage, devices=job.tasks_per_node, options={**stage.options, **own})
+                changed: dict[str, Any] = {"devices": job.tasks_per_node}
+                changed |= {f"options.{key}": value for key, value in own.items()}
+                changes[stage.name] = [
+                    f"--change.{stage.name}.{key}={value}" for key, value in changed.items()
+                ]
+            stages.append(stage)
         chosen = chain.chosen_stages(stages, given["only"])
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
     states = chain.check_outputs(stages, chosen, folder, given["seed"])
-    name = checked_name(name or config_files.config_paths(options)[0].resolve().parent.name)
-    kept = [word for word in quoted_options(run) if not word.startswith("--only")]
+    kept = [shlex.quote(word) for word in one_word_each(run) if not word.startswith("--only=")]
     found = {}
     for number, stage in enumerate(stages, 1):
         if stage not in chosen:
@@ -400,12 +390,12 @@ def chain_scripts(
             job,
             f"{name}-{stage.name}",
             f"The stage {stage.name} of a chain, on {job}.",
-            [*command, *added.get(stage.name, []), launcher],
+            [*command, *changes.get(stage.name, []), launcher],
         )
-    return name, found
+    return found
 
 
-def job_of_stage(stage: "Stage", most: Resources) -> Resources:
+def job_of_stage(stage: Stage, most: Resources) -> Resources:
     """Return what a stage's job asks for: the fewest nodes with equally many devices each.
 
     Raises:
@@ -440,13 +430,11 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
     from lit_models.cli import parsed_options
     from lit_models.training import rules
 
-    try:
+    with usage_errors():
         settings = rules.settings_of(parsed_options(argv, is_stage=is_stage))
         rules.check_strategy(settings.strategy, StrategyRegistry.available_strategies())
         rules.check_world(processes, settings.strategy, {"SLURM_NTASKS": str(processes)}, [])
         rules.check_batch(settings, processes)
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error)) from error
 
 
 def seconds(time_limit: str) -> int:
@@ -469,63 +457,9 @@ def seconds(time_limit: str) -> int:
     return total
 
 
-def checked_name(name: str) -> str:
-    """Return the name of a job.
-
-    Raises:
-        UsageError: SLURM, Lightning or a file system would stumble over it.
-    """
-    if not NAME.fullmatch(name) or name in NO_NAMES:
-        raise UsageError(
-            f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
-            f"is none of {', '.join(NO_NAMES)}, in which Lightning does not see SLURM."
-        )
-    return name
-
-
 def python_of(activate: Sequence[str]) -> str:
     """Return the Python of a job: the one its activation lines find, else the one of this."""
     return "python" if activate else sys.executable
-
-
-def quoted_options(words: list[str]) -> list[str]:
-    """Return the words of a command line for the shell, an option and its value in one text."""
-    out: list[str] = []
-    for before, word in zip(["", *words], words, strict=False):
-        if not word.startswith("--") and before.startswith("-") and "=" not in before:
-            out[-1] += f" {shlex.quote(word)}"
-        else:
-            out.append(shlex.quote(word))
-    return out
-
-
-def free_folder(
-    folder: Path, texts_in: Callable[[Path], Mapping[str, str]]
-) -> tuple[Path, Mapping[str, str]]:
-    """Return the first of FOLDER, FOLDER-2, … in which no other script is overwritten.
-
-    Args:
-        folder: that was asked for.
-        texts_in: returns file name -> text of the scripts for a folder, which they name.
-
-    Raises:
-        UsageError: a file is where a folder is needed.
-    """
-    number, chosen = 1, folder
-    while True:
-        for place, way_out in (
-            (LOGS, "SLURM opens the logs in this folder; move that file away"),
-            (chosen, "name a folder for the scripts with --scripts"),
-        ):
-            for path in (place, *place.parents):
-                if os.path.lexists(path) and not path.is_dir():
-                    raise UsageError(f"{path} is no folder: {way_out}.")
-        texts = texts_in(chosen)
-        there = {path.name: path.read_text(encoding="utf-8") for path in chosen.glob("*.sh")}
-        if not there or there == texts:
-            return chosen, texts
-        number += 1
-        chosen = folder.with_name(f"{folder.name}-{number}")
 
 
 def sbatch_command(script: Path, after: str | None) -> list[str]:

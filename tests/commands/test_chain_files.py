@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lit_models.commands.chain import (
-    StageRecord,
     read_stages,
     remove_predictions,
     run_stages,
@@ -38,7 +37,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[s
 def test_a_prediction_whose_record_was_not_written_is_made_again(run: Callable) -> None:
     assert run() == ["one"]
     record = json.loads(Path("out/chain/one.json").read_text())
-    write_record(Path("out"), "one", StageRecord(record["made_from"]))
+    write_record(Path("out"), "one", record["made_from"])
     assert run() == ["one"]
     assert run() == []
 

@@ -12,7 +12,7 @@ from lit_models.commands.submit import Resources, seconds
 
 Unisono = Callable[..., tuple[int, str]]
 JOB = Path("jobs/toy/job.sh")
-GPUS = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=6", "--exclusive"]
+GPUS = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=6"]
 PLACE = ["--partition=fast", "--account=me", "--nodelist=n1,n2", "--time-limit=2-12"]
 DIRECTIVES = """\
 --job-name=mine
@@ -23,7 +23,6 @@ DIRECTIVES = """\
 --ntasks-per-node=4
 --gpus-per-node=4
 --cpus-per-task=6
---exclusive
 --time=2-12
 --signal=B:USR1@300
 --requeue
@@ -63,7 +62,6 @@ def commands(script: Path) -> str:
         ("--account=me\ntouch witness", "--account='me.*' must be one word"),
         ("--nodelist=n1 --wrap=x", "--nodelist='n1 .*' must be one word"),
         ("--name=mine\ntouch witness", "a job's name has letters"),
-        ("--scripts=jobs/a\ntouch witness", "the job's path has a line break: 'jobs/a"),
         ("--time-limit=24:00:00\n", "--time-limit=.* must be one word"),
     ],
 )
@@ -93,7 +91,7 @@ def test_a_script_says_what_was_asked_for(submit) -> None:
     assert "\nmodule load cuda\nsource 'my env/bin/activate'\n" in text
     assert "\nrun=runs/mine_$SLURM_JOB_ID #" in text
     assert (
-        "\nsrun --kill-on-bad-exit=1 --cpus-per-task=6 python -m lit_models fit --config toy.yaml "
+        "\nsrun --kill-on-bad-exit=1 --cpus-per-task=6 python -m lit_models fit --config=toy.yaml "
         "--trainer.max_epochs=3 --trainer.devices=4 --trainer.num_nodes=2 "
         '--trainer.default_root_dir="$run" --ckpt_path=auto &\n'
     ) in text
@@ -101,7 +99,7 @@ def test_a_script_says_what_was_asked_for(submit) -> None:
     assert (
         "\npython -m torch.distributed.run --max-restarts=3 --nproc-per-node=4 --nnodes=2 "
         '--rdzv-backend=c10d --rdzv-id=mine --rdzv-endpoint="$first:$port" -m lit_models fit '
-        "--config toy.yaml"
+        "--config=toy.yaml"
     ) in commands(Path("jobs/mine/torchrun.sh"))
 
 
@@ -114,7 +112,7 @@ def test_a_process_on_a_gpu_gets_cores_that_make_its_batches(submit) -> None:
 def test_what_was_not_asked_for_is_not_there(submit) -> None:
     assert submit()[0] == 0
     asked = " ".join(directives(JOB))
-    for absent in ("partition", "account", "nodelist", "gpus", "cpus", "exclusive"):
+    for absent in ("partition", "account", "nodelist", "gpus", "cpus"):
         assert absent not in asked
     assert "--nodes=1 --ntasks-per-node=1 --time=24:00:00" in asked
     text = commands(JOB)
@@ -123,14 +121,14 @@ def test_what_was_not_asked_for_is_not_there(submit) -> None:
     assert "--standalone -m lit_models fit" in commands(Path("jobs/toy/torchrun.sh"))
 
 
-def test_the_options_of_a_run_are_handed_on_as_typed(submit) -> None:
+def test_the_options_of_a_run_are_handed_on(submit) -> None:
     Path("a b.yaml").write_text("trainer: {max_epochs: 2, accelerator: cpu}\n")
     typed = ["--config", "a b.yaml", "--seed_everything", "4", "--ckpt_path", "auto"]
     root = "--trainer.default_root_dir=runs/toy_12"
     assert submit(*typed, root) == submit(*typed, root)  # the same scripts are no others
     assert [p.name for p in Path("jobs").iterdir()] == ["toy_12"]
     text = commands(Path("jobs/toy_12/job.sh"))
-    assert " --config 'a b.yaml' --seed_everything 4 --ckpt_path auto" in text
+    assert " '--config=a b.yaml' --seed_everything=4 --ckpt_path=auto" in text
     assert (text.count("default_root_dir=runs/toy_12"), text.count("--trainer.accelerator")) == (
         1,
         0,
@@ -140,7 +138,7 @@ def test_the_options_of_a_run_are_handed_on_as_typed(submit) -> None:
 def test_a_prediction_has_the_run_folder_of_its_options(submit) -> None:
     assert submit("--verb=predict", "--ckpt_path=runs/toy_1/checkpoints/best.ckpt")[0] == 0
     text = commands(JOB)
-    assert " predict --config toy.yaml --ckpt_path=runs/toy_1/checkpoints/best.ckpt" in text
+    assert " predict --config=toy.yaml --ckpt_path=runs/toy_1/checkpoints/best.ckpt" in text
     assert ('default_root_dir="$run"' in text, "ckpt_path=auto" in text) == (False, False)
 
 
@@ -188,21 +186,14 @@ def test_a_job_that_would_not_run_is_refused_before_it_is_written(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--scripts=toy.yaml"], "toy.yaml is no folder: name a folder for the scripts with --scr"),
-        (["--scripts", "toy.yaml/a/b"], "toy.yaml is no folder: name a folder for the scripts"),
-        ([], "logs is no folder: SLURM opens the logs in this folder; move that file away."),
-    ],
+    ("name", "way_out"),
+    [("logs", "a file is in the way; move"), ("jobs", "a part of this path is")],
 )
-def test_a_file_where_a_folder_is_needed_is_refused(
-    submit, options: list[str], message: str
-) -> None:
-    if not options:
-        Path("logs").touch()
-    status, output = submit(*options)
-    assert (status, message in output) == (2, True), output
-    assert not Path("jobs").exists()
+def test_a_file_where_a_folder_is_needed_is_refused(submit, name: str, way_out: str) -> None:
+    Path(name).touch()
+    status, output = submit()
+    assert (status, name in output, way_out in output) == (1, True, True), output
+    assert Path(name).is_file()
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], ["--trainer.max_epochs=3"]])
@@ -211,7 +202,7 @@ def test_without_a_run_the_way_out_is_named(
 ) -> None:
     status, output = unisono("submit", *options)
     assert status == 2
-    assert "`unisono submit` needs a run: give its config with --config FILE" in " ".join(
+    assert "required: fit.data, fit.model; give the config of a run with --config" in " ".join(
         output.split()
     )
 

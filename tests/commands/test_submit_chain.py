@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands.chain import (
-    StageRecord,
     check_outputs,
     made_from,
     outputs_digest,
@@ -87,8 +86,8 @@ def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     assert "pus" not in asked[1]
     assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --cpus" in asked[2]
     assert (
-        "-m lit_models chain --config mine/chain.yaml --change.first.devices=2 "
-        "--change.second.devices 8 --only=second --change.second.devices=4 "
+        "-m lit_models chain --config=mine/chain.yaml --change.first.devices=2 "
+        "--change.second.devices=8 --only=second --change.second.devices=4 "
         "--change.second.options.trainer.num_nodes=2 "
         "--launcher='srun --kill-on-bad-exit=1 --cpus-per-task=4' &\n"
     ) in commands(Path("jobs/mine/3-second.sh"))
@@ -99,8 +98,8 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
     folder = Path("runs/chain-3")
     (folder / "first/checkpoints").mkdir(parents=True)
     (folder / "first/checkpoints/last.ckpt").write_text("sound")
-    record = StageRecord(made_from(stages[0], folder, 3, {}), outputs_digest(stages[0], folder))
-    write_record(folder, "first", record)
+    digest = outputs_digest(stages[0], folder)
+    write_record(folder, "first", made_from(stages[0], folder, 3, {}), digest)
     status, output = chain("--seed=3", "--change.first.devices=2")
     assert (status, "stage first is complete: no job" in output) == (0, True), output
     assert submitted()[0] == "--parsable jobs/mine/2-exported.sh"
@@ -137,7 +136,7 @@ def test_the_place_of_a_stage_makes_no_other_stage(toy_config: Path) -> None:
     values = {"verb": "fit", "config": "toy.yaml"}
     stages = read_stages({"first": values})
     folder = Path("runs")
-    write_record(folder, "first", StageRecord(made_from(stages[0], folder, 1, {})))
+    write_record(folder, "first", made_from(stages[0], folder, 1, {}))
     (folder / "first").mkdir()
     (folder / "first/part").touch()
     place = {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"}

@@ -50,9 +50,6 @@ first=${1:?give the name or the address of the first machine} port=${2:-29400}
 {% if cpus_per_task %}
 #SBATCH --cpus-per-task={{ cpus_per_task }}
 {% endif %}
-{% if exclusive %}
-#SBATCH --exclusive
-{% endif %}
 #SBATCH --time={{ time_limit }}
 #SBATCH --signal=B:USR1@{{ save_ahead_s }}
 #SBATCH --requeue
