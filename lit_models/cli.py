@@ -36,7 +36,6 @@ from lit_models.errors import (
     USAGE,
     OneScreenErrors,
     UsageError,
-    is_first_process,
     say,
     screen,
     usage_errors,
@@ -58,18 +57,19 @@ from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
+from lit_models.training.rules import is_first_process
 from lit_models.training.run import (
     WORDS,
     ProgressLine,
     Run,
     RunConfig,
+    RunFolder,
     Topology,
     check_writable,
     decide,
     default_loggers,
     locked,
-    settle,
-    withdraw,
+    release,
 )
 from lit_models.training.strategies import DEPRECATIONS, replicated
 
@@ -248,7 +248,10 @@ class UnisonoCLI(LightningCLI):
         assert verdict is not None
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
-        own: list[Callback] = [Topology(verdict.fallback, verdict.warnings)]
+        own: list[Callback] = [
+            RunFolder(self.choice),
+            Topology(verdict.fallback, verdict.warnings),
+        ]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
         # Before the rehearsal of the default ones: the real dropout.
         first: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
@@ -714,9 +717,7 @@ def launch(argv: list[str]) -> int:
         newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
         is_asked = config_files.given_option(argv, config_files.ROOT) is not None
         choose = functools.partial(decide, verb, root, ckpt_path, newest, is_asked)
-        choose_once = functools.partial(locked, choose) if verb == "fit" else choose
-        run = settle(choose_once, os.environ, root.parent)
-    is_over = False
+        run = locked(choose) if verb == "fit" and is_first_process() else choose()
     silence_noise(verb)
     try:
         if run.notice and is_first_process():
@@ -732,12 +733,11 @@ def launch(argv: list[str]) -> int:
         # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
-        is_over = True
     except Exception as error:
         error.__dict__["run_folder"] = run.folder  # for the traceback
         raise
     finally:
-        withdraw(os.environ, root.parent, is_over)
+        release(Path(run.folder))
     return exit_status(Path(run.folder), is_stopped) if verb == "fit" else 0
 
 

@@ -25,6 +25,7 @@ from lit_models.config_files import (
     options,
     places_of,
 )
+from lit_models.training.rules import is_first_process
 
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
@@ -90,12 +91,6 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def is_first_process() -> bool:
-    """Returns whether this process speaks for all: rank 0 of a launch, or a launching process."""
-    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
-    return all(os.environ.get(name, "").strip("0") == "" for name in names)
-
-
 def run_guarded(run: Callable[[], Any]) -> int:
     """Runs a command and returns its exit status; an error is one screen on stderr.
 
@@ -116,7 +111,7 @@ def run_guarded(run: Callable[[], Any]) -> int:
         message = "\n".join([*notes, what] if is_lost else [what, *notes])
         if os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
-        names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+        names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
         rank = next((os.environ[name] for name in names if os.environ.get(name)), None)
         say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
         return USAGE if isinstance(error, UsageError) else RUN

@@ -298,6 +298,14 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
     return {name: size for name, size in worlds.items() if size > 1}
 
 
+def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether this process speaks for all and holds the run folder: rank 0 of a launch, or
+    the process that starts the others."""
+    # Machines may be numbered otherwise than ranks.
+    names = ("RANK",) if environ.get("RANK") else ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
+    return not any(environ.get(name, "").strip("0") for name in names)
+
+
 def check_launcher_variables(environ: Mapping[str, str]) -> None:
     """Refuses, with a ValueError, a launcher's variable that is no number, and a machine of rank 0
     that cannot be found."""

@@ -1,7 +1,7 @@
 """Run folder: its choice and lock, the facts of a run, banner, loggers and progress.
 
-The launching process hands its choice to its children by an environment variable. Under srun or
-torchrun the first rank writes it to a claim file that is named by the launch.
+Every rank of a command chooses by what is on the disk, and the first one holds the lock. No step is
+written before all ranks are there, and they go on only where all have chosen the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -43,7 +43,6 @@ from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of
 from lit_models.training.strategies import strategy_name
 
-HANDED_DOWN = "UNISONO_RUN"
 LEDGER = "ledger.jsonl"
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
 WORDS = ("last", "best", "hpc", "registry")  # what Lightning knows instead of a path
@@ -212,70 +211,6 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def settle(
-    choose: Callable[[], Run], environ: dict[str, str] | os._Environ[str], claims: Path
-) -> Run:
-    """Return the same run on every rank: `choose` runs in the launching process or on the first
-    rank; `environ` hands it to children, a file in the folder `claims` to other ranks.
-
-    Raises:
-        RuntimeError: the first rank failed, or did not answer in time.
-    """
-    if HANDED_DOWN in environ and int(environ.get("LOCAL_RANK") or 0) > 0:
-        return Run(**json.loads(environ[HANDED_DOWN]))
-    claim = claim_path(environ, claims)
-    if claim is None:
-        run = choose()
-    elif int(environ.get("RANK") or environ.get("SLURM_PROCID") or environ["NODE_RANK"]) > 0:
-        run = wait_for_claim(claim)
-    else:
-        content: dict[str, Any] = {}
-        try:
-            run = choose()
-            content["run"] = asdict(run)
-        except Exception as error:
-            content["error"] = str(error)
-            raise
-        finally:
-            write_whole(claim, json.dumps({**content, "time_s": time.time()}))
-    environ[HANDED_DOWN] = json.dumps(asdict(run))
-    return run
-
-
-def claim_path(environ: Mapping[str, str], claims: Path) -> Path | None:
-    """Return the claim file of one srun, torchrun or several-node launch, `None` for others."""
-    names: tuple[str, ...]
-    parent = ""
-    if "TORCHELASTIC_RUN_ID" in environ and int(environ.get("WORLD_SIZE") or 1) > 1:
-        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-        if environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE"):
-            parent = str(os.getppid())  # a static launch uses one id and port again and again
-    elif "SLURM_STEP_ID" in environ and int(environ.get("SLURM_NTASKS") or 1) > 1:
-        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    elif "NODE_RANK" in environ and "MASTER_ADDR" in environ:
-        names = ("MASTER_ADDR", "MASTER_PORT")
-    else:
-        return None
-    launch = "|".join([*(f"{name}={environ.get(name, '')}" for name in names), parent])
-    return claims / f".launch-{hashlib.sha256(launch.encode()).hexdigest()[:16]}.json"
-
-
-def wait_for_claim(claim: Path, timeout_s: float = 120.0) -> Run:
-    """Return the first rank's choice; a claim older than ten minutes is of an earlier launch."""
-    begin = time.time()
-    while time.time() - begin < timeout_s:
-        content = json.loads(_text(claim) or '{"time_s": 0}')
-        if content["time_s"] > begin - 600:
-            if "error" in content:
-                raise RuntimeError(f"the first rank could not start: {content['error']}")
-            return Run(**content["run"])
-        time.sleep(0.1)
-    raise RuntimeError(
-        f"the first rank did not choose a run folder within {timeout_s:.0f} s ({claim}). Do all "
-        "nodes see the same working folder, and did the first rank start?"
-    )
-
-
 def write_whole(path: Path, text: str) -> None:
     """Write a file in one atomic step."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,38 +219,49 @@ def write_whole(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def withdraw(environ: dict[str, str] | os._Environ[str], claims: Path, is_over: bool) -> None:
-    """Forget the choice of `settle` and give its folder free: the next command in this process
-    decides anew. Of a run that `is_over` no rank can still be waiting for the claim."""
-    environ.pop(HANDED_DOWN, None)
-    for folder in list(_held):
-        release(folder)
-    claim = claim_path(environ, claims)
-    if is_over and claim is not None:
-        claim.unlink(missing_ok=True)
-
-
 class RunFolder(Callback):
-    """Gives a training of a script a folder and its lock, as the command's have.
+    """Keeps all ranks in one folder, and gives the training of a script one with a lock.
 
-    The folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
+    That folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
     holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder,
     which is taken when Lightning has loaded it.
 
+    Args:
+        run: what a command has chosen on this rank, and locked on the first one; `None` in a
+            script.
+
     Raises:
-        RuntimeError: on all ranks: another process holds the folder, or it cannot be made.
+        RuntimeError: on all ranks: they chose different folders or checkpoints, another process
+            holds the folder, or it cannot be made.
     """
 
-    def __init__(self) -> None:
-        self.run: Run | None = None  # of the first training with this trainer
+    def __init__(self, run: Run | None = None) -> None:
+        self.run = run  # of the first training with this trainer
+        self._is_of_command = run is not None
         self._is_taken = False  # in this call
         self._following: list[Any] = []  # what saves where the trainer says, and nowhere else
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._is_of_command:
+            self._check_ranks(trainer)
+            return
         self._is_taken = False
         for callback in trainer.checkpoint_callbacks:
             if getattr(callback, "dirpath", "") is None:
                 self._following.append(callback)
+
+    def _check_ranks(self, trainer: Trainer) -> None:
+        own = self.run
+        assert own is not None
+        first = trainer.strategy.broadcast(own)
+        is_same = (own.folder, own.ckpt_path) == (first.folder, first.ckpt_path)
+        if not trainer.strategy.reduce_boolean_decision(is_same):
+            raise RuntimeError(
+                f"the ranks chose different runs: rank 0 {first.folder}, from {first.ckpt_path}, "
+                f"rank {trainer.global_rank} {own.folder}, from {own.ckpt_path}. Do all nodes see "
+                "the same files, and does nothing else write there? Start again, or name the "
+                "checkpoint with --ckpt_path."
+            )
 
     def on_load_checkpoint(self, trainer: Trainer, *_: Any) -> None:
         """Take the folder before callbacks get their states back, which they keep in it alone."""
@@ -326,7 +272,7 @@ class RunFolder(Callback):
         self._take(trainer)
 
     def _take(self, trainer: Trainer) -> None:
-        if self._is_taken or trainer.fast_dev_run or HANDED_DOWN in os.environ:
+        if self._is_taken or self._is_of_command or trainer.fast_dev_run:
             return
         self._is_taken = True
         run, fault = None, ""
@@ -348,7 +294,7 @@ class RunFolder(Callback):
         trainer._default_root_dir = run.folder  # it has no public setter
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
-        if self.run is not None and trainer.is_global_zero:
+        if self.run is not None and not self._is_of_command and trainer.is_global_zero:
             release(Path(self.run.folder))
 
     on_exception = teardown

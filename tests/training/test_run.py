@@ -5,8 +5,6 @@ import json
 import multiprocessing
 import os
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +24,7 @@ from lit_models.training import (
     run,
 )
 from lit_models.training.checkpoints import BestCheckpoint
+from lit_models.training.rules import is_first_process
 from lit_models.training.run import (
     AppendingCSVLogger,
     ProgressLine,
@@ -37,12 +36,9 @@ from lit_models.training.run import (
     locked,
     print_banner,
     release,
-    settle,
     total_steps,
-    wait_for_claim,
-    withdraw,
 )
-from tests.toy import LitToy, ToyData
+from tests.toy import LitToy, ToyData, toy_trainer
 
 
 def make_run(folder: Path, checkpoint: str = "") -> Path:
@@ -135,67 +131,39 @@ def test_a_missing_checkpoint_and_a_file_for_a_folder_are_refused(tmp_path: Path
         decide("fit", tmp_path / "file", None, newest)
 
 
-def test_children_take_what_their_launcher_chose(tmp_path: Path) -> None:
-    environ: dict[str, str] = {}
-    first = settle(lambda: Run("runs/demo-2"), environ, tmp_path)
-    child = {**environ, "LOCAL_RANK": "1"}
-    assert settle(lambda: Run("runs/demo-3"), child, tmp_path) == first
-    withdraw(environ, tmp_path, is_over=True)
-    assert environ == {}
+TORCHRUN = {"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}
 
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "x",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
+@pytest.mark.parametrize(
+    ("environ", "is_first"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, False),  # a child of ddp
+        ({"NODE_RANK": "1"}, False),  # the process of another machine that starts ddp there
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "1"}, False),
+        (TORCHRUN, False),
+        ({**TORCHRUN, "RANK": "0", "SLURM_PROCID": "1"}, True),
+    ],
+)
+def test_one_process_of_a_launch_is_the_first(environ: dict[str, str], is_first: bool) -> None:
+    assert is_first_process(environ) == is_first
 
 
-def test_ranks_of_torchrun_agree_through_a_claim_file(tmp_path: Path) -> None:
-    chosen: list[Run] = []
-
-    def second_rank() -> None:
-        environ = {**TORCHRUN, "RANK": "1", "LOCAL_RANK": "1"}
-        chosen.append(settle(lambda: Run("wrong"), environ, tmp_path))
-
-    thread = threading.Thread(target=second_rank)
-    thread.start()
-    time.sleep(0.2)
-    environ = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}
-    first = settle(lambda: Run("runs/demo-4", "a.ckpt"), environ, tmp_path)
-    thread.join()
-    assert chosen == [first]
-    withdraw(environ, tmp_path, is_over=True)
+def test_ranks_that_chose_different_checkpoints_do_not_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = Run(str(tmp_path), "older.ckpt")
+    trainer = toy_trainer(tmp_path, callbacks=[RunFolder(chosen)])
+    first = Run(str(tmp_path), "newer.ckpt", "another line for the user")
+    sent = trainer.strategy.broadcast
+    monkeypatch.setattr(
+        trainer.strategy, "broadcast", lambda x, *_: first if isinstance(x, Run) else sent(x)
+    )
+    with pytest.raises(RuntimeError, match=r"rank 0 .*from newer\.ckpt, rank 0 .*from older\.ckpt"):
+        trainer.fit(LitToy(), ToyData())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_restart_and_another_launch_have_claims_of_their_own(tmp_path: Path) -> None:
-    restarted = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
-    claims = {run.claim_path(e, tmp_path) for e in (TORCHRUN, restarted, step)}
-    assert len(claims) == 3
-    assert run.claim_path({}, tmp_path) is None
-
-
-def test_the_first_rank_tells_the_others_of_its_error(tmp_path: Path) -> None:
-    def fail() -> Run:
-        raise FileNotFoundError("no checkpoint")
-
-    environ = {**TORCHRUN, "RANK": "0"}
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
-        settle(fail, environ, tmp_path)
-    with pytest.raises(RuntimeError, match="the first rank could not start: no checkpoint"):
-        settle(fail, {**TORCHRUN, "RANK": "1"}, tmp_path)
-
-
-def test_a_claim_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
-    claim = tmp_path / "claim.json"
-    old = {"run": {"folder": "old"}, "time_s": time.time() - 3600}
-    claim.write_text(json.dumps(old))
-    with pytest.raises(RuntimeError, match="did not choose a run folder within 0 s"):
-        wait_for_claim(claim, timeout_s=0.3)
 
 
 def test_auto_begins_a_run_again_that_has_no_checkpoint_yet(tmp_path: Path) -> None:
