@@ -280,7 +280,7 @@ class LitCausalLM(ExactModule):
 
     @classmethod
     def restored_weights(
-        cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
+        cls, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
         return restored_weights(stored, extra[TEXT_RECIPE_KEY])
 

@@ -1,10 +1,25 @@
 """Write a checkpoint as safetensors and JSON that run alone."""
 
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:  # torch is loaded by the command alone, not by its help
-    from lit_models.training.export import Export
+
+@dataclass(frozen=True)
+class Export:
+    """What was written; `files_needed` are named by hyperparameters and not in the folder, `reader`
+    is Python that loads it in another program."""
+
+    class_path: str
+    weights: Literal["averaged", "last"]
+    global_step: int
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+    files_needed: list[str]
+    reader: str
 
 
 def export(
@@ -47,9 +62,8 @@ def export(
         console.print(f"[yellow]needs[/yellow]     {path}: read when the module is built; keep it")
     if done.reader:
         console.print(f"read      {done.reader}")
-    if adapter:
-        return 0
-    console.print(f'load      {name}.from_exported("{to}"), or --model.init_from={to}')
+    if not adapter:
+        console.print(f'load      {name}.from_exported("{to}"), or --model.init_from={to}')
     return 0
 
 
@@ -61,19 +75,77 @@ def export_checkpoint(
     overwrite: bool = False,
     adapter: bool = False,
     trust_checkpoint: bool = False,
-) -> "Export":
-    """Write a checkpoint as a plain folder that `from_exported` reads; arguments as of `export`.
+) -> Export:
+    """Write a checkpoint as a folder that `from_exported` reads, in its family's layout; arguments
+    as of `export`.
 
     Raises:
         FileNotFoundError: no such checkpoint.
         ValueError: it is damaged or foreign, names a class that is not allowed, lacks what is asked
             for, or the folder is taken.
     """
+    # torch is loaded by the command alone, not by its help.
     from lit_models.training.checkpoints import read_checkpoint
-    from lit_models.training.export import check_target, write_checkpoint
-    from lit_models.training.hyperparameters import StoredClasses
+    from lit_models.training.export import (
+        START_ONLY,
+        Layout,
+        check_target,
+        class_of,
+        paths_in,
+        write_exported,
+    )
+    from lit_models.training.hyperparameters import AVERAGED, StoredClasses
 
     check_target(folder, overwrite)
     classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])
     content = read_checkpoint(path, classes=classes)
-    return write_checkpoint(content, path, folder, classes, weights, class_path, overwrite, adapter)
+    values = content.get("hyper_parameters", {})
+    class_path = class_path or values.get("_class_path")
+    if class_path is None:
+        raise ValueError(
+            f"{path} was written by a script and does not name its class; give it with "
+            "--class_path, such as --class_path=lit_models.LitOccupationCoder."
+        )
+    module_class = class_of(class_path, path, classes)
+    averaged = content.get(AVERAGED, {})
+    weights = weights or ("averaged" if averaged else "last")
+    if weights == "averaged" and not averaged:
+        raise ValueError(
+            f"{path} holds no averaged weights: the run did not average any. Leave --weights out, "
+            "or ask for --weights=last."
+        )
+    chosen = content["state_dict"] | (averaged if weights == "averaged" else {})
+    recipe = module_class.stored_recipe(content)
+    layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
+    left_out = (*START_ONLY, *layout.replaced)
+    init_args = {
+        name: value
+        for name, value in values.items()
+        if not name.startswith("_") and name not in left_out
+    }
+    global_step = int(content.get("global_step", 0))
+    packages = {name: version(name) for name in ("torch", "lightning", "safetensors")}
+    config: dict[str, Any] = {
+        "class_path": class_path,
+        "weights": weights,
+        "versions": {"python": platform.python_version(), **packages},
+        "init_args": init_args,
+        "source": {
+            "checkpoint": str(path),
+            "global_step": global_step,
+            "epoch": int(content.get("epoch", 0)),
+        },
+        "extra": {module_class.recipe_key: recipe} if module_class.recipe_key else {},
+        **layout.values,
+    }
+    write_exported(folder, config, layout)
+    return Export(
+        class_path,
+        weights,
+        global_step,
+        len(layout.weights),
+        sum(tensor.numel() for tensor in layout.weights.values()),
+        sum(file.stat().st_size for file in folder.iterdir()),
+        sorted(paths_in(init_args)),
+        layout.reader.format(folder=folder),
+    )

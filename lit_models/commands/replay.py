@@ -318,8 +318,7 @@ def follow_one_device(
     """Give the datamodule the run's global batch, and its micro-batch, so that it fits again."""
     request = plan_of(run)["request"]
     accumulation = trainer_values.get("accumulate_grad_batches") or 1
-    # The devices of a tensor group share a micro-batch; ledgers without the number know no groups.
-    slots = (found.start.get("num_replicas") or found.start["world_size"]) * accumulation
+    slots = found.start["num_replicas"] * accumulation  # devices of a tensor group share one
     micro = data.batch_size or data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:

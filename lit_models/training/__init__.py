@@ -23,25 +23,7 @@ _HOME = {
     "Throughput": "lit_models.training.throughput",
     "status": "lit_models.training.run",
 }
-__all__ = [
-    "AveragedWeights",
-    "BestCheckpoint",
-    "BitwiseSum",
-    "ErrorTable",
-    "ExactDropout",
-    "ExactModule",
-    "FailureReport",
-    "LastCheckpoint",
-    "Ledger",
-    "LossSum",
-    "NonFinite",
-    "PredictionWriter",
-    "Preemption",
-    "Rehearsal",
-    "Throughput",
-    "default_callbacks",
-    "status",
-]
+__all__ = [*sorted(_HOME), "default_callbacks"]
 __getattr__: Callable[[str], Any] = late_names(__name__, _HOME)
 
 

@@ -19,6 +19,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
         target = Path(path)
+        unfinished = _unfinished(target)
         try:
-            _write_file(checkpoint, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove(unfinished)  # of a save that was killed: a file, or a folder of shards
+            _save(checkpoint, unfinished)
+            put_in_place(unfinished, target)
         except (OSError, RuntimeError) as error:
+            with suppress(OSError):
+                unfinished.unlink()
             raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
 
     def load_checkpoint(
@@ -102,18 +109,6 @@ def _reason(error: Exception) -> str:
         raise error
     hidden = error.__context__  # torch's own error hides what the storage said
     return str(hidden if isinstance(hidden, OSError) else error)
-
-
-def _write_file(checkpoint: dict[str, Any], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = _unfinished(target)
-    remove(unfinished)  # of a save that was killed: a file, or a folder under another strategy
-    try:
-        _save(checkpoint, unfinished)
-        put_in_place(unfinished, target)
-    except (OSError, RuntimeError):
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def _save(content: dict[str, Any], path: Path) -> None:

@@ -524,12 +524,11 @@ class ExactModule(LightningModule):
 
     @classmethod
     def restored_weights(
-        cls, folder: Path, stored: dict[str, Tensor], extra: dict[str, Any]
+        cls, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
         """Return the module's weights from those that `exported_layout` had stored.
 
         Args:
-            folder: that was exported.
             stored: its tensors under their names there, tied ones included.
             extra: the recipe under `recipe_key`.
         """

@@ -21,7 +21,8 @@ _WAY_OUT = (
     f"{', '.join(PACKAGES)} and of its arguments' own types, and no functions. If you trust who "
     "wrote it, add --trust_checkpoint (in Python: trust_checkpoint=True)."
 )
-_INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
+INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
+AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 
 
 def plain_hyperparameters(hparams: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def plain_hyperparameters(hparams: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: a value that a file of plain values cannot name, such as a lambda.
     """
     values = {name: _plain(name, value) for name, value in hparams.items()}
-    return {"_instantiator": _INSTANTIATOR, **values}
+    return {"_instantiator": INSTANTIATOR, **values}
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -221,6 +222,3 @@ def _types_in(hint: Any) -> Iterator[Any]:
         for part in typing.get_args(hint):
             if not isinstance(part, list):
                 yield from _types_in(part)
-
-
-AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging

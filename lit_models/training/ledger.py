@@ -120,32 +120,27 @@ class HostCopy:
     """Numbers that are read later: `.tolist()` would wait for all that a GPU has queued.
 
     Args:
-        vector: [n] float64, which a collective may still be summing.
+        numbers: which a collective may still be summing.
         work: that collective, if any.
-        last: [] one more number, if any, such as the gradient's norm.
     """
 
-    def __init__(self, vector: Tensor, work: dist.Work | None, last: Tensor | None) -> None:
-        self._work, self._event = work, None
-        self._has_last = last is not None
-        self._parts = [vector] if last is None else [vector, last.reshape(1)]
-        if vector.device.type == "cuda":
+    def __init__(self, numbers: Tensor, work: dist.Work | None = None) -> None:
+        self._numbers, self._work, self._event = numbers, work, None
+        if numbers.device.type == "cuda":
             if work is not None:
                 work.wait()  # of NCCL: the stream waits, not the host
-            numbers = torch.cat([part.to(vector) for part in self._parts])
             copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
-            self._parts, self._work = [copy.copy_(numbers, non_blocking=True)], None
+            self._numbers, self._work = copy.copy_(numbers, non_blocking=True), None
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def read(self) -> tuple[list[float], float | None]:
-        """Return the numbers of the vector, and the last one."""
+    def read(self) -> Any:
+        """Return the numbers as `tolist` does."""
         if self._work is not None:
             self._work.wait()
         if self._event is not None:
             self._event.synchronize()
-        numbers = [number for part in self._parts for number in part.tolist()]
-        return (numbers[:-1], numbers[-1]) if self._has_last else (numbers, None)
+        return self._numbers.tolist()
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
@@ -172,7 +167,9 @@ class Ledger(Callback):
         self.latest: dict[str, Any] = {}  # the newest line, equal on all ranks
         self.save_now = False  # all ranks decided to save at the end of this step
         self.is_stopping = False  # all ranks decided to stop
-        self._pending: tuple[HostCopy, dict[str, Any], tuple[str, ...]] | None = None
+        # Vector and gradient norm of the newest step, its facts, and the names of its terms.
+        self._pending: tuple[HostCopy, HostCopy | None, dict[str, Any], tuple[str, ...]] | None
+        self._pending = None
         self._file: IO[str] | None = None
         self.attempt = 1  # of this run folder; known on rank 0
         self.steps_done = 0
@@ -239,14 +236,14 @@ class Ledger(Callback):
             "seconds": round(now - before, 6),
             "world_size": trainer.world_size,
         }
-        norm = record.grad_norm
+        norm = None if record.grad_norm is None else HostCopy(record.grad_norm)
         vector = record.vector(self.wants_stop, self.wants_save, self.steps_done)
         if not tells_samples(trainer):
             vector[_NUM_FLAGS:] = 0
         self.wants_save = False
         self._finish(trainer)
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
-        self._pending = (HostCopy(vector, work, norm), facts, record.term_names)
+        self._pending = (HostCopy(vector, work), norm, facts, record.term_names)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -303,10 +300,9 @@ class Ledger(Callback):
         """Read the pending vector; every rank does so at the same step."""
         if self._pending is None:
             return
-        copy, facts, term_names = self._pending
+        vector, norm, facts, term_names = self._pending
         self._pending = None
-        numbers, norm = copy.read()
-        step = read_vector(numbers, term_names)
+        step = read_vector(vector.read(), term_names)
         self.latest = {
             **facts,
             "digest": step["digest"],
@@ -314,7 +310,7 @@ class Ledger(Callback):
             "targets": {name: count for name, (_, count) in step["terms"].items()},
             "loss": step["loss"],
             "terms": {name: total / max(1.0, n) for name, (total, n) in step["terms"].items()},
-            "grad_norm": norm,
+            "grad_norm": None if norm is None else norm.read(),
             "is_finite": step["is_finite"],
         }
         self.save_now = step["save"]

@@ -150,11 +150,22 @@ def _damaged(path: Path, reason: object, line: int | None = None) -> ValueError:
 
 
 _TYPES: dict[str, dict[str, type]] = {  # what a line of each kind must have
-    "start": {"attempt": int, "resumed_from_step": int, "plan_digest": str, "world_size": int},
+    "start": {
+        "attempt": int,
+        "resumed_from_step": int,
+        "plan_digest": str,
+        "plan_hash": str,
+        "world_size": int,
+        "num_replicas": int,
+    },
     "event": {"attempt": int, "event": str},
     "step": {
-        **{"attempt": int, "epoch": int, "step": int, "step_in_epoch": int},
-        **{"digest": str, "samples": int},
+        "attempt": int,
+        "epoch": int,
+        "step": int,
+        "step_in_epoch": int,
+        "digest": str,
+        "samples": int,
     },
 }
 
@@ -208,9 +219,16 @@ def plan_of(run: Path) -> Row:
 
 
 class Lineage(NamedTuple):
-    """The steps that led to the final weights: step -> its line, those that a kill discarded, and
-    step -> why it is not in the weights though it was not repeated."""
+    """The lines of a ledger that led to the final weights.
 
+    Attributes:
+        rows: these lines, in their order.
+        steps: step -> its line.
+        discarded: steps that a kill made a later attempt repeat, as attempt and step range.
+        left_out: step -> why it is not in the weights though it was not repeated.
+    """
+
+    rows: list[Row]
     steps: dict[int, Row]
     discarded: list[str]
     left_out: dict[int, str]
@@ -218,23 +236,27 @@ class Lineage(NamedTuple):
 
 def surviving(rows: list[Row]) -> Lineage:
     """Return the lineage of a ledger's lines."""
-    steps: dict[int, Row] = {}
+    kept: list[Row] = []
     discarded: list[str] = []
-    left_out: dict[int, str] = {}
     for row in rows:
         if (begin := row.get("resumed_from_step")) is not None:
-            if lost := [step for step in steps if step > begin]:
-                attempt = steps[lost[0]]["attempt"]
-                discarded.append(f"attempt {attempt}, steps {min(lost)} to {max(lost)}")
-            steps = {step: line for step, line in steps.items() if step <= begin}
-            left_out = {step: why for step, why in left_out.items() if step <= begin}
-        elif row.get("event") == "not_applied":
-            left_out[row["step"]] = "its update was not applied"
-        elif "event" not in row:
-            steps[row["step"]] = row
-            if row.get("is_finite") is False:  # which a scaler of float16 leaves out by itself
-                left_out[row["step"]] = "its loss or gradient is not finite"
-    return Lineage(steps, discarded, left_out)
+            lost = [line for line in kept if _kind(line) == "step" and line["step"] > begin]
+            if lost:
+                numbers = [line["step"] for line in lost]
+                steps_lost = f"steps {min(numbers)} to {max(numbers)}"
+                discarded.append(f"attempt {lost[0]['attempt']}, {steps_lost}")
+            kept = [line for line in kept if line.get("step", 0) <= begin]
+        kept.append(row)
+    steps = {line["step"]: line for line in kept if _kind(line) == "step"}
+    left_out = {
+        step: "its loss or gradient is not finite"  # a scaler of float16 leaves it out by itself
+        for step, line in steps.items()
+        if line.get("is_finite") is False
+    }
+    for line in kept:
+        if line.get("event") == "not_applied":
+            left_out[line["step"]] = "its update was not applied"
+    return Lineage(kept, steps, discarded, left_out)
 
 
 def stop_reason(run: Path) -> str | None:
@@ -270,12 +292,10 @@ def verify_run(run: Path) -> Proof:
     starts = [row for row in rows if _kind(row) == "start"]
     proof = Proof(discarded=lineage.discarded, attempts=[row["world_size"] for row in starts])
     _check_chain_and_order(proof, rows)
-    if PlanRequest(**plan["request"]).digest() != plan["digest"]:
-        proof.add(Status.DENIED, "plan.json does not match its own digest")
     own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.steps.values()}
     for row in starts:
-        is_own = row["plan_digest"] == plan["digest"] and row.get("plan_hash", own) == own
+        is_own = row["plan_digest"] == plan["digest"] and row["plan_hash"] == own
         if not is_own and (row["attempt"] in counted or (not counted and row is starts[-1])):
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
             proof.add(Status.DENIED, text)
@@ -451,19 +471,15 @@ def find_step(run: Path, step: int) -> LedgerStep:
     """
     if not run.is_dir():
         raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
-    rows, _ = read_ledger(run)
-    lines, _, left_out = surviving(rows)
-    if step not in lines:
-        there = f"it has steps {min(lines)} to {max(lines)}" if lines else "it has no step at all"
+    lineage = surviving(read_ledger(run)[0])
+    if step not in lineage.steps:
+        steps = lineage.steps
+        there = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has no step at all"
         raise ValueError(f"{run} has no step {step}: {there}.")
-    before: list[Row] = []
-    start: Row = {}
-    for row in rows[: next(place for place, row in enumerate(rows) if row is lines[step])]:
-        if "resumed_from_step" in row:
-            start = row
-            before = [line for line in before if line.get("step", 0) <= row["resumed_from_step"]]
-        before.append(row)
-    return LedgerStep(lines[step], start, before, left_out.get(step, ""))
+    line = lineage.steps[step]
+    before = lineage.rows[: lineage.rows.index(line)]
+    start = [row for row in before if _kind(row) == "start"][-1]
+    return LedgerStep(line, start, before, lineage.left_out.get(step, ""))
 
 
 def find_start(run: Path, found: LedgerStep) -> Start:
@@ -485,7 +501,7 @@ def find_start(run: Path, found: LedgerStep) -> Start:
             damaged.insert(0, path.name)
             continue
         step = int(content.get("global_step", 0))
-        is_of_lineage = "ledger" not in content or content["ledger"].get("hash") in hashes
+        is_of_lineage = content.get("ledger", {}).get("hash") in hashes
         if "loops" in content and step <= last and is_of_lineage:
             starts.append(Start(path, step, damaged, last - step))
     return min(reversed(starts), key=lambda start: start.num_older)

@@ -195,7 +195,6 @@ def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
     return np.memmap(path, dtype, "r+", shape=shape) if num_bytes else np.zeros(shape, dtype)
 
 
-MOST_BATCHES = 64  # kept before they are looked at: a step does no more than keep what it said
 MOST_OF_VALIDATION = 12  # rows of a validation's table
 # Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
 # digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
@@ -230,15 +229,14 @@ class ErrorTable(Callback):
             raise ValueError(f"most must be 0 or more, got {most}; 0 writes no table of errors.")
         self.most = most
         self._number = 0  # of rows of this evaluation
-        self._batches: list[tuple[SampleResult, Tensor, Tensor]] = []
-        self._worst: Tensor | None = None  # [K, 4 + A] of `worst_of`
+        self._worst: Tensor | None = None  # [K, 4 + A] of `worst_of`, on the device of the batches
         self._sizes: dict[str, int] = {}  # of each answer
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batches, self._worst, self._number = [], None, min(self.most, MOST_OF_VALIDATION)
+        self._worst, self._number = None, min(self.most, MOST_OF_VALIDATION)
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batches, self._worst, self._number = [], None, self.most
+        self._worst, self._number = None, self.most
 
     def on_validation_batch_end(
         self,
@@ -249,10 +247,12 @@ class ErrorTable(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._number and isinstance(outputs, SampleResult) and not trainer.sanity_checking:
-            self._batches.append((outputs, batch["sample_id"], batch["weight"]))
-            if len(self._batches) == MOST_BATCHES:
-                self._sift()
+        if not self._number or not isinstance(outputs, SampleResult) or trainer.sanity_checking:
+            return
+        self._sizes = {name: values[0].numel() for name, values in outputs.answers.items()}
+        rows = rows_of(outputs, batch["sample_id"], batch["weight"])
+        rows = rows if self._worst is None else torch.cat([rows, self._worst])
+        self._worst = worst_of(rows, self._number)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -262,17 +262,7 @@ class ErrorTable(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer, pl_module, "test", "test")
 
-    def _sift(self) -> None:
-        """Leave the worst of what was kept, on the device where it is."""
-        answers = self._batches[0][0].answers
-        self._sizes = {name: values[0].numel() for name, values in answers.items()}
-        found = [rows_of(*kept) for kept in self._batches]
-        found += [] if self._worst is None else [self._worst]
-        self._worst, self._batches = worst_of(torch.cat(found), self._number), []
-
     def _finish(self, trainer: Trainer, module: LightningModule, split: str, stage: str) -> None:
-        if self._batches:
-            self._sift()
         if self._worst is None:
             return  # on all ranks: each has as many batches
         rows, self._worst = self._worst, None

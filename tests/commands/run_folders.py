@@ -10,7 +10,7 @@ import numpy as np
 
 from datamodules.core.plan import PlanRequest, digest_ids, make_plan
 from lit_models.commands.report import report
-from lit_models.training.lineage import chained
+from lit_models.training.lineage import chained, plan_hash
 
 STEPS_PER_EPOCH, SAMPLES = 3, 24
 ATTEMPTS = ((1, 0, 4), (2, 2, 6))  # world size, resumed from, last step: 3 and 4 come twice
@@ -75,10 +75,11 @@ def run_folder(
     plan = {"request": vars(request), "digest": request.digest(),
             "steps_per_epoch": STEPS_PER_EPOCH, "repeats_first_epoch": False}  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))
+    start = {"plan_digest": plan["digest"], "plan_hash": plan_hash(vars(request), False, lengths)}
     lines: list[dict[str, Any]] = []
     for number, (world, begin, end) in enumerate(attempts, 1):
-        lines.append({"attempt": number, "resumed_from_step": begin,
-                      "plan_digest": request.digest(), "world_size": world})  # fmt: skip
+        begun = {"attempt": number, "resumed_from_step": begin, "world_size": world}
+        lines.append({**begun, "num_replicas": world, **start})
         repeated = min((later[1] for later in attempts[number:]), default=end)
         for step in range(begin + 1, end + 1):
             loss = (losses or {}).get(step, 1 / step)

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from datamodules.core.store import put_in_place
 from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
@@ -288,24 +287,6 @@ def test_a_folder_of_another_program_is_named(tmp_path):
     torch.save({"state_dict": {}}, folder / "meta.pt")
     with pytest.raises(ValueError, match=r"its meta\.pt is not of this format"):
         read_checkpoint(folder)
-
-
-@pytest.mark.parametrize("source", ["file", "folder"])
-@pytest.mark.parametrize("target", ["file", "folder", "nothing"])
-def test_files_and_folders_take_each_other_s_place(tmp_path, source, target):
-    def make(path, kind):
-        if kind == "folder":
-            path.mkdir()
-            (path / path.name).write_text("")
-        elif kind == "file":
-            path.write_text(path.name)
-
-    make(tmp_path / "new", source)
-    make(tmp_path / "old", target)
-    put_in_place(tmp_path / "new", tmp_path / "old")
-    assert os.listdir(tmp_path) == ["old"]
-    kept = tmp_path / "old"
-    assert [p.name for p in kept.iterdir()] == ["new"] if source == "folder" else kept.is_file()
 
 
 def test_a_file_and_a_folder_replace_each_other_and_what_a_killed_save_left(tmp_path):

@@ -262,19 +262,14 @@ def test_one_rank_of_a_group_tells_of_its_samples():
     assert tells_samples(SimpleNamespace(strategy=object()))
 
 
-@pytest.mark.parametrize(
-    ("start", "micro"),
-    [({"world_size": 4, "num_replicas": 2}, 4), ({"world_size": 4}, 2)],
-    ids=["two groups of two", "ledger without groups"],
-)
-def test_a_replay_has_the_micro_batch_of_a_group(tmp_path, start, micro):
+def test_a_replay_has_the_micro_batch_of_a_group(tmp_path):
     request = vars(PlanRequest("x", 101, 16, 3, 2))
     plan = {"request": request, "digest": "", "repeats_first_epoch": False}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     data = SimpleNamespace(batch_size=None, micro_batch_size="auto", global_batch_size=None)
-    found = LedgerStep({}, start)
+    found = LedgerStep({}, {"world_size": 4, "num_replicas": 2})
     follow_one_device(data, found, tmp_path, {"accumulate_grad_batches": 2})
-    assert (data.global_batch_size, data.micro_batch_size) == (16, micro)
+    assert (data.global_batch_size, data.micro_batch_size) == (16, 4)
 
 
 LLAMA = DecoderConfig(vocab_size=11, hidden_size=16, num_layers=1, num_heads=4, num_kv_heads=2)
