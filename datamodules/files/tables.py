@@ -1,8 +1,4 @@
-"""Tables in and out: csv, tsv, parquet and Excel, as record batches of text with line numbers.
-
-pyarrow takes the blocks of delimited text that hold one row in each line; Python's csv takes the
-others line by line, so that every fault has its line.
-"""
+"""Tables in and out: csv, tsv, parquet and Excel, as record batches of text with line numbers."""
 
 import codecs
 import csv
@@ -16,8 +12,9 @@ import os
 import re
 import shlex
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -27,26 +24,29 @@ from typing import IO, Any, BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from datamodules.files.rows import PARQUET_SUFFIXES, BadRow, open_parquet
+from datamodules.files.rows import (
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
+    BadRow,
+    open_parquet,
+    read_json_rows,
+)
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
-SNIFFED_BYTES, SNIFFED_ROWS = 1 << 18, 200
+SNIFFED_LINES = 1000
 EXCEL_SUFFIX = ".xlsx"
 PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
 SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
-BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 24
+BATCH_CHARACTERS = 1 << 20
+MAX_LINE_LENGTH = 1 << 24  # characters
 MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
 ROWS_PER_BATCH = 65_536
 GZIP = b"\x1f\x8b"
 OnBadRow = Callable[[BadRow], None]
-OnBadLine = Callable[[int, str, str], None]  # line, value, rule
-Rows = Iterator[tuple[pa.RecordBatch, np.ndarray]]  # text columns, and the line of each row
 
 OPEN_QUOTE = (
     "a quote opens a value and is not closed, which glues rows together; close it, or double a "
@@ -56,7 +56,7 @@ LONE_RETURN = "a carriage return stands inside the line; replace it by a blank."
 NAME_ENCODING = "or name its encoding (occupation tables: --data.table.encoding=windows-1252)."
 
 log = logging.getLogger(__name__)
-csv.field_size_limit(MAX_LINE_BYTES)  # else 128 KiB, and a value may be a whole document
+csv.field_size_limit(MAX_LINE_LENGTH)  # else 128 KiB, and a value may be a whole document
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,16 @@ class Dialect(NamedTuple):
     separator: str = ","
     encoding: str = "utf-8"
     newline: str = "\n"
-    num_header_lines: int = 1
+
+
+class RawRow(NamedTuple):
+    """A row of delimited text or a sheet: its first line, its values, none where it is empty, the
+    rule that it breaks ("" for a sound one), and how it is written."""
+
+    line: int
+    values: list[str]
+    fault: str
+    written: str
 
 
 @dataclass(frozen=True)
@@ -242,23 +251,33 @@ class Table:
         """
         wanted = self.names if columns is None else list(columns)
         self.check(wanted)
-        num_rows = 0
+        places = [self.names.index(name) for name in wanted]
+        kept: list[RawRow] = []
+        num_rows = num_characters = 0
 
-        def on_bad(line: int, value: str, rule: str) -> None:
-            nonlocal num_rows
-            num_rows += 1
-            on_bad_row(BadRow(str(self.path), line, value, rule))
+        def batch() -> RowBatch:
+            columns = [pa.array([row.values[i] for row in kept], pa.string()) for i in places]
+            rows = pa.RecordBatch.from_arrays(columns, names=wanted)
+            return RowBatch(self.path, rows, np.array([row.line for row in kept], np.int64))
 
         if suffix_of(self.path) in PARQUET_SUFFIXES:
-            batches = _parquet_rows(self.path, wanted)
-        elif suffix_of(self.path) == EXCEL_SUFFIX:
-            batches = _excel_rows(self.path, self.options.sheet, self.names, on_bad)
+            for found in _parquet_batches(self.path, wanted):
+                num_rows += len(found.line)
+                yield found
         else:
-            batches = _delimited_rows(self.path, self.dialect, self.names, on_bad)
-        for rows, line in batches:
-            num_rows += len(line)
-            if len(line):
-                yield RowBatch(self.path, rows.select(wanted), line)
+            for row in islice(_raw_rows(self.path, self.options, self.dialect), 1, None):
+                num_rows += bool(row.values or row.fault)
+                if row.fault:
+                    written = row.written.rstrip("\r\n")
+                    on_bad_row(BadRow(str(self.path), row.line, written, row.fault))
+                elif row.values:
+                    kept.append(row)
+                    num_characters += len(row.written)
+                    if num_characters > BATCH_CHARACTERS:
+                        yield batch()
+                        kept, num_characters = [], 0
+            if kept:
+                yield batch()
         if num_rows == 0:
             raise ValueError(f"{self.path} holds a header and no rows; give it at least one row.")
 
@@ -274,6 +293,21 @@ def read_rows(
         yield from Table(path, options).rows(columns, on_bad_row)
 
 
+def value_rows(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    on_bad_row: OnBadRow = raise_bad_row,
+    options: TableOptions = TableOptions(),
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields line and values of each row of a table or jsonl file; of a table these columns, whose
+    values are text. Errors as of `Table.rows` and `read_json_rows`."""
+    if path.suffix.lower() in JSON_SUFFIXES:
+        yield from ((row.line, row.values) for row in read_json_rows(path))
+        return
+    for batch in Table(path, options).rows(columns, on_bad_row):
+        yield from zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
+
+
 @lru_cache(maxsize=256)
 def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[list[str], Dialect]:
     """The names of the columns, and the dialect, which is said where it is not the plain one."""
@@ -282,23 +316,24 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         with open_parquet(path) as file:
             names = file.schema_arrow.names
     elif suffix == EXCEL_SUFFIX:
-        names = list(map(_cell_text, next(_sheet(path, options.sheet, is_first=True), [])))
+        header = next(_sheet_rows(path, options.sheet, is_first=True), None)
+        names = [] if header is None else header.values
     else:
         encoding = options.encoding or _encoding_of(path)
-        blocks = islice(_utf8_blocks(path, encoding), 1 + SNIFFED_BYTES // BLOCK_BYTES)
-        start = b"".join(blocks)[:SNIFFED_BYTES]
-        _refuse_binary(path, 1, start)
-        sample = _decode(path, 1, start.rpartition(b"\n")[0] or start)
-        lines = list(io.StringIO(sample, newline="\n"))
+        lines = list(islice(_lines(path, encoding), SNIFFED_LINES))
         plain = SEPARATORS[suffix.removesuffix(".gz")]
-        separator = options.separator or _separator_of(sample, plain)
-        newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-        names, size, fault = _row(lines, 0, separator) if sample.strip() else ([], 1, "")
-        if fault and "\r" in lines[0].rstrip("\r\n"):
-            fault = r"the lines end in carriage returns alone; convert them with `tr '\r' '\n'`."
-        if fault:
+        separator = options.separator or _separator_of(lines, plain)
+        header = next(_delimited_rows(iter(lines), separator), None)
+        names = [] if header is None else header.values
+        if header is not None and header.fault:
+            fault = header.fault
+            if "\r" in header.written.rstrip("\r\n"):
+                fault = (
+                    r"the lines end in carriage returns alone; convert them with `tr '\r' '\n'`."
+                )
             raise ValueError(f"{path}:1: the header cannot be read: {fault}")
-        dialect = Dialect(separator, encoding, newline, size)
+        newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+        dialect = Dialect(separator, encoding, newline)
         found = []
         if options.separator is None and separator != plain:
             found.append("separator " + ("tab" if separator == "\t" else f'"{separator}"'))
@@ -325,33 +360,48 @@ def _say(path: Path, found: str) -> None:
         )
 
 
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Any]:
+    """Gives the bytes of a file, of gzip those it packed; ValueError where it is damaged."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(len(GZIP)) == GZIP
+            file.seek(0)
+            yield gzip.GzipFile(fileobj=file) if is_packed else file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); write or copy it again.") from error
+
+
 def _encoding_of(path: Path) -> str:
     """The encoding that the bytes of the whole file speak for, as Python names it."""
-    first = next(_blocks(path), b"")
+    with _unpacked(path) as file:
+        first = file.read(len(codecs.BOM_UTF8))
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for block in chain(_blocks(path), [b""]):
-            decoder.decode(block, not block)
+        with _unpacked(path) as file, io.TextIOWrapper(file, "utf-8") as text:
+            while text.read(BATCH_CHARACTERS):
+                pass
     except UnicodeDecodeError:  # some other encoding, or UTF-8 with a broken place
         num_characters = num_others = 0
-        for block in _blocks(path):
-            found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", block)
-            num_characters += len(found)
-            high = len(block) - len(block.translate(None, bytes(range(128, 256))))
-            num_others += high - sum(map(len, found))
+        with _unpacked(path) as file:
+            while block := file.read(BATCH_CHARACTERS):
+                found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", block)
+                num_characters += len(found)
+                high = len(block) - len(block.translate(None, bytes(range(128, 256))))
+                num_others += high - sum(map(len, found))
         if num_others >= num_characters:
             return "windows-1252"
-    return "utf-8-sig" if first.startswith(codecs.BOM_UTF8) else "utf-8"
+    return "utf-8-sig" if first == codecs.BOM_UTF8 else "utf-8"
 
 
-def _separator_of(sample: str, plain: str) -> str:
+def _separator_of(lines: list[str], plain: str) -> str:
     """The separator that cuts most rows into as many values as the header; `plain` if in doubt."""
     best, found = (0.0, False, 0), plain
     for mark in SNIFFED_SEPARATORS:
-        lines = csv.reader(io.StringIO(sample, newline=""), delimiter=mark)
-        widths = [len(row) for row in islice(filter(None, lines), SNIFFED_ROWS)]
+        # Whose lines end at a carriage return, too.
+        rows = csv.reader(io.StringIO("".join(lines), newline=""), delimiter=mark)
+        widths = [len(row) for row in rows if row]
         if widths and widths[0] > 1:
             share = widths.count(widths[0]) / len(widths)
             if (score := (share, mark == plain, widths[0])) > best:
@@ -359,119 +409,113 @@ def _separator_of(sample: str, plain: str) -> str:
     return found
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    """Yields the bytes of a file, unpacked where gzip packed them."""
-    with path.open("rb") as file:
-        is_packed = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        source = gzip.GzipFile(fileobj=file) if is_packed else file
-        try:
-            while block := source.read(BLOCK_BYTES):
-                yield block
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is damaged ({error}); write or copy it again.") from error
+def _lines(path: Path, encoding: str) -> Iterator[str]:
+    """Yields the lines of a text with their ends, of which a carriage return alone is none.
 
-
-def _utf8_blocks(path: Path, encoding: str) -> Iterator[bytes]:
-    """Yields a text file in UTF-8, without a mark; one in UTF-8 as it is, unchecked."""
-    if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
-        blocks = _blocks(path)
-        yield next(blocks, b"").removeprefix(codecs.BOM_UTF8)
-        yield from blocks
-        return
-    decoder = codecs.getincrementaldecoder(encoding)()
-    for block in chain(_blocks(path), [b""]):
-        try:
-            text = decoder.decode(block, not block)
-        except UnicodeDecodeError as error:
+    Raises:
+        ValueError: the file is damaged, binary, or in another encoding; names the line.
+    """
+    number = 0
+    try:
+        with _unpacked(path) as file, io.TextIOWrapper(file, encoding, newline="\n") as text:
+            while line := text.readline(MAX_LINE_LENGTH + 1):
+                number += 1
+                if "\0" in line:
+                    raise ValueError(
+                        f"{path}:{number}: a NUL byte: this is a binary file such as .parquet or "
+                        ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv "
+                        "(UTF-8)."
+                    )
+                if len(line) > MAX_LINE_LENGTH:
+                    raise ValueError(
+                        f"{path}:{number}: a line is longer than {MAX_LINE_LENGTH:,} characters; "
+                        "this is no table with one row per line."
+                    )
+                yield line
+    except UnicodeDecodeError as error:
+        fault, way_out = f"0x{error.object[error.start]:02X}", f"save it in UTF-8, {NAME_ENCODING}"
+        if not encoding.startswith("utf-8"):
             raise ValueError(
-                f"{path} is not in the encoding {encoding} (byte 0x"
-                f"{error.object[error.start]:02X}); save it in UTF-8, {NAME_ENCODING}"
+                f"{path} is not in the encoding {encoding} (byte {fault}); {way_out}"
             ) from error
-        if text:
-            yield text.encode("utf-8", "surrogatepass")
-
-
-def _refuse_binary(path: Path, line: int, block: bytes) -> None:
-    if b"\0" in block:
-        at = line + block.split(b"\0", 1)[0].count(b"\n")
+        number, place = _first_bad_byte(path)
         raise ValueError(
-            f"{path}:{at}: a NUL byte: this is a binary file such as .parquet or .xlsx, or UTF-16 "
-            "without its mark, and no table in text; save it as csv (UTF-8)."
-        )
+            f"{path}:{number}: byte {fault} at place {place} of the line is not UTF-8, as most of "
+            f"the file is; correct it, {way_out}"
+        ) from error
 
 
-def _delimited_rows(path: Path, dialect: Dialect, names: list[str], on_bad_line: OnBadLine) -> Rows:
-    line, rest, header = 1, b"", dialect.num_header_lines
-    for chunk in chain(_utf8_blocks(path, dialect.encoding), [b""]):
-        _refuse_binary(path, line, rest + chunk)
-        block, newline, rest = (rest + chunk).rpartition(b"\n")
-        block += newline
-        if not chunk:
-            block, rest = block + rest, b""
-        if len(rest) > MAX_LINE_BYTES:
-            at = line + block.count(b"\n")
-            raise ValueError(
-                f"{path}:{at}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; this is no table "
-                "with one row per line."
-            )
-        while header and block:
-            _, newline, block = block.partition(b"\n")
-            header, line = header - 1, line + 1
-        if not block:
-            continue
-        rows = _parse_fast(block, names, dialect.separator)
-        if rows is not None:
-            yield rows, np.arange(line, line + rows.num_rows, dtype=np.int64)
-            line += rows.num_rows
-            continue
-        lines = list(io.StringIO(_decode(path, line, block), newline="\n"))
-        values, numbers, place = [], [], 0
-        while place < len(lines):
-            row, size, fault = _row(lines, place, dialect.separator, names)
-            if fault == OPEN_QUOTE and chunk and len(lines) < place + MOST_LINES_OF_ROW:
-                break  # the row may go on
-            if fault:
-                on_bad_line(line + place, lines[place].rstrip("\r\n"), fault)
-            elif row or len(names) == 1:  # an empty line is a row of a one-column table alone
-                values.append(row or [""])
-                numbers.append(line + place)
-            place += size
-        rest, line = "".join(lines[place:]).encode() + rest, line + place
-        yield _text_batch(values, names), np.array(numbers, dtype=np.int64)
+def _first_bad_byte(path: Path) -> tuple[int, int]:
+    """Line and place in it, from 1, of the first byte that is not UTF-8; there is one."""
+    with _unpacked(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return number, error.start + 1
+    raise AssertionError(f"{path} is UTF-8")
 
 
-def _row(
-    lines: list[str], place: int, separator: str, names: Sequence[str] = ()
-) -> tuple[list[str], int, str]:
-    """The values of the row that begins at this line, its number of lines, and what is wrong.
+def _raw_rows(path: Path, options: TableOptions, dialect: Dialect) -> Iterator[RawRow]:
+    """The rows of delimited text or a sheet, the header first."""
+    if suffix_of(path) == EXCEL_SUFFIX:
+        return _sheet_rows(path, options.sheet)
+    return _delimited_rows(_lines(path, dialect.encoding), dialect.separator)
+
+
+def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
+    """Yields the rows of these lines, the header first, which the others are compared with.
 
     A row of several lines that has not one value per name, or whose first and last line look like
     rows of their own, has a quote that is not closed: only its first line is wrong.
     """
-    some = range(place, min(place + MOST_LINES_OF_ROW, len(lines)))
-    reader = csv.reader(map(lines.__getitem__, some), delimiter=separator, strict=True)
-    try:
-        values = next(reader)
-    except csv.Error as error:
-        fault = (
-            f"text follows the closing quote of a value ({error}); double the quotes inside a "
-            'quoted value ("").'
-        )
-        if reader.line_num > 1 or "unexpected end of data" in str(error):
-            fault = OPEN_QUOTE
-        elif "new-line character" in str(error):
-            fault = LONE_RETURN
-        return [], 1, fault
-    if any("\r" in value.replace("\r\n", "") for value in values):  # csv would not quote it again
-        return [], 1, LONE_RETURN
-    size = reader.line_num
-    if size > 1 and names:
-        ends = [len(lines[i].split(separator)) for i in (place, place + size - 1)]
-        looks_glued = ends == [len(names)] * 2 and f"{separator} " not in lines[place]
-        if len(values) != len(names) or (looks_glued and len(names) > 1):
-            return [], 1, OPEN_QUOTE
-    return values, size, _fault_of(values, names) if values and names else ""
+    waiting: deque[str] = deque()  # lines to be read again
+    taken: list[str] = []  # lines of the row
+    names: list[str] = []
+    number = 1
+
+    def lines_of_row() -> Iterator[str]:
+        while len(taken) < MOST_LINES_OF_ROW:
+            line = waiting.popleft() if waiting else next(lines, "")
+            if not line:
+                return
+            taken.append(line)
+            yield line
+
+    reader = csv.reader(lines_of_row(), delimiter=separator, strict=True)
+    while True:
+        try:
+            values = next(reader, None)
+            if values is None:
+                return
+            if not values and len(names) == 1:
+                values = [""]  # an empty line is a row of a one-column table alone
+            fault = _fault_of(values, names) if values and names else ""
+            if len(taken) > 1 and names:
+                ends = [len(line.split(separator)) for line in (taken[0], taken[-1])]
+                looks_glued = ends == [len(names)] * 2 and f"{separator} " not in taken[0]
+                if fault or (looks_glued and len(names) > 1):
+                    fault = OPEN_QUOTE
+            if "\r" in separator.join(values).replace("\r\n", ""):  # csv would not quote it again
+                fault = LONE_RETURN
+        except csv.Error as error:
+            values = []
+            fault = (
+                f"text follows the closing quote of a value ({error}); double the quotes inside a "
+                'quoted value ("").'
+            )
+            if len(taken) > 1 or "unexpected end of data" in str(error):
+                fault = OPEN_QUOTE
+            elif "new-line character" in str(error):
+                fault = LONE_RETURN
+        if fault:  # the other lines are read again
+            waiting.extendleft(reversed(taken[1:]))
+            del taken[1:]
+            reader = csv.reader(lines_of_row(), delimiter=separator, strict=True)
+        names = names or values
+        yield RawRow(number, values, fault, "".join(taken))
+        number += len(taken)
+        taken.clear()
 
 
 def _fault_of(values: list[str], names: Sequence[str]) -> str:
@@ -487,50 +531,8 @@ def _fault_of(values: list[str], names: Sequence[str]) -> str:
     )
 
 
-def _decode(path: Path, first_line: int, block: bytes) -> str:
-    try:
-        return block.decode("utf-8")
-    except UnicodeDecodeError as error:
-        before = block[: error.start]
-        line, place = first_line + before.count(b"\n"), error.start - before.rfind(b"\n")
-        raise ValueError(
-            f"{path}:{line}: byte 0x{block[error.start]:02X} at place {place} of the line is not "
-            f"UTF-8, as most of the file is; correct it, save the file in UTF-8, {NAME_ENCODING}"
-        ) from error
-
-
-def _parse_fast(block: bytes, names: list[str], separator: str) -> pa.RecordBatch | None:
-    """The rows of a block in which every line is one row; `None` sends it to Python's csv."""
-    num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    # pyarrow would drop a byte order mark, and here it belongs to a value
-    if block.count(b"\r") != block.count(b"\r\n") or block.startswith(codecs.BOM_UTF8):
-        return None
-    octets = np.frombuffer(b"\n" + block + b"\n", np.uint8)
-    quotes, before = np.flatnonzero(octets == ord('"')), [ord('"'), ord(separator), ord("\n")]
-    opens, closes = octets[quotes[::2] - 1], octets[quotes[1::2] + 1]
-    if len(quotes) % 2 or not (
-        np.isin(opens, before).all() and np.isin(closes, [*before, ord("\r")]).all()
-    ):
-        return None  # a quote stands inside a value and is not doubled
-    options = (
-        pacsv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
-        pacsv.ParseOptions(delimiter=separator, newlines_in_values=True),
-        pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), null_values=[]),
-    )
-    try:
-        table = pacsv.read_csv(pa.BufferReader(block), *options)
-    except pa.ArrowInvalid:
-        return None  # Python's csv finds the line and the reason
-    return table.combine_chunks().to_batches()[0] if table.num_rows == num_lines else None
-
-
-def _text_batch(rows: list[list[str]], names: list[str]) -> pa.RecordBatch:
-    columns = [pa.array([row[i] for row in rows], pa.string()) for i in range(len(names))]
-    return pa.RecordBatch.from_arrays(columns, names=names)
-
-
-def _sheet(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[list[Any]]:
-    """Yields the values of each row of a sheet, empty ones at its end left out."""
+def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[RawRow]:
+    """Yields the rows of a sheet, the header first; empty cells at the end of a row are none."""
     _check_excel(path)
     import openpyxl
 
@@ -542,35 +544,23 @@ def _sheet(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[li
             f"{path} is damaged or no Excel file ({reason}); write or copy it again."
         ) from error
     try:
-        names = book.sheetnames
-        if sheet is not None and sheet not in names:
-            raise ValueError(f'{path} has no sheet "{sheet}"; it has: {", ".join(names)}.')
-        if is_first and sheet is None and len(names) > 1:
-            _say(path, f'sheet "{names[0]}" of {len(names)}')
-        for row in book[sheet or names[0]].iter_rows(values_only=True):
-            values = list(row)
-            while values and values[-1] in (None, ""):
-                values.pop()
-            yield values
+        sheets, names = book.sheetnames, list[str]()
+        if sheet is not None and sheet not in sheets:
+            raise ValueError(f'{path} has no sheet "{sheet}"; it has: {", ".join(sheets)}.')
+        if is_first and sheet is None and len(sheets) > 1:
+            _say(path, f'sheet "{sheets[0]}" of {len(sheets)}')
+        cells = book[sheet or sheets[0]].iter_rows(values_only=True)
+        for number, row in enumerate(cells, start=1):
+            texts = list(map(_cell_text, row))
+            while texts and not texts[-1]:
+                texts.pop()
+            if texts:
+                texts += [""] * (len(names) - len(texts))
+            fault = _fault_of(texts, names) if texts and names else ""
+            names = names or texts
+            yield RawRow(number, texts, fault, " | ".join(texts))
     finally:
         book.close()
-
-
-def _excel_rows(path: Path, sheet: str | None, names: list[str], on_bad_line: OnBadLine) -> Rows:
-    cells = enumerate(_sheet(path, sheet), start=1)
-    next(cells)
-    while some := list(islice(cells, ROWS_PER_BATCH)):
-        rows: list[list[str]] = []
-        numbers: list[int] = []
-        for number, values in some:
-            texts = [_cell_text(value) for value in values]
-            texts += [""] * (len(names) - len(texts))
-            if fault := _fault_of(texts, names):
-                on_bad_line(number, " | ".join(texts), fault)
-            elif values:  # an empty row is none
-                rows.append(texts)
-                numbers.append(number)
-        yield _text_batch(rows, names), np.array(numbers, dtype=np.int64)
 
 
 def _cell_text(value: Any) -> str:
@@ -582,14 +572,14 @@ def _cell_text(value: Any) -> str:
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _parquet_rows(path: Path, wanted: list[str]) -> Rows:
+def _parquet_batches(path: Path, wanted: list[str]) -> Iterator[RowBatch]:
     position = 0
     with open_parquet(path) as table:
         for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
             arrays = [as_text(batch.column(n), f'{path}, column "{n}"') for n in wanted]
             line = np.arange(position + 1, position + 1 + batch.num_rows, dtype=np.int64)
             position += batch.num_rows
-            yield pa.RecordBatch.from_arrays(arrays, names=wanted), line
+            yield RowBatch(path, pa.RecordBatch.from_arrays(arrays, names=wanted), line)
 
 
 def as_text(column: pa.Array, name: str) -> pa.Array:
@@ -620,43 +610,22 @@ def _number_text(value: float | None) -> str:
     return str(int(value)) if abs(value) < 2**63 and value == int(value) else repr(value)
 
 
-Write = Callable[[pa.RecordBatch], Any]
-
-
-class TableWriter:
-    """Takes record batches of equal columns for a file; made by `new_table`."""
-
-    def __init__(self, path: Path, begin: Callable[[pa.Schema], Write]) -> None:
-        self.path, self._begin = path, begin
-        self.names: list[str] = []
-        self._write: Write | None = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Appends these rows; every batch has the columns of the first one."""
-        with naming(self.path):
-            if self._write is None:
-                self.names, self._write = batch.schema.names, self._begin(batch.schema)
-            if batch.schema.names != self.names:
-                raise ValueError(
-                    f"{self.path}: the columns changed from {self.names} to {batch.schema.names}; "
-                    "tables of one output need the same columns."
-                )
-            self._write(batch)
-
-
-@contextmanager
-def new_table(
-    path: Path, overwrite: bool = False, like: Table | None = None
-) -> Iterator[TableWriter]:
-    """Give a writer of a table, whose file gets its name when all went well.
+def write_batches(
+    path: Path,
+    batches: Iterable[pa.RecordBatch],
+    overwrite: bool = False,
+    like: Table | None = None,
+) -> None:
+    """Write record batches of equal columns as a table, whole or not at all.
 
     Args:
         path: .csv, .tsv (or with .gz), .parquet or .xlsx.
+        batches: one or more; the file is there when the last one was taken.
         overwrite: whether an existing file may be replaced; else FileExistsError.
         like: a table in whose dialect delimited text is written, where it has the same suffix.
 
     Raises:
-        ValueError: the suffix is unknown, or no rows were written.
+        ValueError: the suffix is unknown, or there is no batch.
     """
     check_suffix(path)
     suffix = suffix_of(path)
@@ -665,40 +634,40 @@ def new_table(
     if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
         dialect = like.dialect
     way_out = None if overwrite else "choose another name, or allow overwriting"
-    with _new_file(path, "wb", way_out) as file, naming(path), ExitStack() as stack:
-
-        def begin(schema: pa.Schema) -> Write:
-            if suffix in PARQUET_SUFFIXES:
-                return stack.enter_context(pq.ParquetWriter(file, schema)).write_batch
-            if suffix == EXCEL_SUFFIX:
-                return stack.enter_context(_new_sheet(path, file, schema.names))
-            binary = file
-            if suffix.endswith(".gz"):  # without name and time: equal tables have equal bytes
-                binary = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
-            return stack.enter_context(_new_text(binary, schema.names, dialect))
-
-        table = TableWriter(path, begin)
-        yield table
-        if not table.names:
+    with _new_file(path, "wb", way_out) as file, naming(path):
+        rest = iter(batches)
+        first = next(rest, None)
+        if first is None:
             raise ValueError(f"{path}: no rows were written; a table needs a header.")
+        rest = chain([first], rest)
+        if suffix in PARQUET_SUFFIXES:
+            with pq.ParquetWriter(file, first.schema) as writer:
+                for batch in rest:
+                    writer.write_batch(batch)
+        elif suffix == EXCEL_SUFFIX:
+            _write_sheet(path, file, first.schema.names, rest)
+        elif suffix.endswith(".gz"):  # without name and time: equal tables have equal bytes
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+                _write_text(packed, first.schema.names, rest, dialect)
+        else:
+            _write_text(file, first.schema.names, rest, dialect)
 
 
-@contextmanager
-def _new_text(file: Any, names: list[str], dialect: Dialect) -> Iterator[Write]:
+def _write_text(
+    file: Any, names: list[str], batches: Iterable[pa.RecordBatch], dialect: Dialect
+) -> None:
     text = io.TextIOWrapper(file, encoding=dialect.encoding, newline="")
     rows = csv.writer(text, delimiter=dialect.separator, lineterminator=dialect.newline)
     rows.writerow(names)
-
-    def write(batch: pa.RecordBatch) -> None:
+    for batch in batches:
         texts = [as_text(c, n) for c, n in zip(batch.columns, names, strict=True)]
         rows.writerows(zip(*(column.to_pylist() for column in texts), strict=True))
-
-    yield write
     text.detach()  # written out
 
 
-@contextmanager
-def _new_sheet(path: Path, file: BinaryIO, names: list[str]) -> Iterator[Write]:
+def _write_sheet(
+    path: Path, file: BinaryIO, names: list[str], batches: Iterable[pa.RecordBatch]
+) -> None:
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
@@ -713,17 +682,71 @@ def _new_sheet(path: Path, file: BinaryIO, names: list[str]) -> Iterator[Write]:
         text.data_type = "s"  # were it even a formula
         return text
 
-    def write(batch: pa.RecordBatch) -> None:
-        nonlocal num_rows
+    sheet.append(list(map(cell, names)))
+    for batch in batches:
         num_rows += batch.num_rows
         if num_rows > MOST_EXCEL_ROWS:
             raise ValueError(f"{path}: a sheet holds {MOST_EXCEL_ROWS:,} rows; name a csv file.")
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             sheet.append(list(map(cell, row)))
-
-    sheet.append(list(map(cell, names)))
-    yield write
     book.save(file)
+
+
+def write_beside(
+    files: Sequence[Path],
+    options: TableOptions,
+    path: Path,
+    num_rows: int,
+    added: Callable[[slice], dict[str, pa.Array]],
+    texts: Iterable[str],
+) -> None:
+    """Write all rows of tables in order, with more columns beside them, whole or not at all.
+
+    Args:
+        files: tables of equal columns, which were read before. Rows that cannot be cut into columns
+            are left out.
+        options: how they are written.
+        path: a file of any kind of table, in the dialect of the first one; in UTF-8 where they are
+            in several encodings, or theirs cannot hold what is added, which is logged.
+        num_rows: all that were read before.
+        added: gives the columns of some rows by their names.
+        texts: those that may be added.
+
+    Raises:
+        FileExistsError: the file exists.
+        RuntimeError: a table has changed since.
+    """
+    tables = [Table(file, options) for file in files]
+    check_same_columns(tables)
+    like, encoding = tables[0], tables[0].dialect.encoding
+    why = ""
+    if any(table.dialect.encoding != encoding for table in tables):
+        why = f"the tables are in several encodings, {encoding} the first"
+    try:
+        "".join(texts).encode(encoding)
+    except UnicodeEncodeError as error:
+        why = f'{encoding} cannot hold "{error.object[error.start]}" of what is added'
+    if why:
+        log.warning("the table is written in UTF-8: %s", why)
+        like.dialect = like.dialect._replace(encoding="utf-8")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        position, names = 0, list[str]()
+        for batch in read_rows(files, on_bad_row=lambda bad: None, options=options):
+            rows = slice(position, position + len(batch.line))
+            position = rows.stop
+            if position <= num_rows:
+                columns = added(rows)
+                names = names or [*free_names(like.names, list(columns)), *columns]
+                arrays = [*batch.rows.columns, *columns.values()]
+                yield pa.RecordBatch.from_arrays(arrays, names=names)
+        if position != num_rows:
+            raise RuntimeError(
+                f"the tables hold {position} rows, {num_rows} were read before: a table changed "
+                "meanwhile; start the prediction again."
+            )
+
+    write_batches(path, batches(), like=like)
 
 
 @contextmanager
@@ -773,31 +796,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def same_columns(tables: Sequence[Table], done: str) -> None:
-    """Raises ValueError unless tables that are `done` into one file have the same columns."""
+def check_same_columns(tables: Sequence[Table]) -> None:
+    """Raises ValueError unless tables whose rows go into one file have the same columns."""
     for table in tables:
         if table.names != tables[0].names:
             raise ValueError(
                 f"{table.path} has the columns {table.names}, {tables[0].path} has "
-                f"{tables[0].names}; tables that are {done} into one file need the same columns: "
-                "predict them one by one."
+                f"{tables[0].names}; tables that become one file need the same columns: predict "
+                "them one by one."
             )
-
-
-def dialect_for(tables: Sequence[Table], added: Iterable[str]) -> Table:
-    """Return the first table, whose dialect is taken for writing; in UTF-8 where the tables are in
-    several encodings, or theirs cannot hold the texts that are added, which is logged."""
-    first, encoding = tables[0], tables[0].dialect.encoding
-    try:
-        "".join(added).encode(encoding)
-        if all(table.dialect.encoding == encoding for table in tables):
-            return first
-        why = f"the tables are in several encodings, {encoding} the first"
-    except UnicodeEncodeError as error:
-        why = f'{encoding} cannot hold "{error.object[error.start]}" of what is added'
-    log.warning("the table is written in UTF-8: %s", why)
-    first.dialect = first.dialect._replace(encoding="utf-8")
-    return first
 
 
 def check_suffix(path: Path) -> None:

@@ -29,12 +29,9 @@ from datamodules.files.tables import (
     PARQUET_SUFFIXES,
     Table,
     TableOptions,
-    dialect_for,
-    free_names,
-    new_table,
-    read_rows,
-    same_columns,
+    check_same_columns,
     suffix_of,
+    write_beside,
 )
 from datamodules.occupations.rows import Columns, RowRules
 from datamodules.occupations.store import text_arrays
@@ -98,7 +95,7 @@ def open_index(
     tables = [Table(path, table) for path in files]
     for one in tables:
         columns.text_columns(one)
-    same_columns(tables, "coded")
+    check_same_columns(tables)
     root = cache_root()
     key = {
         "version": INDEX_VERSION,
@@ -221,21 +218,9 @@ def write_coded_table(
             values(index.language_ids[ids] != 0, is_coded),
         ]
 
-    tables, own = (
-        [Table(file, index.table) for file in index.files],
-        output_columns(num_codes, 1 + num_next),
+    names = output_columns(num_codes, 1 + num_next)
+    write_beside(
+        *(index.files, index.table, path, len(index.input_of_row)),
+        added=lambda rows: dict(zip(names, added(index.input_of_row[rows]), strict=True)),
+        texts=book.codes + book.descriptions,
     )
-    names = [*free_names(tables[0].names, own), *own]
-    with new_table(path, like=dialect_for(tables, book.codes + book.descriptions)) as table:
-        position, num_rows, unreadable = 0, len(index.input_of_row), BadRows("collect")
-        for batch in read_rows(index.files, None, unreadable.add, index.table):
-            inputs = index.input_of_row[position : position + len(batch.line)]
-            position += len(batch.line)
-            if position <= num_rows:
-                columns = [*batch.rows.columns, *added(inputs)]
-                table.write(pa.RecordBatch.from_arrays(columns, names=names))
-        if position != num_rows:
-            raise RuntimeError(
-                f"the tables hold {position} rows, the index {num_rows}: a table changed while it "
-                "was coded; start the prediction again."
-            )

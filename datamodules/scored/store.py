@@ -25,7 +25,6 @@ from datamodules.files.rows import (
     OnBadRows,
     RowFault,
     half_character,
-    read_json_rows,
 )
 from datamodules.files.splitting import (
     PART_NAMES,
@@ -40,14 +39,11 @@ from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import (
     Table,
     TableOptions,
-    dialect_for,
-    free_names,
-    naming,
-    new_table,
-    new_text_file,
-    read_rows,
-    same_columns,
+    check_same_columns,
+    value_rows,
+    write_beside,
 )
+from datamodules.text.prompts import read_rows, write_rows
 
 log = logging.getLogger(__name__)
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
@@ -378,20 +374,12 @@ def _rows(
     names = [texts] if isinstance(texts, str) else list(texts)
     separators: dict[str, str | None] = dict.fromkeys([*names, *([group] if group else ())])
     separators |= {head.column: head.options.separator for head in heads}
-    source: Iterator[tuple[int, dict[str, Any]]]
-    if path.suffix.lower() in JSON_SUFFIXES:
-        source = ((row.line, row.values) for row in read_json_rows(path))
-    else:
+    if path.suffix.lower() not in JSON_SUFFIXES:
         table = Table(path, request.table)
         table.check(names, "columns.text")
         for head in heads:
             table.check([head.column], f"heads.{head.name}.column")
-        source = (
-            row
-            for batch in table.rows(list(separators), bad_rows.add)
-            for row in zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
-        )
-    for line, values in source:
+    for line, values in value_rows(path, list(separators), bad_rows.add, request.table):
         try:
             cells = {name: _cell_text(values.get(name), mark) for name, mark in separators.items()}
             text = "\n".join(cells[name] for name in names if cells[name].strip())
@@ -583,7 +571,7 @@ def check_output(
             ".tsv or .parquet; name another data.predict_output, or predict the files one by one."
         )
     if are_json == {False}:
-        same_columns([Table(file, options) for file in files], "scored")
+        check_same_columns([Table(file, options) for file in files])
 
 
 def write_scored(
@@ -610,21 +598,11 @@ def write_scored(
         if name not in results or len(results[name]) != len(store.num_bytes):
             count = len(store.num_bytes)
             raise ValueError(f'the prediction has no "{name}" for each of {count} texts.')
-    position, num_rows, files = 0, len(store.text_of_row), list(map(Path, store.files))
+    files = list(map(Path, store.files))
 
-    def check(is_right: bool) -> None:
-        if not is_right:
-            raise RuntimeError(
-                f"the files hold {position} rows, {num_rows} were read before: a file changed "
-                "while it was scored; start the prediction again."
-            )
-
-    def added(count: int) -> dict[str, list[Any]]:
-        """Return the columns of the next rows; a rejected row has none of the values."""
-        nonlocal position
-        texts = store.text_of_row[position : position + count]
-        position += count
-        check(position <= num_rows)
+    def added(rows: slice) -> dict[str, list[Any]]:
+        """Return the columns of some rows; a rejected row has none of the values."""
+        texts = store.text_of_row[rows]
         columns: dict[str, list[Any]] = {}
         for name, facts in heads.items():
             scores = scores_of(name, facts, results[name][np.maximum(texts, 0)])
@@ -634,25 +612,15 @@ def write_scored(
         return columns
 
     if path.suffix.lower() in JSON_SUFFIXES:
-        with new_text_file(path) as file:
-            for row in (row for source in files for row in read_json_rows(source)):
-                own = added(1)
-                names = free_names(list(row.values), list(own))
-                values = dict(zip(names, row.values.values(), strict=True))
-                values |= {name: column[0] for name, column in own.items()}
-                line = json.dumps(values, ensure_ascii=False)
-                if half_character(line) is not None:  # which stands in no file of UTF-8
-                    line = json.dumps(values)
-                with naming(path):
-                    file.write(line + "\n")
-            check(position == num_rows)
+
+        def added_to(number: int) -> tuple[Any, ...]:
+            return tuple(values[0] for values in added(slice(number, number + 1)).values())
+
+        columns = list(added(slice(0)))
+        write_rows(read_rows(files), added_to, columns, len(store.text_of_row), path)
         return
-    classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]
-    like = dialect_for([Table(file, options) for file in files], classes)
-    with new_table(path, like=like) as table:
-        for batch in read_rows(files, on_bad_row=lambda bad: None, options=options):
-            own = added(len(batch.line))
-            names = [*free_names(batch.rows.schema.names, list(own)), *own]
-            arrays = [*batch.rows.columns, *(pa.array(values) for values in own.values())]
-            table.write(pa.RecordBatch.from_arrays(arrays, names=names))
-        check(position == num_rows)
+    write_beside(
+        *(files, options, path, len(store.text_of_row)),
+        added=lambda rows: {name: pa.array(values) for name, values in added(rows).items()},
+        texts=[str(name) for facts in heads.values() for name in facts.get("classes") or ()],
+    )

@@ -13,7 +13,7 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
-from datamodules.files.tables import new_table
+from datamodules.files.tables import write_batches
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, file_queries
 from datamodules.text.encoding import (
@@ -217,8 +217,8 @@ class SearchDataModule(EncodedTextDataModule):
                 shown = snippet(document.text, query)
                 rows.append((ranking.query, query, rank, round(score, 6), *place, shown))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
-        with new_table(path, overwrite=True) as table:
-            table.write(pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS))
+        batch = pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS)
+        write_batches(path, [batch], overwrite=True)
 
 
 def snippet(text: str, query: str) -> str:

@@ -17,11 +17,10 @@ from datamodules.files.rows import (
     JsonRow,
     RowFault,
     half_character,
-    read_json_rows,
     sound_rows,
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import Table, expand_files
+from datamodules.files.tables import expand_files, value_rows
 
 Files = str | list[str] | None
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
@@ -204,15 +203,6 @@ def record_of(row: dict[str, Any]) -> TextRecord:
     return TextRecord(*values.values())
 
 
-def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line and values of each row of a table or a jsonl file."""
-    if path.suffix.lower() in JSON_SUFFIXES:
-        yield from ((row.line, row.values) for row in read_json_rows(path))
-        return
-    for batch in Table(path).rows():
-        yield from zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
-
-
 def value_of(row: dict[str, Any], names: tuple[str, ...]) -> Any:
     """Return the first value of these columns that is there, `None` without one."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
@@ -291,7 +281,7 @@ class PagesReader:
         """Rows of the tables, with the words of the query and the page as the user names it."""
         wishes = []
         for path in self.asked:
-            for line, row in table_rows(path):
+            for line, row in value_rows(path):
                 query, pages = value_of(row, QUERY_COLUMNS), value_of(row, PAGE_COLUMNS)
                 if not isinstance(query, str) or not query.strip() or not pages:
                     raise ValueError(

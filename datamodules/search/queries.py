@@ -16,7 +16,7 @@ from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.documents import Reading, read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
-from datamodules.files.tables import check_file, naming, new_text_file
+from datamodules.files.tables import check_file, naming, new_text_file, value_rows
 from datamodules.search.collection import (
     COLLECTION_VERSION,
     Judgements,
@@ -28,7 +28,6 @@ from datamodules.search.formats import (
     QUERY_TABLES,
     TextRecord,
     TextRow,
-    table_rows,
     value_of,
 )
 
@@ -146,7 +145,7 @@ def file_queries(path: Path) -> Queries:
                 yield TextRow(TextRecord(number, "", text.strip()), path, int(number))
             return
         known: set[str] = set()  # a table of queries and pages names a query several times
-        for line, row in table_rows(path):
+        for line, row in value_rows(path):
             query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
             if not isinstance(query, str) or not query.strip():
                 raise ValueError(

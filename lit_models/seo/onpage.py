@@ -25,7 +25,7 @@ from datamodules.files.html import (
     parsed,
     visible_lines,
 )
-from datamodules.files.tables import new_table
+from datamodules.files.tables import write_batches
 from datamodules.text.encoding import words_of
 from lit_models.errors import run_guarded
 
@@ -438,9 +438,8 @@ def write_tables(path: Path, sites: Mapping[str, Sequence[PageReport]]) -> list[
     heads = [list(dict.fromkeys(name for row in pages for name in row))]
     heads.append(["site", "page", *PageFinding._fields])
     for target, rows, names in zip(paths, (pages, findings), heads, strict=True):
-        with new_table(target, overwrite=True) as table:
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            table.write(pa.RecordBatch.from_pydict(columns))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        write_batches(target, [pa.RecordBatch.from_pydict(columns)], overwrite=True)
     return paths
 
 

@@ -193,7 +193,7 @@ def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
     path = write(tmp_path / "t.csv", TABLE)
     index = open_index([path], COLUMNS, RECIPE)
     write(path, TABLE + "7,new,en,\n")
-    with pytest.raises(RuntimeError, match="hold 7 rows, the index 6: a table changed while"):
+    with pytest.raises(RuntimeError, match="hold 7 rows, 6 were read before: a table changed"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
