@@ -50,7 +50,7 @@ from lit_models.training.checkpoints import (
 )
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan
-from lit_models.training.export import is_exported
+from lit_models.training.export import START_ONLY, is_exported
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import Ledger, ledger_of
@@ -76,7 +76,6 @@ from lit_models.training.strategies import DEPRECATIONS, replicated
 TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
-START_ONLY = ("init_from", "init_from_part")  # weights that a checkpoint has replaced already
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
 HELP = ("-h", "--help")
 NOISE = (

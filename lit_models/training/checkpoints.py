@@ -40,6 +40,7 @@ from datamodules.core.store import put_in_place, remove, sha256_of, sync
 from lit_models.training.export import is_exported, read_exported
 from lit_models.training.hyperparameters import AVERAGED as AVERAGED
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
+from lit_models.training.ledger import ledger_of
 
 MARKER = "meta.pt"
 FORMAT = "unisono shards 3"
@@ -448,7 +449,7 @@ class LastCheckpoint(Callback):
         if trainer.global_step == self._seen_step:
             return  # in the middle of an accumulation
         self._seen_step = trainer.global_step
-        ledger = _ledger_of(trainer)
+        ledger = ledger_of(trainer)
         by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if by_steps or (ledger is not None and ledger.save_now):
             self._save(trainer)
@@ -459,7 +460,7 @@ class LastCheckpoint(Callback):
             ledger.wants_save = ledger.wants_save or (is_due and trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ledger = _ledger_of(trainer)
+        ledger = ledger_of(trainer)
         is_left = ledger is not None and ledger.is_stopping and self._saved_step != self._seen_step
         if self.every_epoch or is_left:
             self._save(trainer)
@@ -476,11 +477,6 @@ class LastCheckpoint(Callback):
                 put_in_place(last, folder / "previous.ckpt")
             put_in_place(folder / FRESH, last)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
-
-
-def _ledger_of(trainer: Trainer) -> Any | None:
-    """Return the callback by which ranks agree on saves; `Ledger` builds on this file."""
-    return next((c for c in trainer.callbacks if hasattr(c, "wants_save")), None)
 
 
 class BestCheckpoint(ModelCheckpoint):

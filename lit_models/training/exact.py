@@ -55,7 +55,6 @@ class ExactModule(LightningModule):
         settled_options: arguments of the constructor that an evaluation takes from its
             checkpoint; the command line refuses others.
         init_from: checkpoint to take weights from, where a network begins anew.
-        weights_device: where `configure_model` builds; the strategy moves the network from there.
         recipe: plain values that the network is built by; `None` before they are known.
     """
 
@@ -76,8 +75,6 @@ class ExactModule(LightningModule):
     settled_options: ClassVar[tuple[str, ...]] = ()
     init_from: str | None = None
     init_from_part: str | None = None
-    weights_device: torch.device | str = "cpu"
-    weights_dtype: torch.dtype = torch.float32  # of the run, noted as `configure_model` begins
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,9 +231,9 @@ class ExactModule(LightningModule):
         if self.recipe is None:
             return
         data = self.trainer.datamodule if self._trainer is not None else None
-        self.weights_dtype = torch.get_default_dtype()
+        dtype = torch.get_default_dtype()  # of a run in 64-true, 16-true or bf16-true
         is_new = False
-        with float32_on(self.weights_device):
+        with float32_on("cpu"):
             if not self.is_built:
                 weights, self._early_weights = self._early_weights, None
                 if data is not None and weights is None:
@@ -244,14 +241,18 @@ class ExactModule(LightningModule):
                     is_new = self._awaited is None
                 self.build(self.recipe, data if is_new else None)
                 self.is_built = True
-                self.convert_weights()
+                self._convert(dtype)
                 if weights is not None:
                     self.load_state_dict(weights)
                 elif is_new and self.init_from is not None:
                     load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
             if data is not None:
                 self.prepare(data, is_new)
-        self.convert_weights()
+        self._convert(dtype)
+
+    def _convert(self, dtype: torch.dtype) -> None:
+        if dtype != torch.float32:  # in which an adapter's base may have fewer bits
+            self.to(dtype)
 
     def teardown(self, stage: str) -> None:
         if self._trainer is not None and not self._names_checkpoint:
@@ -302,20 +303,15 @@ class ExactModule(LightningModule):
         return {name: " ".join(f"{v:g}" for v in values) for name, values in answers.items()}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.exact_mean(self.training_terms(batch), batch, self.term_weights())
+        return self.exact_mean(self.training_terms(batch), batch)
 
-    def exact_mean(
-        self,
-        terms: dict[str, LossSum],
-        batch: dict[str, Any],
-        term_weights: dict[str, float] | None = None,
-    ) -> Tensor:
-        """Return the loss to back-propagate: the share of this micro-batch in the step's mean.
+    def exact_mean(self, terms: dict[str, LossSum], batch: dict[str, Any]) -> Tensor:
+        """Return the loss to back-propagate: the share of this micro-batch in the step's mean, in
+        which each term has its factor of `term_weights`.
 
         Args:
             terms: name -> total and count over the weight-1 samples of this micro-batch.
             batch: a planned batch; its `step_denominators` name the same terms.
-            term_weights: factor of each term; 1 where not given.
 
         Raises:
             KeyError: the batch does not come from a planned datamodule, or lacks a term.
@@ -325,7 +321,7 @@ class ExactModule(LightningModule):
                 "the batch carries no step_denominators; train with a PlannedDataModule, whose "
                 "batches know the counts of the whole optimizer step."
             )
-        share = share_of_step(terms, batch, term_weights or {})
+        share = share_of_step(terms, batch, self.term_weights())
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
         # Finite gradients of a loss that is not would hide it from the ranks whose loss is: zero
         # times a finite number is zero, times any other it is NaN.
@@ -429,11 +425,6 @@ class ExactModule(LightningModule):
             self._early_weights = dict(state_dict)
             return super().load_state_dict({}, strict=False)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
-    def convert_weights(self) -> None:
-        """Give all weights the dtype of a run in 64-true, 16-true or bf16-true."""
-        if self.weights_dtype != torch.float32:  # in which an adapter's base may have fewer bits
-            self.to(self.weights_dtype)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -543,7 +534,8 @@ def share_of_step(
     terms: dict[str, LossSum], batch: dict[str, Any], term_weights: dict[str, float]
 ) -> Tensor:
     """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
-    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`."""
+    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`, and the factor of
+    each term, 1 where none is given."""
     share: Tensor | None = None
     for name, (total, _) in terms.items():
         factor = term_weights.get(name, 1.0)

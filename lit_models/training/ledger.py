@@ -1,5 +1,6 @@
 """Ledger of optimizer steps: the samples that each used, over all ranks, and what came of it."""
 
+import hashlib
 import json
 import math
 import os
@@ -16,11 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
-from lit_models.training.lineage import FILE_NAME, chained, json_lines, plan_hash
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
 
+FILE_NAME = "ledger.jsonl"
+Row = dict[str, Any]  # a line of it
 DEFAULT_LOG_INTERVAL = 50  # Lightning's
 _NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
@@ -99,20 +101,23 @@ class StepRecord:
 
 
 def read_vector(values: list[float], term_names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values in the sum of all ranks' vectors: `is_finite`, `stop`, `save`, `digest`,
-    `samples`, `loss`, and `terms` as name -> total and count."""
+    """Return the values in the sum of all ranks' vectors: `stop`, `save`, and those of a line of
+    the ledger, with name -> count as `targets` and name -> mean as `terms`."""
     flags, limbs = values[:_NUM_FLAGS], values[_NUM_FLAGS : _NUM_FLAGS + _NUM_LIMBS]
     samples, loss, *pairs = values[_NUM_FLAGS + _NUM_LIMBS :]
     # Limbs are sums over micro-batches: they are put together with carry.
     digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
+    totals, counts = pairs[::2], pairs[1::2]
+    means = [total / max(1.0, count) for total, count in zip(totals, counts, strict=True)]
     return {
-        "is_finite": flags[0] == 0,
         "stop": flags[1] > 0,
         "save": flags[2] > 0,
         "digest": f"{digest:016x}",
         "samples": int(samples),
+        "targets": dict(zip(term_names, counts, strict=True)),
         "loss": loss,
-        "terms": {n: (pairs[2 * i], pairs[2 * i + 1]) for i, n in enumerate(term_names)},
+        "terms": dict(zip(term_names, means, strict=True)),
+        "is_finite": flags[0] == 0,
     }
 
 
@@ -141,6 +146,47 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return self._numbers.tolist()
+
+
+def chained(line: Row, before: str) -> str:
+    """Return the hash of a line of the ledger without its own `hash`, 16 hex digits, chained to
+    that of the line before; "" for the first one."""
+    text = json.dumps({name: value for name, value in line.items() if name != "hash"})
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
+
+
+def plan_hash(request: Row, repeats_first_epoch: bool, lengths: np.ndarray) -> str:
+    """Return the hash of all that a plan is made of, 16 hex digits: the values of a `PlanRequest`,
+    whether every epoch has the steps of the first one, positions of each sample [N]."""
+    digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
+    digest.update(np.ascontiguousarray(lengths, dtype="<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def json_lines(path: Path) -> tuple[list[Row], int]:
+    """Return the JSON objects of the whole lines of a file, and their bytes; a kill tears the last.
+
+    Raises:
+        ValueError: a whole line that is no JSON object.
+    """
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            rows.append({**json.loads(line)})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise damaged_file(path, error, number) from error
+    return rows, len(whole)
+
+
+def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueError:
+    """Return the error of a damaged file of a run folder, or of one of its lines."""
+    place = path if line is None else f"{path}, line {line}"
+    return ValueError(
+        f"{place} is damaged ({str(reason)[:60]}); only the run writes it: copy it again from "
+        "where it was whole, or choose another run folder."
+    )
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
@@ -303,18 +349,9 @@ class Ledger(Callback):
         vector, norm, facts, term_names = self._pending
         self._pending = None
         step = read_vector(vector.read(), term_names)
-        self.latest = {
-            **facts,
-            "digest": step["digest"],
-            "samples": step["samples"],
-            "targets": {name: count for name, (_, count) in step["terms"].items()},
-            "loss": step["loss"],
-            "terms": {name: total / max(1.0, n) for name, (total, n) in step["terms"].items()},
-            "grad_norm": None if norm is None else norm.read(),
-            "is_finite": step["is_finite"],
-        }
-        self.save_now = step["save"]
-        if step["stop"]:  # at this step, with a checkpoint and without a validation before it
+        is_stopping, self.save_now = step.pop("stop"), step.pop("save")
+        self.latest = {**facts, **step, "grad_norm": None if norm is None else norm.read()}
+        if is_stopping:  # at this step, with a checkpoint and without a validation before it
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
         if self._file is not None:

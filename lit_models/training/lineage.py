@@ -1,25 +1,25 @@
-"""Lineage of a run: its ledger read, its steps found again, and the proof that they are whole.
+"""Lineage of a run: its ledger read, its steps found again, and the proof that they are whole."""
 
-Nothing here needs torch but what opens a checkpoint.
-"""
-
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from datamodules.core.plan import PlanRequest, digest_ids, make_plan
-
-if TYPE_CHECKING:
-    from datamodules.core.planned import PlannedDataModule
-
-FILE_NAME = "ledger.jsonl"
-Row = dict[str, Any]
+from datamodules.core.planned import PlannedDataModule
+from lit_models.training.checkpoints import damage, read_checkpoint
+from lit_models.training.ledger import (
+    FILE_NAME,
+    Row,
+    chained,
+    damaged_file,
+    json_lines,
+    plan_hash,
+)
 
 
 class Status(IntEnum):
@@ -109,46 +109,6 @@ class Proof:
         return lines
 
 
-def chained(line: Row, before: str) -> str:
-    """Return the hash of a line of the ledger without its own `hash`, 16 hex digits, chained to
-    that of the line before; "" for the first one."""
-    text = json.dumps({name: value for name, value in line.items() if name != "hash"})
-    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
-
-
-def plan_hash(request: Row, repeats_first_epoch: bool, lengths: np.ndarray) -> str:
-    """Return the hash of all that a plan is made of, 16 hex digits: the values of a `PlanRequest`,
-    whether every epoch has the steps of the first one, positions of each sample [N]."""
-    digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(lengths, dtype="<i8").tobytes())
-    return digest.hexdigest()[:16]
-
-
-def json_lines(path: Path) -> tuple[list[Row], int]:
-    """Return the JSON objects of the whole lines of a file, and their bytes; a kill tears the last.
-
-    Raises:
-        ValueError: a whole line that is no JSON object.
-    """
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    rows = []
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            rows.append({**json.loads(line)})
-        except (ValueError, TypeError, RecursionError) as error:
-            raise _damaged(path, error, number) from error
-    return rows, len(whole)
-
-
-def _damaged(path: Path, reason: object, line: int | None = None) -> ValueError:
-    place = path if line is None else f"{path}, line {line}"
-    return ValueError(
-        f"{place} is damaged ({str(reason)[:60]}); only the run writes it: copy it again from "
-        "where it was whole, or choose another run folder."
-    )
-
-
 _TYPES: dict[str, dict[str, type]] = {  # what a line of each kind must have
     "start": {
         "attempt": int,
@@ -192,7 +152,7 @@ def read_ledger(run: Path) -> tuple[list[Row], bool]:
     for number, row in enumerate(rows, 1):
         for name, kind in _TYPES[_kind(row)].items():
             if type(row.get(name)) is not kind:
-                raise _damaged(path, f"no {kind.__name__} {name}", number)
+                raise damaged_file(path, f"no {kind.__name__} {name}", number)
     return rows, size < path.stat().st_size
 
 
@@ -214,7 +174,7 @@ def plan_of(run: Path) -> Row:
         PlanRequest(**plan["request"])
         plan["digest"], plan["repeats_first_epoch"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, error) from error
+        raise damaged_file(path, error) from error
     return plan
 
 
@@ -384,8 +344,6 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
 
 def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
     """Each checkpoint is sound, and says what the lines say that were there when it was saved."""
-    from lit_models.training.checkpoints import damage, read_checkpoint  # torch: few need it
-
     places = {str(row.get("hash")): place for place, row in enumerate(rows)}
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
@@ -488,8 +446,6 @@ def find_start(run: Path, found: LedgerStep) -> Start:
     Checkpoints of steps that a kill discarded are of another lineage, and damaged ones are passed
     over and named.
     """
-    from lit_models.training.checkpoints import read_checkpoint  # torch: few callers need it
-
     last = found.line["step"] - 1
     hashes = {row.get("hash") for row in found.before}
     damaged: list[str] = []
@@ -507,7 +463,7 @@ def find_start(run: Path, found: LedgerStep) -> Start:
     return min(reversed(starts), key=lambda start: start.num_older)
 
 
-def check_data(data: "PlannedDataModule", found: LedgerStep, run: Path, epoch: int) -> None:
+def check_data(data: PlannedDataModule, found: LedgerStep, run: Path, epoch: int) -> None:
     """Raise where the plan does not give the samples that the ledger says were used.
 
     Raises:

@@ -1,15 +1,12 @@
-"""Losses: the gradient of the one big batch, whatever the accumulation; zero counts; plain data."""
+"""Losses: the gradient of the one big batch, whatever the accumulation."""
 
-import copy
-
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins import HalfPrecision
 
 from lit_models.training import Ledger, default_callbacks
-from lit_models.training.exact import LossSum, rescale_progress, share_of_step
+from lit_models.training.exact import LossSum, share_of_step
 from tests.toy import LitToy, ToyData, ToySequences, ledger_lines, toy_trainer
 
 
@@ -70,50 +67,9 @@ def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
             assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-10)
 
 
-def test_a_term_without_targets_gives_a_zero_loss(tmp_path):
-    class NoSums(LitToy):
-        def losses(self, batch):
-            terms = super().losses(batch)
-            return {**terms, "sum": LossSum(terms["sum"].total * 0, terms["sum"].count * 0)}
-
-    class NoTargets(ToyData):
-        def build(self, stage):
-            dataset = super().build(stage)
-            dataset.target_counts["sum"] = np.zeros(len(dataset.lengths))
-            return dataset
-
-    toy_trainer(tmp_path, max_steps=2).fit(NoSums(), NoTargets())
-    lines = ledger_lines(tmp_path)
-    assert all(line["is_finite"] and line["targets"]["sum"] == 0 for line in lines)
-
-
-def test_a_loss_that_is_not_finite_is_recorded(tmp_path):
-    class Broken(LitToy):
-        def losses(self, batch):
-            return {
-                n: LossSum(t.total * float("nan"), t.count)
-                for n, t in super().losses(batch).items()
-            }
-
-    with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
-        toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(Broken(), ToyData())
-    assert [line["is_finite"] for line in ledger_lines(tmp_path)] == [False]
-
-
 def test_a_batch_without_a_plan_is_refused():
     with pytest.raises(KeyError, match="train with a PlannedDataModule"):
         LitToy().exact_mean({}, {"values": torch.ones(1)})
-
-
-def test_progress_is_rescaled_and_keeps_where_it_stopped():
-    counters = {"ready": 12, "started": 12, "processed": 12, "completed": 11}
-    progress = {"current": dict(counters), "total": {k: v + 28 for k, v in counters.items()}}
-    before = copy.deepcopy(progress)
-    rescale_progress(progress, steps=3, steps_before=7, accumulation=4)
-    assert progress == before
-    rescale_progress(progress, steps=3, steps_before=7, accumulation=2)
-    assert progress["current"] == {"ready": 6, "started": 6, "processed": 6, "completed": 5}
-    assert progress["total"] == {"ready": 20, "started": 20, "processed": 20, "completed": 19}
 
 
 def test_limits_and_intervals_count_optimizer_steps(tmp_path):
@@ -162,12 +118,6 @@ def test_a_rank_that_wants_to_stop_stops_the_run_at_the_end_of_a_step(tmp_path):
     trainer.fit(LitToy(), ToyData(micro_batch_size=2))
     assert trainer.global_step == 5  # asked after step 3, sent with step 4, read one step late
     assert len(ledger_lines(tmp_path)) == 5
-
-
-def test_a_batch_in_bfloat16_is_trained_on(tmp_path):
-    trainer = toy_trainer(tmp_path, max_steps=2, precision="bf16-true")
-    trainer.fit(LitToy(), ToyData(global_batch_size=8, micro_batch_size=8))
-    assert trainer.global_step == 2
 
 
 def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():

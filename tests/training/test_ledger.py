@@ -36,7 +36,7 @@ def test_the_record_adds_over_micro_batches_and_ranks():
     used = np.delete(np.arange(12), [3, 7])
     assert summary == {
         **{"digest": f"{digest_ids(used):016x}", "samples": 10, "loss": 1.0, "is_finite": True},
-        **{"stop": True, "save": False, "terms": {"a": (20.0, 10.0)}},
+        **{"stop": True, "save": False, "terms": {"a": 2.0}, "targets": {"a": 10.0}},
     }
 
 
