@@ -4,7 +4,6 @@ Rows of jsonl and parquet files may hold attributes, a mapping of names to words
 are found again by the text's hash. Shapes: D documents of a part, A attributes, N activations.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +28,7 @@ from datamodules.files.documents import (
 from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.packing import cut_into_pieces
-from datamodules.text.store import TokenRequest, TokenStore
+from datamodules.text.store import TokenRequest, TokenStore, text_hash
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
 
 SEEDS_APART = 1_000_003  # more than positions of a document
@@ -171,8 +170,8 @@ def document_facts(
         rows = _rows_of(path, reading.text_column, column)
         texts = (document.text for document in read_documents(path, reading))
         for text, words in ((text, {}) for text in texts) if is_text else rows:
-            digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-            known.setdefault(int.from_bytes(digest, "little"), (number, words))  # as in the store
+            if text:  # an empty one is in no store
+                known.setdefault(text_hash(text), (number, words))
     names = list(dict.fromkeys(name for _, words in known.values() for name in words))
     every = {word for _, words in known.values() for word in words.values()}
     token_of = first_tokens(sorted(every), tokenizer)

@@ -65,13 +65,8 @@ def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> n
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
     """Return the generator of one sample in one epoch, whichever rank draws from it."""
-    return rngs_for(seed, epoch, np.array([sample_id]))[0]
-
-
-def rngs_for(seed: int, epoch: int, sample_ids: np.ndarray) -> list[np.random.Generator]:
-    """Return the generators of samples [N] in one epoch, as `rng_for`."""
-    keys = hash_ids(sample_ids, _key(seed, epoch)).tolist()
-    return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+    key = int(hash_ids(np.array([sample_id]), _key(seed, epoch))[0])
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 @dataclass(frozen=True)

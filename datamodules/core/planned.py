@@ -305,6 +305,7 @@ class PlannedDataModule(LightningDataModule):
         self.plan_options = plan
         self.loader_options = loader
         self.model = ModelFacts()
+        self.recipe: dict[str, Any] | None = None  # by which the data were read last
         self.rehearsed: Rehearsed | None = None
         self._is_told_of_files = False
         self.datasets: dict[Stage, PlannedDataset] = {}
@@ -329,6 +330,22 @@ class PlannedDataModule(LightningDataModule):
     @abstractmethod
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage; every rank calls it once in `setup`."""
+
+    def trained_recipe(self, stage: str) -> dict[str, Any] | None:
+        """Return the recipe by which the model that is evaluated reads data; `None` in training.
+
+        Raises:
+            ValueError: a prediction has no trained model.
+        """
+        if stage == "fit":
+            return None
+        recipe = self.model.recipe or self.recipe
+        if recipe is None and stage == "predict":
+            raise ValueError(
+                "predict needs a trained model: give --ckpt_path, in a script "
+                "trainer.ckpt_path = path before it, or load_from_checkpoint(path) of its class."
+            )
+        return recipe
 
     def wanted_stages(self, stage: str) -> list[Stage]:
         """Return what a call of the trainer reads: no validation with `limit_val_batches: 0`."""

@@ -102,7 +102,6 @@ class OccupationDataModule(PlannedDataModule):
         self.augmentation = augmentation or Augmentation()
         self.on_bad_rows = on_bad_rows
         self.text = text
-        self.recipe: dict[str, Any] | None = None
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
         if predict_output is not None:
@@ -118,7 +117,7 @@ class OccupationDataModule(PlannedDataModule):
     def prepare_data(self) -> None:
         """Tokenise what the stage needs into the cache; copies the rejected rows to the run."""
         stage = self._trainer_stage()
-        is_coding, recipe = stage == "predict", self._wanted_recipe(stage)
+        is_coding, recipe = stage == "predict", self.trained_recipe(stage)
         made = self._open_index(recipe) if is_coding else self._open_store(recipe)
         for note in made.notes if isinstance(made, PredictIndex) else ():
             log.warning("%s", note)
@@ -126,7 +125,7 @@ class OccupationDataModule(PlannedDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets; ValueError where rows break a rule."""
-        recipe = self._wanted_recipe(stage)
+        recipe = self.trained_recipe(stage)
         if stage == "predict":
             self.index = self._open_index(recipe)
             self.recipe = recipe
@@ -236,19 +235,6 @@ class OccupationDataModule(PlannedDataModule):
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
         write_coded_table(self.index, book, results, path)
-
-    def _wanted_recipe(self, stage: str) -> dict[str, Any] | None:
-        """The recipe that decides the encoding; none makes a new one from the training data."""
-        if stage == "fit":
-            return None
-        recipe = self.model.recipe or self.recipe
-        if recipe is None and stage == "predict":
-            raise ValueError(
-                "predict needs a trained model: give --ckpt_path, in a script "
-                "trainer.ckpt_path = path before it, or "
-                "LitOccupationCoder.load_from_checkpoint(path)."
-            )
-        return recipe
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the table of this run."""

@@ -218,7 +218,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def prepare_data(self) -> None:
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
         stage = self._trainer_stage()
-        store = self._open(stage, self._trained_recipe(stage))
+        store = self._open(stage, self.trained_recipe(stage))
         hand_over_rejected(store.folder, self._run_folder)
         super().prepare_data()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from datamodules.core import batches
 from datamodules.core.planned import PlannedDataModule, Stage
 from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once, mapped_array
 from datamodules.text.store import token_dtype
@@ -225,13 +226,9 @@ class Framing:
 
 def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
     """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool."""
-    lengths = np.array([len(row.ids) for row in rows])
-    num_first = np.array([row.num_first for row in rows])
-    place = np.arange(lengths.max())
-    mask = place < lengths[:, None]
-    ids = np.zeros(mask.shape, np.int64)
-    ids[mask] = np.concatenate([row.ids for row in rows])
-    segments = np.where(mask & (place >= num_first[:, None]), DOCUMENT, 0)
+    ids, mask = batches.padded([row.ids for row in rows], batches.PADDING_ID)
+    is_second = np.arange(mask.shape[1]) >= np.array([[row.num_first] for row in rows])
+    segments = np.where(mask & is_second, DOCUMENT, 0)
     return {
         "input_ids": torch.from_numpy(ids),
         "attention_mask": torch.from_numpy(mask),
@@ -338,7 +335,6 @@ class EncodedTextDataModule(PlannedDataModule):
     ) -> None:
         super().__init__(**planned)
         self.tokenizer_options, self.text = tokenizer, text
-        self.recipe: dict[str, Any] | None = None
         self.encoding: TextEncoding | None = None
 
     @abstractmethod
@@ -394,25 +390,9 @@ class EncodedTextDataModule(PlannedDataModule):
             self.datasets.pop("predict", None)
         super().setup(stage)
 
-    def _trained_recipe(self, stage: str) -> dict[str, Any] | None:
-        """Return the recipe of the model that is evaluated; `None` in training.
-
-        Raises:
-            ValueError: a prediction has no trained model.
-        """
-        if stage == "fit":
-            return None
-        recipe = self.model.recipe or self.recipe
-        if recipe is None and stage == "predict":
-            raise ValueError(
-                "predict needs a trained model: give --ckpt_path, in a script "
-                "trainer.ckpt_path = path before it, or load_from_checkpoint(path) of its class."
-            )
-        return recipe
-
     def _recipe(self, stage: str) -> dict[str, Any]:
         """Return the recipe of the model that is evaluated, or the one to train with."""
-        recipe = self._trained_recipe(stage)
+        recipe = self.trained_recipe(stage)
         if recipe is not None:
             return recipe
         text = asdict(self.text)

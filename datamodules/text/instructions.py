@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root, digest_of
+from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     HALF_RULE,
@@ -36,7 +37,6 @@ from datamodules.text.store import (
     CorpusRequest,
     StorePart,
     TokenFolder,
-    Written,
     naming_places,
     part_files,
     token_dtype,
@@ -153,7 +153,7 @@ class TrainedTokens(NamedTuple):
     begins_inside_token: bool
 
 
-def kept_tokens(
+def tokens_within(
     offsets: np.ndarray, prompt_end: int, shrinks: tuple[int, int], most: int
 ) -> np.ndarray:
     """Return which tokens stay, [n] bool, where a prompt that is too long loses the end of a part.
@@ -220,7 +220,7 @@ class Marker:
             offsets = np.array(encoding.offsets).reshape(-1, 2)
             if self.max_prompt is not None:
                 most = self.max_prompt - (begin_id is not None)
-                kept = kept_tokens(offsets, text.spans[0][0], text.shrinks, most)
+                kept = tokens_within(offsets, text.spans[0][0], text.shrinks, most)
                 ids, offsets = ids[kept], offsets[kept]
             is_trained, is_inside = self._trained(text, ids, offsets)
             if not text.is_chat and begin_id is not None:
@@ -322,20 +322,19 @@ class InstructionRequest(CorpusRequest):
     """As `CorpusRequest`; the separator stands between a prompt and its completion."""
 
     separator: str = ""
+    kind = "instructions"
 
-    def folder(self) -> Path:
-        names = [str(path) for paths in self.files.values() for path in paths]  # which it shows
-        facts = [STORE_VERSION, self.facts(), names, self.separator]
-        return cache_root() / "instructions" / digest_of(facts)
+    def facts(self) -> dict[str, Any]:
+        own = {"names": self._names(), "separator": self.separator, "rows": STORE_VERSION}
+        return {**super().facts(), **own}
+
+    def _names(self) -> list[str]:
+        return [str(path) for paths in self.files.values() for path in paths]
 
     def open(self) -> InstructionStore:
-        """Return the store, made at first use; bad rows are left out and listed in it.
-
-        Raises:
-            ValueError: no row is sound, or there are chats and no chat template.
-            RuntimeError: a file has changed while it was read.
-        """
-        return InstructionStore(self.made(self._write))
+        """Return the store; bad rows are left out and listed in it, and a ValueError where there is
+        no other or chats have no template. Other errors of `made`."""
+        return InstructionStore(self.made())
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         """Return what turns rows into tokens."""
@@ -351,7 +350,7 @@ class InstructionRequest(CorpusRequest):
         for number, (part, path) in enumerate(paths):
             yield from ((part, number, row) for row in sound_rows(path, self.sample, bad_rows))
 
-    def _write(self, folder: Path) -> Written:
+    def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
         of_files: list[int] = []
 
         def keys() -> Iterator[str]:
@@ -405,7 +404,7 @@ class InstructionRequest(CorpusRequest):
         bad_rows.settle(folder)
         return tokenizer, {
             "fingerprint": content.hexdigest()[:32],
-            "files": [str(path) for paths in self.files.values() for path in paths],
+            "files": self._names(),
             "num_bytes": num_bytes if byte_lengths is not None else [None] * len(PART_NAMES),
             "begins_inside_token": num_inside,
         }
@@ -428,44 +427,6 @@ class InstructionRequest(CorpusRequest):
                 yield index, file, row, text
 
 
-class Fitted(NamedTuple):
-    """The samples that are used, K of them.
-
-    samples [K] int64, their numbers in the part; starts [K] int64, first token used; sizes [K]
-    int64, positions, one less than tokens; num_targets [K] int64; losses: a sentence for each kind
-    of sample that is cut or left out.
-    """
-
-    samples: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-    num_targets: np.ndarray
-    losses: list[str]
-
-
-def fitted(part: InstructionPart, name: str, context_length: int, too_long: TooLong) -> Fitted:
-    """Return the samples of a part as they fit into the context; `cut` drops the beginning, so
-    that the end of the answer, where end-of-text stands, is what stays."""
-    sizes = np.minimum(part.sizes - 1, context_length)
-    surplus = part.sizes - 1 - sizes
-    starts, is_long = part.starts + surplus, surplus > 0
-    before = count_trained(part.is_trained, part.starts + 1, part.sizes - 1)
-    targets = before.copy()
-    targets[is_long] = count_trained(part.is_trained, starts[is_long] + 1, sizes[is_long])
-    stays = ~is_long | (too_long == "cut")
-    used = np.flatnonzero(stays & (targets > 0))
-    losses = []
-    if is_long.any():
-        fate = "their beginnings are cut off" if too_long == "cut" else "they are left out"
-        num_answers = (stays & (targets < before)).sum()
-        lost = f", {num_answers:,} lose a part of an answer" if num_answers else ""
-        long = f"{is_long.sum():,} {name} samples exceed data.context_length {context_length:,}"
-        losses.append(f"{long}: {fate}{lost}")
-    if num_without := (stays & (targets == 0)).sum():
-        losses.append(f"{num_without:,} {name} samples have no target: left out")
-    return Fitted(used, starts[used], sizes[used], targets[used], losses)
-
-
 def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return the trained tokens of each stretch, [K] int64."""
     stretches = zip(starts.tolist(), sizes.tolist(), strict=True)
@@ -476,8 +437,12 @@ def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray)
 class InstructionDataset(RowDataset):
     """One part of a store, each instruction a piece; see `InstructionDataModule`.
 
-    Raises:
-        ValueError: no sample is there, or none is left.
+    A sample that does not fit into the context loses its beginning (`cut`), so that the end of the
+    answer, where end-of-text stands, is what stays.
+
+    Attributes:
+        samples: [K] int64, of the part, that are used.
+        losses: a sentence for each kind of sample that is cut or left out.
     """
 
     def __init__(
@@ -489,24 +454,33 @@ class InstructionDataset(RowDataset):
         too_long: TooLong,
     ) -> None:
         self.store, self.part, name = store, store.part(part), PART_NAMES[part]
-        self.fitted = fitted(self.part, name, context_length, too_long)
-        sizes, losses = self.fitted.sizes, "; ".join(self.fitted.losses)
-        if not len(sizes):
-            raise ValueError(
-                f"no sample of the {name} part is left: {losses}. Raise data.context_length."
-                if losses
-                else f"no sample is for {name}; name data.{name}_files, or raise "
-                f"data.split.{name}_share."
-            )
-        super().__init__(sizes, context_length, layout)
-        self.target_counts = {TERM: self.per_row(self.fitted.num_targets)}
+        whole, is_trained = self.part.sizes - 1, self.part.is_trained  # positions, one less
+        sizes = np.minimum(whole, context_length)
+        starts, is_long = self.part.starts + whole - sizes, whole > context_length
+        before = count_trained(is_trained, self.part.starts + 1, whole)
+        targets = before.copy()
+        targets[is_long] = count_trained(is_trained, starts[is_long] + 1, sizes[is_long])
+        stays = ~is_long | (too_long == "cut")
+        self.losses: list[str] = []
+        if is_long.any():
+            fate = "their beginnings are cut off" if too_long == "cut" else "they are left out"
+            num_answers = (stays & (targets < before)).sum()
+            lost = f", {num_answers:,} lose a part of an answer" if num_answers else ""
+            long = f"{is_long.sum():,} {name} samples exceed data.context_length {context_length:,}"
+            self.losses.append(f"{long}: {fate}{lost}")
+        if num_without := (stays & (targets == 0)).sum():
+            self.losses.append(f"{num_without:,} {name} samples have no target: left out")
+        self.samples = np.flatnonzero(stays & (targets > 0))
+        self.starts, self.sizes = starts[self.samples], sizes[self.samples]
+        super().__init__(self.sizes, context_length, layout)
+        self.target_counts = {TERM: self.per_row(targets[self.samples])}
         self.fingerprint = f"{store.fingerprint}-{part}-{layout}-{context_length}-{too_long}"
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the places, the texts and what is trained on, one line per instruction."""
         shown: dict[str, list[str]] = {"place": [], "text": [], "trained on": []}
         for i in self.pieces_of(sample_id):
-            piece, sample = self.piece(i), self.fitted.samples[i]
+            piece, sample = self.piece(i), self.samples[i]
             answer = piece.labels[piece.labels != IGNORED]
             file = self.store.facts["files"][self.part.files[sample]]
             shown["place"].append(f"{file}:{self.part.lines[sample]}")
@@ -517,8 +491,8 @@ class InstructionDataset(RowDataset):
 
     def piece(self, number: int) -> Piece:
         """Return one instruction; what is not trained on has no label."""
-        start = int(self.fitted.starts[number])
-        end = start + int(self.fitted.sizes[number]) + 1
+        start = int(self.starts[number])
+        end = start + int(self.sizes[number]) + 1
         tokens = self.part.tokens[start:end].astype(np.int64)
         return Piece(
             tokens[:-1], np.where(self.part.is_trained[start + 1 : end], tokens[1:], IGNORED)
@@ -564,19 +538,34 @@ class InstructionDataModule(LanguageModelDataModule):
             raise ValueError(f'split.by "{self.split.by}" would cut samples apart; use documents.')
 
     def prepared(self, store: InstructionStore) -> None:
-        """Say what does not fit, and copy rejected rows to the run."""
+        """Copy rejected rows to the run."""
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         hand_over_rejected(store.folder, Path(run_folder))
-        for number, name in enumerate(PART_NAMES):
-            for loss in fitted(store.part(number), name, self.context_length, self.too_long).losses:
-                log.warning(loss)
 
     def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage, and say what does not fit.
+
+        Raises:
+            ValueError: no sample is there, or none is left.
+        """
         if stage == "predict":
             return self.build_prompts()
-        assert self.store is not None
-        options = (self.context_length, self.layout, self.too_long)
-        return InstructionDataset(self.store, PART_NAMES.index(stage), *options)
+        dataset = self.part_dataset(self.store, PART_NAMES.index(stage))
+        losses = "; ".join(dataset.losses)
+        if not len(dataset.lengths):
+            raise ValueError(
+                f"no sample of the {stage} part is left: {losses}. Raise data.context_length."
+                if losses
+                else f"no sample is for {stage}; name data.{stage}_files, or raise "
+                f"data.split.{stage}_share."
+            )
+        if losses:
+            rank_zero_only(log.warning)(losses)
+        return dataset
+
+    def part_dataset(self, store: Any, part: int) -> InstructionDataset:
+        """Return the samples of a part that fit."""
+        return InstructionDataset(store, part, self.context_length, self.layout, self.too_long)
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""
@@ -585,15 +574,12 @@ class InstructionDataModule(LanguageModelDataModule):
         audit.bad_rows = list(store.bad_rows)
         audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
         for number, name in enumerate(PART_NAMES):
-            samples = store.part(number)
-            found = fitted(samples, name, self.context_length, self.too_long)
-            audit.warnings += found.losses
-            part = AuditPart(name, samples.sizes, samples.keys)
-            if len(found.samples):
-                options = (self.context_length, self.layout, self.too_long)
-                dataset = InstructionDataset(store, number, *options)
+            dataset = self.part_dataset(store, number)
+            audit.warnings += dataset.losses
+            part = AuditPart(name, dataset.part.sizes, dataset.part.keys)
+            if len(dataset.lengths):
                 self.add_part(audit, part, store.num_bytes(number), dataset, store.tokenizer)
-            elif len(samples.sizes):
+            elif len(dataset.part.sizes):
                 audit.parts.append(part)
         if inside := store.facts["begins_inside_token"]:
             audit.warnings.append(

@@ -13,11 +13,10 @@ import torch
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED
-from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root, digest_of
+from datamodules.core.store import cache_root
 from datamodules.files.html import parsed, visible_lines
 from datamodules.files.rows import HALF_RULE, JsonRow, RowFault, half_character
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint
 from datamodules.text.instructions import (
     Instruction,
@@ -25,7 +24,7 @@ from datamodules.text.instructions import (
     InstructionDataset,
     InstructionRequest,
     Marker,
-    kept_tokens,
+    tokens_within,
 )
 from datamodules.text.packing import Piece
 from datamodules.text.prompts import (
@@ -124,10 +123,11 @@ class PageRequest(InstructionRequest):
 
     target: Target = "title"
     max_prompt: int = 384
+    kind = "pages"
 
-    def folder(self) -> Path:
-        facts = [PAGES_VERSION, super().folder().name, self.target, self.max_prompt]
-        return cache_root() / "pages" / digest_of(facts)
+    def facts(self) -> dict[str, Any]:
+        own = {"target": self.target, "max_prompt": self.max_prompt, "pages": PAGES_VERSION}
+        return {**super().facts(), **own}
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         return Marker(tokenizer, self.separator, self.max_prompt)
@@ -164,7 +164,7 @@ def page_prompts(
         encodings = naming_places(tokenizer.encode_with_offsets, texts, places)
         for (prompt, shrinks), encoding in zip(asked, encodings, strict=True):
             offsets = np.array(encoding.offsets).reshape(-1, 2)
-            kept = kept_tokens(offsets, len(prompt), shrinks, most)
+            kept = tokens_within(offsets, len(prompt), shrinks, most)
             ids = np.array(encoding.ids, np.int64)[kept].tolist()
             yield [Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))]
 
@@ -174,7 +174,7 @@ class SnippetDataset(InstructionDataset):
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the tokens of one page, and its text, its target and its query."""
-        texts = self.part.extra(int(self.fitted.samples[sample_id]))
+        texts = self.part.extra(int(self.samples[sample_id]))
         return self.piece(sample_id), json.loads(texts)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -225,13 +225,11 @@ class PagesDataModule(InstructionDataModule):
         """Tokens that a page may have with what is asked of it."""
         return self.context_length - self.max_target_tokens
 
-    def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage; evaluation has one page per sample."""
-        if stage in ("train", "predict"):
-            return super().build(stage)
-        assert self.store is not None
-        part = PART_NAMES.index(stage)
-        return SnippetDataset(self.store, part, self.context_length, "documents", "leave_out")
+    def part_dataset(self, store: Any, part: int) -> InstructionDataset:
+        """Return the pages of a part that fit; evaluation has one page per sample."""
+        if part == TRAIN:
+            return super().part_dataset(store, part)
+        return SnippetDataset(store, part, self.context_length, "documents", "leave_out")
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.core.batches import IGNORED, PromptBatch
+from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
 from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character, read_json_rows
 from datamodules.files.tables import free_names, naming, new_text_file
@@ -305,21 +305,6 @@ class ChoiceDataset(PromptDataset):
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the tokens of prompts that begin a document; no chat template wrote them."""
     return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
-
-
-def prompt_batch(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptBatch:
-    """Return prompts that no chat template wrote as one batch; sample ids count from 0."""
-    rows = [torch.tensor(ids) for ids in prompt_tokens(tokenizer, prompts)]
-    input_ids, lengths = padded_prompts(rows)
-    return PromptBatch(
-        input_ids=input_ids,
-        lengths=lengths,
-        sample_id=torch.arange(len(rows)),
-        weight=torch.ones(len(rows)),
-        step_index=0,
-        num_targets={},
-        step_denominators={},
-    )
 
 
 def padded_prompts(rows: list[Tensor]) -> tuple[Tensor, Tensor]:

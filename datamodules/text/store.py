@@ -9,13 +9,14 @@ import hashlib
 import json
 import logging
 import time
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -38,7 +39,6 @@ STRETCH_CHARACTERS = 1 << 18  # of a text that is tokenised at once
 BATCH_CHARACTERS = 1 << 20  # of the texts that the threads of the tokenizer share
 SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announced
 T = TypeVar("T")
-Written = tuple[TextTokenizer, dict[str, Any]]  # tokenizer and facts of a store, with `fingerprint`
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +124,14 @@ class CorpusRequest:
     split: TextSplit
     given: TextTokenizer | None = None
 
+    kind: ClassVar[str]  # of the stores, which share a folder of the cache
+
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
-        raise NotImplementedError
+        return cache_root() / self.kind / digest_of(self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """Return plain values on which the store depends, besides the names of the files."""
+        """Return plain values on which the store depends."""
         split = self.split.beside(self.files)
         return {
             "version": STORE_VERSION,
@@ -146,16 +148,25 @@ class CorpusRequest:
         split, of_files = self.split.beside(self.files), np.array(parts, np.int8)
         return of_files if split is None or split.by == "tail" else split.drawn(of_files, hashes)
 
-    def made(self, write: Callable[[Path], Written]) -> Path:
-        """Return the folder of the store, which `write` fills at first use.
+    @abstractmethod
+    def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
+        """Fill the folder; return the tokenizer and facts of the store, with `fingerprint`.
 
         Raises:
+            ValueError: there is no text, or a file or a text cannot be read.
+        """
+
+    def made(self) -> Path:
+        """Return the folder of the store, filled at first use.
+
+        Raises:
+            ValueError: as `write`.
             RuntimeError: a file has changed while it was read.
         """
         folder = self.folder()
 
         def make(temporary: Path) -> None:
-            tokenizer, facts = write(temporary)
+            tokenizer, facts = self.write(temporary)
             (temporary / "tokenizer.json").write_text(json.dumps(tokenizer.to_dict()), "utf-8")
             (temporary / "facts.json").write_text(json.dumps(facts), "utf-8")
             if self.folder() != folder:
@@ -215,18 +226,14 @@ class TokenRequest(CorpusRequest):
     """As `CorpusRequest`; `reading` says where documents stand in files."""
 
     reading: Reading = Reading()  # noqa: RUF009 - frozen
+    kind = "tokens"
 
-    def folder(self) -> Path:
-        return cache_root() / "tokens" / digest_of([self.facts(), asdict(self.reading)])
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "reading": asdict(self.reading)}
 
     def open(self) -> TokenStore:
-        """Return the store, made at first use.
-
-        Raises:
-            ValueError: there is no text, or a file cannot be read as text.
-            RuntimeError: a file has changed while it was read.
-        """
-        return TokenStore(self.made(self._write))
+        """Return the store; errors of `made`."""
+        return TokenStore(self.made())
 
     def _documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the part of the file and each document, those without a text too."""
@@ -234,7 +241,7 @@ class TokenRequest(CorpusRequest):
             for path in paths:
                 yield from ((part, one) for one in read_documents(path, self.reading))
 
-    def _write(self, folder: Path) -> Written:
+    def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder: files are read to divide them, to take a vocabulary from them where
         one is asked for, and to tokenise them."""
         started = time.monotonic()
@@ -249,7 +256,7 @@ class TokenRequest(CorpusRequest):
             if (half := half_character(document.text)) is not None:
                 raise ValueError(f'{document.place}: "{half}" {HALF_RULE}')
             of_files.append(part)
-            keys.append(_hash(document.text))
+            keys.append(text_hash(document.text))
         if not of_files:
             held = f"{len(empty)} documents, all without a text ({', '.join(empty[:1])})"
             raise ValueError(f"the files hold {held}; give them at least one text.")
@@ -282,7 +289,7 @@ class TokenRequest(CorpusRequest):
             if split is not None and split.by == "tail" and of_file == TRAIN:
                 ranges = split.tails(len(text))
             for part, first, stop in ranges:
-                start, key = first, _hash(text[first:stop])
+                start, key = first, text_hash(text[first:stop])
                 while start < stop:
                     end = min(start + STRETCH_CHARACTERS, stop)
                     if end < stop:
@@ -345,5 +352,6 @@ def _write_tokens(
     return num_bytes
 
 
-def _hash(text: str) -> int:
+def text_hash(text: str) -> int:
+    """Return 64 bits of a text, by which it is known in a store."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

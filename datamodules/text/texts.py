@@ -265,7 +265,7 @@ class LanguageModelDataModule(PlannedDataModule):
             "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
             "rows": num_rows,
         }
-        if self.layout != "documents":
+        if dataset.is_padded:
             share = dataset.lengths.sum() / (num_rows * self.context_length)
             part.columns["used"] = f"{100 * share:.1f} %"
         audit.parts.append(part)

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.text import Text
 
-from datamodules.text.prompts import completion_text, prompt_batch, prompt_tokens
+from datamodules.text.prompts import PromptDataset, completion_text, read_prompts, rows_in_memory
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, check_lengths
 from lit_models.causal_lm.pretrained import most_positions, recipe_of
@@ -57,7 +57,7 @@ class Samples(Callback):
                 "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
                 "or leave Samples out."
             )
-        lengths = [len(ids) for ids in prompt_tokens(pl_module.tokenizer, self.prompts)]
+        lengths = prompt_dataset(pl_module.tokenizer, self.prompts).lengths.tolist()
         limit = most_positions(recipe_of(pl_module.network), self.options.context)
         check_lengths(lengths, limit, self.options)
 
@@ -88,13 +88,20 @@ class Samples(Callback):
     ) -> list[str]:
         """Return the completions of prompts, on every rank; a collective."""
         tokenizer: TextTokenizer = pl_module.tokenizer
-        batch = pl_module.transfer_batch_to_device(
-            prompt_batch(tokenizer, prompts), pl_module.device, 0
-        )
+        ids = torch.arange(len(prompts))
+        batch = prompt_dataset(tokenizer, prompts).batch(ids.numpy(), 0) | {"sample_id": ids}
+        batch = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
         with evaluating(pl_module), torch.no_grad():
             found = trainer.strategy.predict_step(batch, 0, options=self.options)
-        ids, characters = found["completion_ids"].cpu().numpy(), found["num_characters"].tolist()
-        return [completion_text(tokenizer, *pair) for pair in zip(ids, characters, strict=True)]
+        tokens = found["completion_ids"].cpu().numpy()
+        pairs = zip(tokens, found["num_characters"].tolist(), strict=True)
+        return [completion_text(tokenizer, *pair) for pair in pairs]
+
+
+def prompt_dataset(tokenizer: TextTokenizer, prompts: Sequence[str]) -> PromptDataset:
+    """Return texts to go on from."""
+    rows = rows_in_memory({"prompt": prompt} for prompt in prompts)
+    return PromptDataset(read_prompts(rows, tokenizer))
 
 
 def boards(trainer: Trainer) -> list[TensorBoardLogger]:

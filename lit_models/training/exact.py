@@ -166,7 +166,7 @@ class ExactModule(LightningModule):
         if self.recipe is None:
             self.recipe = self.recipe_of(self.trainer.datamodule, self._trained_recipe)
             self._hand_over()
-        elif stage == "fit" and hasattr(self.trainer.datamodule, "recipe"):
+        elif stage == "fit" and getattr(self.trainer.datamodule, "recipe", None) is not None:
             self.check_meanings(self.trainer.datamodule.recipe)
 
     def model_facts(self) -> ModelFacts:

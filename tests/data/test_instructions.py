@@ -232,7 +232,7 @@ def test_a_sample_that_loses_all_targets_is_left_out_and_counted(
 ) -> None:
     ends_with_user = {"messages": [*TWO_TURNS, {"role": "user", "content": "x" * 90}]}
     dataset = opened(make(ends_with_user, *example(3)))
-    assert dataset.fitted.samples.tolist() == [1, 2, 3]
+    assert dataset.samples.tolist() == [1, 2, 3]
     assert "1 train samples have no target: left out" in caplog.text
     with pytest.raises(ValueError, match="no sample of the train part is left: 1 train samples"):
         opened(make(ends_with_user))

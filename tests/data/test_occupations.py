@@ -192,7 +192,7 @@ def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     data = OccupationDataModule(test_files=test, columns=COLUMNS)
     data.model = ModelFacts(recipe)
     data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
-    recipe_found = data._wanted_recipe("test")
+    recipe_found = data.trained_recipe("test")
     store = data._open_store(recipe_found)
     assert [chr(p) for p in store.texts(np.array([0]))[0]] == list("TRADE")
     assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish

@@ -131,7 +131,7 @@ def test_prediction_asks_as_training_did(tmp_path):
 
 def test_a_target_beyond_its_room_is_left_out(tmp_path):
     rows = [{"text": "a" * 200, "title": "b" * 25}, {"text": "c", "title": "d"}]
-    assert len(module(tmp_path, rows).build("train").fitted.samples) == 1
+    assert len(module(tmp_path, rows).build("train").samples) == 1
 
 
 def test_one_page_with_several_queries_is_in_one_part(tmp_path):
