@@ -35,6 +35,14 @@ NO_POSITION = -1
 PARTS = range(len(PART_NAMES))
 
 
+def rows_and_slots(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each activation [N], whose pieces ascend, the row of its piece among those that
+    have some, and which one of its piece it is."""
+    is_new = np.diff(piece, prepend=-1) != 0
+    row = np.cumsum(is_new) - 1
+    return row, np.arange(len(piece)) - np.flatnonzero(is_new)[row]
+
+
 class DumpedPart(NamedTuple):
     """One part as it comes back from the subject.
 
@@ -50,9 +58,7 @@ class DumpedPart(NamedTuple):
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the activations [n, D] in order, with current tokens [n] and positions [n]."""
-        stream, is_new = self.pieces.stream, np.diff(self.piece, prepend=-1) != 0
-        row = np.cumsum(is_new) - 1
-        slot = np.arange(len(self.piece)) - np.flatnonzero(is_new)[row]
+        stream, (row, slot) = self.pieces.stream, rows_and_slots(self.piece)
         for start in range(0, len(self.piece), CHUNK):
             here = slice(start, start + CHUNK)
             piece, position = self.piece[here], self.position[here]
@@ -157,19 +163,13 @@ class DumpDataset(PlannedDataset):
 
     def __init__(self, parts: list[Pieces], positions: list[list[np.ndarray]]) -> None:
         self.parts, self.positions = parts, positions
-        tables = []
-        for piece, position in positions:  # pieces [p] that have an activation, positions [p, K]
-            pieces, starts, counts = np.unique(piece, return_index=True, return_counts=True)
-            table = np.full((len(pieces), int(counts.max(initial=0))), NO_POSITION)
-            row = np.repeat(np.arange(len(pieces)), counts)
-            table[row, np.arange(len(piece)) - starts[row]] = position
-            tables.append((pieces, table))
-        self.per_document = max(table.shape[1] for _, table in tables)
-        self.piece = [pieces for pieces, _ in tables]
-        self.first = np.cumsum([0, *(len(pieces) for pieces in self.piece)])
-        self.drawn = np.full((int(self.first[-1]), self.per_document), NO_POSITION)  # [P, K]
-        for start, (pieces, table) in zip(self.first, tables, strict=False):
-            self.drawn[start : start + len(pieces), : table.shape[1]] = table
+        self.piece = [np.unique(piece) for piece, _ in positions]  # that have an activation
+        self.first = np.cumsum([0, *map(len, self.piece)])
+        places = [rows_and_slots(piece) for piece, _ in positions]
+        most = 1 + max(int(slot.max(initial=-1)) for _, slot in places)
+        self.drawn = np.full((int(self.first[-1]), most), NO_POSITION)  # [P, K]
+        for first, (row, slot), (_, position) in zip(self.first, places, positions, strict=False):
+            self.drawn[first + row, slot] = position
         self.lengths = self.drawn.max(1, initial=NO_POSITION) + 1
         self.target_counts = {}
         content = hashlib.sha256(parts[0].store.fingerprint.encode())

@@ -82,96 +82,79 @@ Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens 
 def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
     """Return the statistics of activations in chunks that are always cut at the same places.
 
+    Sums are of what activations are above a first guess of their mean: squares of large numbers
+    would swallow small differences.
+
     Raises:
         ValueError: there is no activation, or one is no finite number.
     """
-    sums = _Sums()
+    count, lengths, guess = 0, [0.0, 0.0, 0.0], np.zeros(0)  # lengths: sum, of squares, largest
+    total = unit_total = products = guess
+    of_token: dict[int, tuple[int, np.ndarray | float]] = {}  # their number and sum
+    of_position: dict[int, tuple[int, np.ndarray | float]] = {}
     for activations, tokens, positions in chunks:
         if not np.isfinite(activations).all():
             raise ValueError(
                 "the subject's activations hold values that are no finite numbers; its weights are "
                 "damaged, or trainer.precision is too narrow for them: take 32-true."
             )
-        sums.add(activations.astype(np.float64), tokens, positions)
-    if not sums.count:
+        if not len(activations):
+            continue
+        x = activations.astype(np.float64)
+        if not count:
+            guess, width = x.mean(0), x.shape[1]
+            total, unit_total, products = np.zeros(width), np.zeros(width), np.zeros((width, width))
+        count += len(x)
+        norms = np.sqrt((x * x).sum(1))
+        lengths[0] += float(norms.sum())
+        lengths[1] += float((norms * norms).sum())
+        lengths[2] = max(lengths[2], float(norms.max()))
+        unit_total += (x / np.maximum(norms, 1e-12)[:, None]).sum(0)
+        x = x - guess
+        total += x.sum(0)
+        with one_thread():
+            copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
+            products += (copied.T @ copied).numpy()
+        for keys, known in ((tokens, of_token), (positions, of_position)):
+            order = np.argsort(keys, kind="stable")
+            distinct, starts, numbers = np.unique(
+                keys[order], return_index=True, return_counts=True
+            )
+            sums = np.add.reduceat(x[order], starts)
+            for key, number, more in zip(distinct.tolist(), numbers.tolist(), sums, strict=True):
+                before, so_far = known.get(key, (0, 0.0))
+                known[key] = (before + number, so_far + more)
+    if not count:
         raise ValueError(
             "no document of the training part is long enough for an activation; lower "
             "data.positions.min_position, or give longer texts."
         )
-    return sums.statistics()
-
-
-class _Sums:
-    """Sums of what the activations are above a first guess of their mean: squares of large numbers
-    would swallow small differences."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.lengths = [0.0, 0.0, 0.0]  # sum, sum of squares, largest
-        self.guess = self.total = self.unit_total = self.products = np.zeros(0)
-        self.of_token: dict[int, tuple[int, np.ndarray]] = {}
-        self.of_position: dict[int, tuple[int, np.ndarray]] = {}
-
-    def add(self, x: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
-        if not len(x):
-            return
-        if not self.count:
-            self.guess = x.mean(0)
-            self.total, self.unit_total = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-            self.products = np.zeros((x.shape[1], x.shape[1]))
-        self.count += len(x)
-        lengths = np.sqrt((x * x).sum(1))
-        self.lengths[0] += float(lengths.sum())
-        self.lengths[1] += float((lengths * lengths).sum())
-        self.lengths[2] = max(self.lengths[2], float(lengths.max()))
-        self.unit_total += (x / np.maximum(lengths, 1e-12)[:, None]).sum(0)
-        x = x - self.guess
-        self.total += x.sum(0)
-        with one_thread():
-            copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
-            self.products += (copied.T @ copied).numpy()
-        for keys, known in ((tokens, self.of_token), (positions, self.of_position)):
-            order = np.argsort(keys, kind="stable")
-            distinct, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
-            sums = np.add.reduceat(x[order], starts)
-            for key, count, total in zip(distinct.tolist(), counts.tolist(), sums, strict=True):
-                if key in known:
-                    before, so_far = known[key]
-                    so_far += total
-                    known[key] = (before + count, so_far)
-                else:  # a copy: a row of `sums` would keep all of them
-                    known[key] = (count, total.copy())
-
-    def statistics(self) -> ActivationStatistics:
-        above = self.total / self.count
-        covariance = self.products / self.count - np.outer(above, above)
-        length = self.lengths[0] / self.count
-        spread = max(0.0, self.lengths[1] / self.count - length**2) ** 0.5
-        with one_thread():
-            vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
-        components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
-        # A vector and its opposite are the same component: the largest entry is made positive.
-        largest = components[np.arange(len(components)), np.abs(components).argmax(1)]
-        components = components * np.sign(largest)[:, None]
-        token_ids = sorted(self.of_token)
-        position_means = np.tile(self.guess + above, (max(self.of_position) + 1, 1))
-        for position, (number, total) in self.of_position.items():
-            position_means[position] = self.guess + total / number
-        # Filled row by row: a large vocabulary's means in float64 would be there twice.
-        token_means = np.empty((len(token_ids), len(above)), np.float32)
-        for row, token in enumerate(token_ids):
-            number, total = self.of_token[token]
-            token_means[row] = self.guess + total / number
-        return ActivationStatistics(
-            mean=self.guess + above,
-            unit_mean=self.unit_total / self.count,
-            variance=float(np.trace(covariance)) / len(above),
-            norms=(length, spread, self.lengths[2]),
-            token_ids=np.array(token_ids, np.int64),
-            token_means=token_means,
-            position_means=position_means.astype(np.float32),
-            components=components.astype(np.float32),
-        )
+    above, length = total / count, lengths[0] / count
+    covariance = products / count - np.outer(above, above)
+    with one_thread():
+        vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
+    components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
+    # A vector and its opposite are the same component: the largest entry is made positive.
+    largest = components[np.arange(len(components)), np.abs(components).argmax(1)]
+    components = components * np.sign(largest)[:, None]
+    position_means = np.tile(guess + above, (max(of_position) + 1, 1))
+    for position, (number, so_far) in of_position.items():
+        position_means[position] = guess + so_far / number
+    # Filled row by row: a large vocabulary's means in float64 would be there twice.
+    token_means = np.empty((len(of_token), len(above)), np.float32)
+    for row, token in enumerate(sorted(of_token)):
+        number, so_far = of_token[token]
+        token_means[row] = guess + so_far / number
+    return ActivationStatistics(
+        mean=guess + above,
+        unit_mean=unit_total / count,
+        variance=float(np.trace(covariance)) / len(above),
+        norms=(length, max(0.0, lengths[1] / count - length**2) ** 0.5, lengths[2]),
+        token_ids=np.array(sorted(of_token), np.int64),
+        token_means=token_means,
+        position_means=position_means.astype(np.float32),
+        components=components.astype(np.float32),
+    )
 
 
 class ActivationStore(TokenStore):
@@ -186,7 +169,33 @@ class ActivationStore(TokenStore):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.schema = read_schema(folder)
+        path = folder / SCHEMA
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {SCHEMA}, so it is no complete store of activations; make it "
+                "with: unisono predict --config consistency_lens/dump.yaml "
+                f"--data.predict_output={folder}, which goes on where it was interrupted."
+            )
+        try:
+            self.schema: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            version, files = self.schema["version"], self.schema["files"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); copy it again, or dump the activations again."
+            ) from error
+        if version != STORE_VERSION:
+            raise ValueError(
+                f"{path} has version {version}, and this program reads version {STORE_VERSION}; "
+                "dump the activations again."
+            )
+        for name, facts in files.items():
+            found = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if found != facts["bytes"]:
+                state = "is missing" if found is None else f"has {found:,} bytes"
+                raise ValueError(
+                    f"{folder / name} {state}, and the schema says {facts['bytes']:,} bytes: half "
+                    "of the store is lost; copy it again, or dump the activations again."
+                )
         super().__init__(folder)
         self.subject = SubjectFacts(**self.schema["subject"])
         self.positions = PositionRule(**self.schema["positions"])
@@ -215,35 +224,3 @@ class ActivationStore(TokenStore):
         """Return one array of a part, memory-mapped: `activations` [N, D], `piece` [N], `position`
         [N], `attributes` [documents, A] or `group` [documents]."""
         return mapped_array(self.path(part, kind))
-
-
-def read_schema(folder: Path) -> dict[str, Any]:
-    """Return the schema of a store whose files are all there; errors as of `ActivationStore`."""
-    path = folder / SCHEMA
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no {SCHEMA}, so it is no complete store of activations; make it with: "
-            f"unisono predict --config consistency_lens/dump.yaml --data.predict_output={folder}, "
-            "which goes on where it was interrupted."
-        )
-    try:
-        schema = json.loads(path.read_text("utf-8"))
-        version, files = schema["version"], schema["files"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); copy it again, or dump the activations again."
-        ) from error
-    if version != STORE_VERSION:
-        raise ValueError(
-            f"{path} has version {version}, and this program reads version {STORE_VERSION}; dump "
-            "the activations again."
-        )
-    for name, facts in files.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if found != facts["bytes"]:
-            state = "is missing" if found is None else f"has {found:,} bytes"
-            raise ValueError(
-                f"{folder / name} {state}, and the schema says {facts['bytes']:,} bytes: half of "
-                "the store is lost; copy it again, or dump the activations again."
-            )
-    return schema

@@ -12,7 +12,7 @@ import pytest
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule
 from datamodules.activations import dump
-from datamodules.activations.store import ActivationStore, read_schema
+from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
 from tests.activation_dumps import contents, documents, dumped, stories, subject, trainer
 
@@ -35,7 +35,7 @@ def copied(sound: Path, tmp_path: Path) -> Path:
 
 
 def test_the_schema_says_what_the_store_is(sound: Path) -> None:
-    schema = read_schema(sound)
+    schema = ActivationStore(sound).schema
     assert schema["subject"] | {"digest": ""} == {
         "digest": "",
         "layer": 1,
