@@ -10,10 +10,12 @@ from lightning.pytorch import Trainer
 from datamodules import ActivationDumpDataModule, TokenizerOptions
 from datamodules.activations.documents import PositionRule
 from datamodules.activations.store import ActivationStore
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitSubject
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.predictions import PredictionWriter
+from tests.text_corpora import saved_tokenizer
 
 PETS, PLACES = ("owl", "cat", "dog", "hen"), ("hill", "town", "farm")
 RULE = PositionRule(min_position=2, per_document=3)
@@ -98,17 +100,9 @@ def model_folder(folder: Path, kind: str = "GPT2", **sizes: Any) -> str:
     """
     import torch
     import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-    vocabulary["<|endoftext|>"] = len(vocabulary)
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
-    )
-    tokenizer.save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    saved_tokenizer(tokenizer, folder)
     torch.manual_seed(0)
     names = ("n_positions", "n_embd", "n_layer", "n_head")
     if kind != "GPT2":
@@ -118,7 +112,7 @@ def model_folder(folder: Path, kind: str = "GPT2", **sizes: Any) -> str:
         )
         sizes = {"intermediate_size": 24, "num_key_value_heads": 2} | sizes
     sizes = dict(zip(names, (64, 16, 3, 2), strict=True)) | sizes
-    config = getattr(transformers, f"{kind}Config")(vocab_size=len(vocabulary), **sizes)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=tokenizer.vocab_size, **sizes)
     head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     getattr(transformers, head)(config).save_pretrained(folder)
     return str(folder)

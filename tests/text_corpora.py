@@ -3,10 +3,11 @@
 import json
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.store import TokenRequest
-from datamodules.tokenizers.text import TokenizerOptions
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
 NO_SPLIT = TextSplit(0.0)
 
@@ -64,3 +65,30 @@ def saved_tokenizer(tokenizer, folder):
     for name, content in tokenizer.hugging_face_files().items():
         text_file(folder / name, content)
     return folder
+
+
+END_ID, WORD, TAIL, LETTER, SPACE = 1, 258, 259, 260, 262  # of `sentence_piece`
+
+
+def sentence_piece(kind="never"):
+    """Return a tokenizer as Llama has it, with pieces of bytes for what has no piece: an old one
+    (`prepend`), or one of a newer scheme (`always`, `first`, `never`)."""
+    pieces = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁he", "n", "he", "\n", "▁"]
+    model = models.BPE(
+        {piece: i for i, piece in enumerate([*pieces, "h", "e"])},
+        [("h", "e"), ("▁", "he")],
+        unk_token="<unk>",
+        byte_fallback=True,
+    )
+    backend = Tokenizer(model)
+    if kind == "prepend":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(steps)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", kind, split=False)
+    ends = [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), *ends]
+    )
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return TextTokenizer(backend, END_ID)

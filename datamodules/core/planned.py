@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.core.plan import (
@@ -395,14 +396,13 @@ class PlannedDataModule(LightningDataModule):
             for entries in ([f] if isinstance(f, str) else f or [] for f in named.values())
         ]
         shared = sets[0].intersection(set().union(*sets[1:])) if sets else set()
-        speaks = self.trainer is None or self.trainer.is_global_zero
-        if shared and speaks and not self._is_told_of_files:
+        if shared and not self._is_told_of_files:
             self._is_told_of_files = True
-            log.warning(
-                "%s is named for training and for validation or test: the model is judged on what "
-                "it has learned by heart. Name other files, or leave those of validation and test "
-                "out: the training rows are then divided.", min(shared),
-            )  # fmt: skip
+            rank_zero_only(log.warning)(
+                f"{min(shared)} is named for training and for validation or test: the model is "
+                "judged on what it has learned by heart. Name other files, or leave those of "
+                "validation and test out: the training rows are then divided."
+            )
 
     @property
     def seeks_micro_batch(self) -> bool:

@@ -134,15 +134,13 @@ def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
 
 
 class MarkedText(NamedTuple):
-    """A text, the characters of it that are trained on, and its place, file and line."""
+    """The text of an instruction, and the characters of it that are trained on."""
 
+    row: Instruction
     text: str
     spans: list[tuple[int, int]]  # first and past-the-last character of each
-    is_chat: bool  # written by a template, which brings its own begin token
-    ends: bool  # end-of-text goes behind it
-    is_end_trained: bool
-    place: str
-    shrinks: tuple[int, int] = (0, 0)  # see `Instruction`
+    ends: bool = True  # end-of-text goes behind it
+    is_end_trained: bool = True
 
 
 class TrainedTokens(NamedTuple):
@@ -198,21 +196,20 @@ class Marker:
     def marked(self, row: Instruction) -> MarkedText:
         """Return the text of one instruction; ValueError where the template refuses the messages,
         or rewrites earlier turns."""
-        place = f"{row.file}:{row.line}"
         if not row.messages:
             before = row.prompt + self.separator
             text = before + row.completion
-            spans = [(len(before), len(text))]
-            return MarkedText(text, spans, False, True, True, place, row.shrinks)
+            return MarkedText(row, text, [(len(before), len(text))])
         text, roles = self.tokenizer.render(row.messages), [m["role"] for m in row.messages]
         answers = [i for i, role in enumerate(roles) if role == ASSISTANT]
         spans = [self._answer(row.messages, i, text) for i in answers]
         ends = not text.rstrip().endswith(self.special)
-        return MarkedText(text, spans, True, ends, roles[-1] == ASSISTANT, place)
+        return MarkedText(row, text, spans, ends, roles[-1] == ASSISTANT)
 
     def tokens(self, marked: Sequence[MarkedText]) -> list[TrainedTokens]:
         """Return the tokens of each text; one that lies partly in an answer belongs to it."""
-        texts, places = [text.text for text in marked], [text.place for text in marked]
+        texts = [text.text for text in marked]
+        places = [f"{text.row.file}:{text.row.line}" for text in marked]
         encodings = naming_places(self.tokenizer.encode_with_offsets, texts, places)
         begin_id, found = self.tokenizer.begin_id, []
         for text, encoding in zip(marked, encodings, strict=True):
@@ -220,10 +217,10 @@ class Marker:
             offsets = np.array(encoding.offsets).reshape(-1, 2)
             if self.max_prompt is not None:
                 most = self.max_prompt - (begin_id is not None)
-                kept = tokens_within(offsets, text.spans[0][0], text.shrinks, most)
+                kept = tokens_within(offsets, text.spans[0][0], text.row.shrinks, most)
                 ids, offsets = ids[kept], offsets[kept]
             is_trained, is_inside = self._trained(text, ids, offsets)
-            if not text.is_chat and begin_id is not None:
+            if not text.row.messages and begin_id is not None:  # which a template brings itself
                 ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
             if text.ends:
                 ids = np.append(ids, self.tokenizer.end_id)
@@ -264,7 +261,7 @@ class Marker:
                 continue
             is_inside |= bool(offsets[found[0], 0] < start)
             special = np.flatnonzero(np.isin(ids[found], self.tokenizer.special_ids))
-            if text.is_chat and len(special):
+            if text.row.messages and len(special):
                 last = found[special[-1]]
                 if not text.text[offsets[last, 1] : end].strip():  # a template's line break
                     found = found[found <= last]
@@ -366,7 +363,7 @@ class InstructionRequest(CorpusRequest):
             template = TokenizerOptions(chat_template=self.tokenizer.chat_template)
             marker = self.marker(make_tokenizer(template, iter(())))
             # Collected alone: the reading that fills the store names bad rows.
-            for index, _, _, marked in self._marked(marker, len(parts), BadRows("collect")):
+            for index, _, marked in self._marked(marker, len(parts), BadRows("collect")):
                 if parts[index] == TRAIN:
                     text = marked.text
                     for token in marker.special:
@@ -381,9 +378,8 @@ class InstructionRequest(CorpusRequest):
             rows = self._marked(marker, len(parts), bad_rows)
             while batch := list(islice(rows, ROWS_PER_BATCH)):
                 tokens = marker.tokens([text for *_, text in batch])
-                for (index, file, row, _), (ids, is_trained, is_inside) in zip(
-                    batch, tokens, strict=True
-                ):
+                for (index, file, text), made in zip(batch, tokens, strict=True):
+                    row, (ids, is_trained, is_inside) = text.row, made
                     num_inside += is_inside
                     part, arrays = parts[index], files[parts[index]]
                     if byte_lengths is not None:
@@ -411,9 +407,9 @@ class InstructionRequest(CorpusRequest):
 
     def _marked(
         self, marker: Marker, number: int, bad_rows: BadRows
-    ) -> Iterator[tuple[int, int, Instruction, MarkedText]]:
-        """Yield number, number of the file, row and text of each sound row, of as many as there
-        were before; what the template refuses goes to `bad_rows`."""
+    ) -> Iterator[tuple[int, int, MarkedText]]:
+        """Yield number, number of the file and text of each sound row, of as many as there were
+        before; what the template refuses goes to `bad_rows`."""
         for index, (_, file, row) in enumerate(self.rows(bad_rows)):
             if index == number:  # a file has grown, which `made` refuses
                 return
@@ -424,7 +420,7 @@ class InstructionRequest(CorpusRequest):
             except ValueError as error:
                 bad_rows.add(BadRow(row.file, row.line, "", str(error), "template"))
             else:
-                yield index, file, row, text
+                yield index, file, text
 
 
 def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

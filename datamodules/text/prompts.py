@@ -30,7 +30,7 @@ NO_TOKEN = -1
 class Prompt(NamedTuple):
     """The tokens of one text, how many at its end are rated, how many at its beginning are cut."""
 
-    ids: list[int]
+    ids: Sequence[int] | np.ndarray
     num_rated: int
     num_cut: int
 
@@ -237,38 +237,29 @@ class PromptDataset(PlannedDataset):
     mode = "generate"
 
     def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
-        per_row, tokens, rated, cut = [], [], [], []
-        for row in prompts:
-            per_row.append(len(row))
-            tokens += [np.array(prompt.ids, np.int32) for prompt in row]
-            rated += [prompt.num_rated for prompt in row]
-            cut.append(max(prompt.num_cut for prompt in row))
-        if not per_row:
+        # As arrays, they take a small part of the memory of lists.
+        self.rows = [[p._replace(ids=np.array(p.ids, np.int32)) for p in row] for row in prompts]
+        if not self.rows:
             raise ValueError("there is no row to predict for; write at least one prompt.")
-        self.tokens = np.concatenate(tokens)
-        self.text_offsets = np.cumsum([0, *map(len, tokens)])  # [P + 1]
-        self.offsets = np.cumsum([0, *per_row])  # [N + 1]
-        self.num_rated = np.array(rated)  # [P]
-        self.num_cut = np.array(cut)
-        self.lengths = np.diff(self.text_offsets[self.offsets])
+        self.num_cut = np.array([max(prompt.num_cut for prompt in row) for row in self.rows])
+        self.lengths = np.array([sum(len(prompt.ids) for prompt in row) for row in self.rows])
         content = hashlib.sha256(json.dumps(self.mode).encode())
-        for values in (self.tokens, self.text_offsets, self.offsets, self.num_rated):
-            content.update(values.tobytes())
+        for row in self.rows:
+            for prompt in row:
+                content.update(np.array([len(row), len(prompt.ids), prompt.num_rated]).tobytes())
+                content.update(np.asarray(prompt.ids).tobytes())
         self.fingerprint = content.hexdigest()[:32]
         self.target_counts = {}
 
     def example(self, sample_id: int, epoch: int) -> list[Prompt]:
         """Return the texts of one row."""
-        numbers = range(self.offsets[sample_id], self.offsets[sample_id + 1])
-        ranges = [slice(*self.text_offsets[i : i + 2]) for i in numbers]
-        return [
-            Prompt(self.tokens[place].tolist(), int(self.num_rated[i]), 0)
-            for i, place in zip(numbers, ranges, strict=True)
-        ]
+        return self.rows[sample_id]
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return input_ids [B, S], padded at the right, and lengths [B]."""
-        input_ids, lengths = padded_prompts([torch.tensor(prompts[0].ids) for prompts in examples])
+        input_ids, lengths = padded_prompts(
+            [torch.tensor(prompts[0].ids, dtype=torch.int64) for prompts in examples]
+        )
         return {"input_ids": input_ids, "lengths": lengths}
 
 
@@ -279,13 +270,13 @@ class ChoiceDataset(PromptDataset):
 
     def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
         super().__init__(prompts)
-        self.most_choices = int(np.diff(self.offsets).max())
+        self.most_choices = max(map(len, self.rows))
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return the texts as documents, several in a row, and which document each choice is."""
         texts = []
         for prompt in chain.from_iterable(examples):
-            ids = np.array(prompt.ids)
+            ids = np.array(prompt.ids, np.int64)
             labels = ids[1:].copy()
             labels[: len(labels) - prompt.num_rated] = IGNORED
             texts.append(Piece(ids[:-1], labels))

@@ -23,10 +23,6 @@ from datamodules.text.instructions import Instruction, InstructionDataset, Marke
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import saved_tokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 REWRITES = (  # earlier answers are shortened, as by templates that drop thoughts
     "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -56,18 +52,6 @@ def make(tmp_path: Path) -> Make:
         return InstructionDataModule(str(path), plan=PlanOptions(seed=1), **options)
 
     return made
-
-
-@pytest.fixture
-def chatml(tmp_path: Path) -> TokenizerOptions:
-    """A folder whose answers end with another token than documents of the base model."""
-    tokenizer = bpe_tokenizer([SENTENCE], 300)
-    tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)
-    config = {"eos_token": "<|im_end|>", "chat_template": CHATML}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    return TokenizerOptions("folder", path=str(tmp_path))
 
 
 def template(text: str, tmp_path: Path) -> TokenizerOptions:
@@ -116,14 +100,14 @@ def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) 
     assert piece.labels.tolist() == [-100, -100, -100, *encode("cd"), end]
 
 
-def test_each_answer_of_a_chat_is_learnt_up_to_its_end_token(
-    make: Make, chatml: TokenizerOptions
-) -> None:
+def test_each_answer_of_a_chat_is_learnt_up_to_its_end_token(make: Make, tmp_path: Path) -> None:
+    tokenizer_of("another end of turn than of text", tmp_path)
     greeting = {"role": "assistant", "content": "Hello!"}
     rows = [{"messages": m} for m in (TWO_TURNS, [greeting, *TWO_TURNS[1:3]])]
-    dataset = opened(make(*rows, tokenizer=chatml, context_length=99, layout="documents"))
-    assert trained_runs(dataset) == ["Yes<|im_end|>", "No<|im_end|>"]  # no line break behind
-    assert trained_runs(dataset, 1) == ["Hello!<|im_end|>", "Yes<|im_end|>"]
+    options = TokenizerOptions("folder", path=str(tmp_path))
+    dataset = opened(make(*rows, tokenizer=options, context_length=199, layout="documents"))
+    assert trained_runs(dataset) == ["Yes<end>", "No<end>"]  # no line break behind
+    assert trained_runs(dataset, 1) == ["Hello!<end>", "Yes<end>"]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])

@@ -53,7 +53,7 @@ def dataset(folder, rows, tokenizer=TOKENIZER, **options) -> PromptDataset:
 
 
 def ids_of(data: PromptDataset, sample: int) -> list[int]:
-    return data.example(sample, 0)[0].ids
+    return list(data.example(sample, 0)[0].ids)
 
 
 def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(tmp_path):

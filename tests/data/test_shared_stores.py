@@ -4,7 +4,6 @@ Counted in bytes: whatever a dataset holds besides mapped files is as large with
 short ones, and so is what a worker gets that is started anew.
 """
 
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,78 +13,51 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import (
-    ActivationDataModule,
-    RetrievalDataModule,
-    SplitOptions,
-    TokenizerOptions,
-)
+from datamodules import ActivationDataModule
 from datamodules.core.planned import PlannedDataset
-from datamodules.search.collection import CollectionRequest
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from tests.activation_dumps import dumped, stories
-from tests.occupation_tables import module as occupation_module
+from tests.data import data_of_texts as of
 from tests.process_memory import SMAPS, mappings, private_bytes, read_elsewhere
-from tests.text_corpora import text_module
 
 NUMBER, SHORT, LONG = 200, 20, 160  # samples, words of each
 MOST_TAKEN = 0.02  # of what the files grow by
-BYTES = TokenizerOptions("bytes")
 
 
-def words(number: int, count: int) -> str:
+def texts(size: int, number: int = NUMBER) -> list[str]:
     """Return different texts of as many words."""
-    return " ".join(f"{(number * 7919 + place * 104729) % 9973:04d}" for place in range(count))
+    places = range(size)
+    return [
+        " ".join(f"{(n * 7919 + place * 104729) % 9973:04d}" for place in places)
+        for n in range(number)
+    ]
 
 
-def text(folder: Path, size: int, layout: Any) -> PlannedDataset:
-    lines = (json.dumps({"text": words(number, size)}) + "\n" for number in range(NUMBER))
-    path = folder / "corpus.jsonl"
-    path.write_text("".join(lines))
-    data = text_module(str(path), layout=layout, context_length=1024, tokenizer=BYTES)
-    data.prepare_data()
-    data.setup("fit")
-    return data.datasets["train"]
+def text(folder: Path, size: int, layout: Any) -> Any:
+    return of.text(folder, texts(size), layout=layout, context_length=1024)
 
 
-def occupation(folder: Path, size: int) -> PlannedDataset:
-    rows = [(words(number, size // 8), "en", str(10000 + number % 4), "") for number in range(1000)]
-    data = occupation_module(folder, rows, split=SplitOptions())
-    data.prepare_data()
-    data.setup("fit")
-    return data.datasets["train"]
+def occupation(folder: Path, size: int) -> Any:
+    return of.occupation(folder, texts(size // 8, 1000))
 
 
-def relevance(folder: Path, size: int) -> PlannedDataset:
-    (folder / "qrels").mkdir()
-    for name, count in (("corpus", size), ("queries", 4)):
-        rows = [{"_id": f"{n}", "title": "", "text": words(n, count)} for n in range(NUMBER)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    judged = "".join(f"{n}\t{n}\t1\n" for n in range(NUMBER))
-    for part in ("train", "validation", "test"):
-        (folder / "qrels" / f"{part}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
-    collection = CollectionRequest(str(folder))
-    data = RetrievalDataModule(collection=collection, tokenizer=BYTES, bm25=None)
-    data.prepare_data()
-    data.setup("fit")
-    return data.datasets["train"]
+def retrieval(folder: Path, size: int) -> Any:
+    return of.retrieval(folder, texts(size))
 
 
-def lens(folder: Path, size: int) -> PlannedDataset:
+def lens(folder: Path, size: int) -> Any:
     shape = DecoderConfig(max_positions=16, hidden_size=4 * size, num_layers=1, num_heads=2)
-    of = SubjectOptions(layer=0, network=shape)
-    dumped(folder / "store", stories(folder, 60), of)
-    data = ActivationDataModule(str(folder / "store"), global_batch_size=8)
-    data.setup("fit")
-    return data.datasets["train"]
+    subject = SubjectOptions(layer=0, network=shape)
+    dumped(folder / "store", stories(folder, 60), subject)
+    return ActivationDataModule(str(folder / "store"), global_batch_size=8)
 
 
-STORES: dict[str, Callable[[Path, int], PlannedDataset]] = {
+STORES: dict[str, Callable[[Path, int], Any]] = {
     "blocks": lambda folder, size: text(folder, size, "blocks"),
     "packed": lambda folder, size: text(folder, size, "packed"),
     "occupation": occupation,
-    "relevance": relevance,
+    "retrieval": retrieval,
     "lens": lens,
 }
 
@@ -98,7 +70,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def made(name: str, folder: Path, size: int) -> PlannedDataset:
     """Return a dataset all of which has been read."""
     folder.mkdir()
-    dataset = STORES[name](folder, size)
+    data = STORES[name](folder, size)
+    data.prepare_data()
+    data.setup("fit")
+    dataset = data.datasets["train"]
     for number in range(len(dataset.lengths)):
         dataset.batch(np.array([number]), 0)
     return dataset

@@ -13,16 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
-from datamodules.core.plan import PlanOptions
-from datamodules.core.planned import ModelFacts, PlannedDataModule
+from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.packing import (
     BlockDataset,
-    Piece,
     TokenDataset,
     best_fit,
-    one_row,
-    padded_rows,
 )
 from datamodules.text.store import TokenStream
 from datamodules.tokenizers.text import make_tokenizer
@@ -175,22 +171,6 @@ def test_blocks_begin_elsewhere_in_each_epoch_and_evaluation_at_the_beginning():
     assert first.input_ids.tolist() == stream.tokens[:16].tolist()
 
 
-def test_rows_worked_out_by_hand():
-    a, b, c = (
-        Piece(np.array(x), np.array(y)) for x, y in (([1, 2], [2, 3]), ([4], [5]), ([6], [7]))
-    )
-    batch = padded_rows([[a, b], [c]])
-    assert batch["input_ids"].tolist() == [[1, 2, 4], [6, 0, 0]]
-    assert batch["labels"].tolist() == [[2, 3, 5], [7, -100, -100]]
-    assert batch["position_ids"].tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert batch["document_ids"].tolist() == [[0, 0, 1], [2, -1, -1]]
-    assert batch["sample_index"].tolist() == [[0, 0, 0], [1, 1, 1]]
-    batch = one_row([[a, b], [c]])
-    assert batch["labels"].tolist() == [[2, 3, 5, 7]]
-    assert batch["document_ids"].tolist() == [[0, 0, 1, 2]]
-    assert batch["sample_index"].tolist() == [[0, 0, 0, 1]]
-
-
 def test_describe_shows_the_text_with_its_special_tokens():
     tokens = np.array([END, *TOKENIZER.encode("Hi"), END, *TOKENIZER.encode("you"), END], np.uint16)
     stream = TokenStream(tokens, np.array([0, 3]), np.array([3, 4]))
@@ -209,26 +189,6 @@ def test_a_dataset_that_is_sent_to_a_process_gives_the_same():
     assert str([data.example(i, 2) for i in range(7)]) == str(
         [sent.example(i, 2) for i in range(7)]
     )
-
-
-class Given(PlannedDataModule):
-    def __init__(self, data, **planned):
-        super().__init__(**planned)
-        self.data = data
-
-    def build(self, stage):
-        return self.data
-
-
-@pytest.mark.parametrize(("layout", "share"), [("documents", 0.0), ("packed", None)])
-def test_documents_have_no_padding_and_the_plan_says_so(layout, share):
-    data = TokenDataset(stream_of([3, 9, 1, 5, 2, 11, 4, 8]), "x", 12, layout, TOKENIZER)
-    module = Given(data, global_batch_size=4, plan=PlanOptions(seed=0))
-    module.setup("fit")
-    found = [batch["document_ids"] for batch in module.train_dataloader()]
-    padding = sum(int((ids < 0).sum()) for ids in found) / sum(ids.numel() for ids in found)
-    assert module.plan_facts["padding_share"] == pytest.approx(padding)
-    assert share is None or padding == share
 
 
 CHARACTERS = TokenizerOptions(kind="characters")
@@ -275,11 +235,16 @@ def test_an_epoch_has_every_target_once(corpus, layout):
     data.setup("fit")
     stream = data.store.stream(TRAIN)
     counted = np.zeros(data.tokenizer.vocab_size, np.int64)
+    padding = positions = 0
     for batch in data.train_dataloader():
+        padding += int((batch["document_ids"] < 0).sum())
+        positions += batch["document_ids"].numel()
         labels = batch["labels"][batch["labels"] >= 0]
         counted += np.bincount(labels, minlength=len(counted))
     # all but the first token, which begins the first document
     assert counted.tolist() == np.bincount(stream.tokens[1:], minlength=len(counted)).tolist()
+    assert data.plan_facts["padding_share"] == pytest.approx(padding / positions)
+    assert layout != "documents" or not padding
     lengths = data.datasets["train"].lengths
     assert lengths.sum() > 0.4 * len(lengths) * data.context_length
     assert isinstance(data.datasets["validation"], BlockDataset) == (layout == "blocks")
@@ -328,13 +293,6 @@ def test_one_document_for_two_parts_names_the_ways_to_divide_it(tmp_path):
     data = text_module(one, validation_files=held)
     with pytest.raises(ValueError, match=r"no text is for test; name data.test_files\.$"):
         data.setup("test")
-
-
-def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
-        TextDataModule(context_length=0)
-    with pytest.raises(ValueError, match="validation_files are given without train_files"):
-        TextDataModule(validation_files="a.txt")
 
 
 def trainer_of(stage):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from datamodules.core.store import cache_root
 from datamodules.files.documents import Reading
@@ -24,7 +24,17 @@ from datamodules.tokenizers.text import (
     make_tokenizer,
 )
 from lit_models.causal_lm.generation import Stops
-from tests.text_corpora import request, same, text_file, texts_of
+from tests.text_corpora import (
+    END_ID,
+    LETTER,
+    TAIL,
+    WORD,
+    request,
+    same,
+    sentence_piece,
+    text_file,
+    texts_of,
+)
 
 END, ROOT = 256, Path(__file__).parents[2]
 BYTES = make_tokenizer(TokenizerOptions(), iter(()))
@@ -239,38 +249,12 @@ def test_tails_are_those_of_nano_gpt():
     assert TextSplit(0.25, 0.25, by="tail").tails(4) == [(0, 0, 2), (1, 2, 3), (2, 3, 4)]
 
 
-END_ID, WORD, TAIL, LETTER, LINE, SPACE = 1, 258, 259, 260, 261, 262
-
-
-def marked(kind: str) -> TextTokenizer:
-    """Return a tokenizer as Llama has it: old (`prepend`), or newer ones (`always`, `first`)."""
-    pieces = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁he", "n", "he", "\n", "▁"]
-    model = models.BPE(
-        {piece: i for i, piece in enumerate([*pieces, "h", "e"])},
-        [("h", "e"), ("▁", "he")],
-        unk_token="<unk>",
-        byte_fallback=True,
-    )
-    backend = Tokenizer(model)
-    if kind == "prepend":
-        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        backend.normalizer = normalizers.Sequence(steps)
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", kind, split=False)
-    ends = [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), *ends]
-    )
-    backend.add_special_tokens(["<unk>", "</s>"])
-    return TextTokenizer(backend, END_ID)
-
-
 KINDS = ["prepend", "always", "first"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_completion_keeps_the_space_before_its_first_word(kind):
-    tokenizer = marked(kind)
+    tokenizer = sentence_piece(kind)
     assert tokenizer.decode([WORD, TAIL]) == "hen"
     assert tokenizer.decode_continuation([WORD, TAIL]) == " hen"
     assert tokenizer.decode_continuation([TAIL]) == "n"
@@ -290,7 +274,7 @@ def test_texts_that_are_spelled_exactly_continue_as_they_begin(tokenizer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_continuation_gets_no_mark_before_its_first_word(kind):
-    tokenizer = marked(kind)
+    tokenizer = sentence_piece(kind)
     assert tokenizer.encode("hen").tolist() == [WORD, TAIL]
     assert tokenizer.encode_batch(["hen", " hen"], continues=True)[0].tolist() == [LETTER, TAIL]
     assert tokenizer.encode_batch([" hen"], continues=True)[0].tolist() == [WORD, TAIL]
@@ -310,7 +294,7 @@ def test_a_document_has_the_same_tokens_however_it_is_read(kind, tmp_path, monke
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     text = "hen he\nhe hen\nhen\nhe he\n"
     path = text_file(tmp_path / "a.txt", text)
-    tokenizer = marked(kind)
+    tokenizer = sentence_piece(kind)
     whole = tokenizer.encode(text).tolist()
     monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", 7)
     store = request([path], given=tokenizer).open()
