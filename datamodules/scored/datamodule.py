@@ -37,11 +37,9 @@ from datamodules.scored.store import (
 )
 from datamodules.text.encoding import (
     EncodedTextDataModule,
-    Framed,
     Framing,
     TextEncoding,
     kept_tokens,
-    padded,
 )
 
 Files = str | list[str] | None
@@ -84,7 +82,7 @@ class ChunkOptions:
         Raises:
             ValueError: chunks would leave out what stands between them.
         """
-        room = framing.limits.max_length - framing.num_marks
+        room = framing.room
         if self.stride is not None and self.stride > room:
             raise ValueError(
                 f"chunks.stride is {self.stride}, and a chunk holds {room} tokens (text.max_length "
@@ -95,9 +93,9 @@ class ChunkOptions:
 
 
 class ScoredExample(NamedTuple):
-    """One text: its chunks, and the numbers of its labels [W], NaN = missing."""
+    """One text: token ids of its chunks, and the numbers of its labels [W], NaN = missing."""
 
-    chunks: list[Framed]
+    chunks: list[np.ndarray]
     labels: np.ndarray
 
 
@@ -125,7 +123,7 @@ class ScoredTextDataset(PlannedDataset):
         self.texts = np.arange(len(store.num_bytes)) if rows is None else store.text_of_row[rows]
         distinct, self.row_of = np.unique(self.texts, return_inverse=True)
         kept = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
-        longest = limits.max_length - framing.num_marks + (chunks.most - 1) * self.stride
+        longest = framing.room + (chunks.most - 1) * self.stride
         read = partial(map, store.text, distinct.tolist())
         self.tokens = kept_tokens(kept, encoding, read, longest)
         # Bytes say enough about tokens to put texts of like length together.
@@ -146,7 +144,8 @@ class ScoredTextDataset(PlannedDataset):
 
     def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
         """Return the padded batch."""
-        batch: dict[str, object] = padded([chunk for e in examples for chunk in e.chunks])
+        chunks = [chunk for example in examples for chunk in example.chunks]
+        batch: dict[str, object] = {**self.encoding.framing.rows(chunks)}
         del batch["segment_ids"]  # a single text is all one segment
         sizes = torch.tensor([len(example.chunks) for example in examples])
         batch["chunk_of"] = torch.arange(len(examples)).repeat_interleave(sizes)

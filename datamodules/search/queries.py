@@ -91,9 +91,13 @@ class JudgedQueries:
         kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
         return JudgedQueries(Judgements(*(values[kept] for values in judged)))
 
+    def part(self, place: int) -> slice:
+        """Return which judgements are those of the query at this place in `queries`."""
+        return slice(self._offsets[place], self._offsets[place + 1])
+
     def judged(self, place: int) -> QueryJudgements:
         """Return the judgements of the query at this place in `queries`."""
-        part = slice(self._offsets[place], self._offsets[place + 1])
+        part = self.part(place)
         return QueryJudgements(self.judgements.document[part], self.judgements.grade[part])
 
 

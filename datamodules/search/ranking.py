@@ -42,9 +42,10 @@ from datamodules.search.queries import (
     rows_of,
     write_run,
 )
-from datamodules.text.encoding import Framed, TextEncoding, padded
+from datamodules.text.encoding import TextEncoding
 
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
+NO_TEXT = np.zeros(0, np.int64)
 RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
 MOST_NAMED = 3  # queries of a message
@@ -52,9 +53,10 @@ log = logging.getLogger(__name__)
 
 
 class RankingExample(NamedTuple):
-    """One query: rows of its K pairs, and arrays [K] but for `all_relevance` [J]."""
+    """Token ids of a query and its K candidates, and arrays [K] but for `all_relevance` [J]."""
 
-    pairs: list[Framed]
+    query: np.ndarray
+    texts: list[np.ndarray]
     document: np.ndarray
     relevance: np.ndarray
     prior: np.ndarray
@@ -182,9 +184,9 @@ class RankingDataset(PlannedDataset):
         teacher = np.full(len(documents), np.nan, np.float32)
         if self.teacher is not None:
             teacher = looked_up(documents, *self.teacher.of(sample_id))
-        texts = map(self.document_tokens.__getitem__, documents.tolist())
         return RankingExample(
-            pairs=self.encoding.framing.pairs(self.query_tokens[sample_id], texts),
+            query=self.query_tokens[sample_id],
+            texts=[self.document_tokens[number] for number in documents.tolist()],
             document=documents,
             relevance=grades,
             prior=(scores - mean) / deviation,
@@ -196,17 +198,16 @@ class RankingDataset(PlannedDataset):
 
     def collate(self, examples: list[RankingExample]) -> dict[str, Any]:
         """Return the padded batch."""
-        sizes = np.array([len(example.pairs) for example in examples])
+        sizes = np.array([len(example.texts) for example in examples])
         index = np.full((len(examples), max(self.width, *sizes)), NO_DOCUMENT)
         width = index.shape[1]
-        pairs = [pair for example in examples for pair in example.pairs]
-        order = np.argsort([-len(pair.ids) for pair in pairs], kind="stable")
-        row_of = np.empty(len(pairs), np.int64)
-        row_of[order] = np.arange(len(pairs))
-        index[np.arange(width) < sizes[:, None]] = row_of
-        longest_first = [pairs[place] for place in order.tolist()]
+        texts = [text for example in examples for text in example.texts]
+        queries = [example.query for example in examples for _ in example.texts]
         # Where no query has a candidate there is one empty row.
-        rows = padded(longest_first or [self.encoding.framing.single(np.zeros(0, np.int64))])
+        rows = self.encoding.framing.rows(texts or [NO_TEXT], queries or None)
+        order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
+        rows = {name: values[order] for name, values in rows.items()}
+        index[np.arange(width) < sizes[:, None]] = order.argsort()[: len(texts)]
 
         def column(name: str, filler: float, width: int = width) -> torch.Tensor:
             values = [getattr(example, name) for example in examples]

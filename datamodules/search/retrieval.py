@@ -6,24 +6,24 @@ among the texts of a batch, J most judgements of one query, F documents of a fir
 
 import json
 import os
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from datamodules.core.plan import hash_ids, rng_for
+from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import digest_of, remove, sync
+from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, remove, sync
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
 from datamodules.search.bm25 import Bm25Options, open_bm25
 from datamodules.search.candidates import HardNegatives, Lists, candidate_lists
-from datamodules.search.collection import Collection
+from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import (
     TERM,
     SearchDataModule,
@@ -40,12 +40,12 @@ from datamodules.search.queries import (
     numbers_digest,
     rows_of,
 )
-from datamodules.text.encoding import Framing, TextEncoding, padded, sentences_of
+from datamodules.text.encoding import TextEncoding, TokenRows, sentences_of, write_token_rows
 
 KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
-KEPT_TEXTS = 1 << 13  # whose sentences a process remembers
+OWN_VERSION = 1  # of the rows of a document's own texts
 RUN_FILE = "run.trec"
 
 
@@ -109,7 +109,6 @@ class TrainingMix:
         return counts
 
 
-@lru_cache(KEPT_TEXTS)
 def document_sentences(text: str) -> tuple[list[str], list[int]]:
     """Return the sentences of a text, at least one, which may have no word, and the places of
     those that can stand for a query: short ones where there are no others.
@@ -122,26 +121,78 @@ def document_sentences(text: str) -> tuple[list[str], list[int]]:
     return sentences, long or list(range(len(sentences)))
 
 
-def drawn_sentence(
-    document: TextRecord, removal: float, rng: np.random.Generator
-) -> tuple[str, TextRecord | None]:
-    """Return one sentence of a document, and the document without it if it is taken out.
+class OwnTexts:
+    """Titles and sentences of documents, and the documents without them, as mapped tokens.
 
-    Args:
-        removal: probability that the sentence is taken out; a single one stays.
+    The rows of a document of S sentences: its title, its text without it, its sentences, title and
+    second sentence, title and first sentence, and the S - 1 others as they stand behind another.
+
+    Attributes:
+        rows: tokens of all documents.
+        starts: [documents + 1] int64, the first row of each document.
+        can_ask: [rows] bool, whether a row can stand for a query.
     """
-    sentences, places = document_sentences(document.text)
-    place = places[int(rng.integers(len(places))) if len(places) > 1 else 0]
-    if rng.random() >= removal or len(sentences) == 1:
-        return sentences[place], None
-    rest = " ".join(sentences[:place] + sentences[place + 1 :])
-    return sentences[place], document._replace(text=rest)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rows = folder, TokenRows(folder)
+        self.starts = mapped_array(folder / "starts_of_documents.npy")
+        self.can_ask = mapped_array(folder / "can_ask.npy")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnTexts, (self.folder,)
+
+    def drawn(
+        self, number: int, kind: str, removal: float, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray | None, int | None]:
+        """Return the tokens of a query that a document asks itself, those of the document without
+        it (`None` is all of it), and the place of the sentence that it is, `None` of a title.
+
+        Args:
+            number: of the document.
+            kind: `titles`, which a document without one passes over, or `sentences`.
+            removal: probability that a sentence is taken out; a single one stays.
+        """
+        first, end = self.starts[number : number + 2].tolist()
+        if kind == "titles" and self.can_ask[first]:
+            return self.rows[first], self.rows[first + 1], None
+        num_sentences = (end - first - 2) // 2
+        places = self.can_ask[first + 2 : first + 2 + num_sentences].nonzero()[0]
+        place = int(places[rng.integers(len(places)) if len(places) > 1 else 0])
+        query = self.rows[first + 2 + place]
+        if rng.random() >= removal or num_sentences == 1:
+            return query, None, place
+        tokens, starts, part = self.rows.tokens, self.rows.starts, end - num_sentences
+        before = tokens[starts[part - (place == 0)] : starts[part + place]]
+        behind = tokens[starts[part + max(place, 1) + 1] : starts[end]]
+        return query, np.concatenate([before, behind]), place
 
 
-def framed(texts: Iterable[np.ndarray], framing: Framing) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return input_ids [n, T] int64 and attention_mask [n, T] bool of token ids."""
-    rows = padded([framing.single(ids) for ids in texts])
-    return rows["input_ids"], rows["attention_mask"]
+def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
+    """Return the texts that documents have of their own, tokenised once into the cache."""
+
+    def make(folder: Path) -> None:
+        starts, can_ask = array("q", [0]), array("b")
+
+        def rows() -> Iterator[np.ndarray]:
+            for document in collection.documents:
+                title, (sentences, places) = document.title, document_sentences(document.text)
+                # Some texts begin with their title, by which they would be found without learning.
+                body = document.text.removeprefix(title)
+                heads = [document._replace(text=one).whole for one in sentences[1::-1]]
+                own = encoding.ids_of([title, body, *sentences, *heads])
+                own += encoding.ids_behind(sentences[1:])
+                yield from own
+                starts.append(starts[-1] + len(own))
+                asks = {0} if title else set()
+                asks |= {2 + place for place in places}
+                can_ask.extend(row in asks for row in range(len(own)))
+
+        write_token_rows(folder, encoding, rows())
+        np.save(folder / "starts_of_documents.npy", np.asarray(starts))
+        np.save(folder / "can_ask.npy", np.asarray(can_ask, bool))
+
+    key = digest_of([OWN_VERSION, collection.fingerprint, encoding.digest])
+    return OwnTexts(made_once(cache_root() / "own_texts" / key, make))
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:
@@ -153,26 +204,18 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
 
 
 class Pair(NamedTuple):
-    """One draw: kind and number among those of the kind, the document that answers, all documents
-    known to, hard negatives; of a document's own pair the query, and the rest if it is not all."""
+    """One draw: kind and number among those of the kind, tokens of the query, the document that
+    answers and its tokens, all documents known to, hard negatives, and the place of the sentence
+    that is the query, `None` of another."""
 
     kind: str
     number: int
+    query: np.ndarray
     answer: int
+    text: np.ndarray
     known: np.ndarray
     negatives: list[int]
-    query: str = ""
-    rest: str | None = None
-
-
-class PairExample(NamedTuple):
-    """A query and its K documents (the first answers it) as token ids, their numbers [K] with -1
-    where there are fewer, and the documents [R] that may be no negatives of it."""
-
-    query: np.ndarray
-    texts: list[np.ndarray]
-    document: np.ndarray
-    known: np.ndarray
+    sentence: int | None
 
 
 class PairDataset(PlannedDataset):
@@ -208,19 +251,24 @@ class PairDataset(PlannedDataset):
         self.document_tokens = kept_documents(collection, encoding, mix.reads_whole)
         self.query_tokens = kept_queries(queries, encoding, mix.reads_whole)
         of_document = estimated_lengths(encoding, collection)
-        answers = (self.relevant(place)[0] for place in range(len(queries)))
-        of_query = np.array([of_document[documents].mean() for documents in answers], np.int64)
+        self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
+        judgements = judged.judgements
+        is_relevant = judgements.grade > RELEVANT_ABOVE
+        self.relevant = JudgedQueries(Judgements(*(column[is_relevant] for column in judgements)))
+        # Of the relevant documents of a query, cumulated in their order: for the draw of one.
+        self.shares = np.ones(len(self.relevant.judgements.query))
+        of_query = np.zeros(len(queries), np.int64)
+        for place in range(len(queries)):
+            documents, grades = self.relevant.judged(place)
+            of_query[place] = of_document[documents].mean()
+            if len(documents) > 1:
+                shares = np.cumsum(grades.astype(np.float64) / grades.sum(dtype=np.float64))
+                self.shares[self.relevant.part(place)] = shares / shares[-1]
         of_kinds = zip(KINDS, (of_query, of_document, of_document), strict=True)
         self.lengths = np.concatenate([np.tile(own, getattr(mix, kind)) for kind, own in of_kinds])
         pool = [asdict(negatives) | {"run": None}, lists and lists.fingerprint]
         self.fingerprint = digest_of([asdict(mix), pool, collection.fingerprint, encoding.digest])
         self.target_counts = {TERM: None}
-
-    def relevant(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the relevant documents of a query and their grades, as float64."""
-        documents, grades = self.judged.judged(place)
-        is_relevant = grades > RELEVANT_ABOVE
-        return documents[is_relevant], grades[is_relevant].astype(np.float64)
 
     def pool(self, place: int) -> np.ndarray:
         """Return the documents [n] int64 that negatives of a query are drawn from, those of lists
@@ -236,39 +284,44 @@ class PairDataset(PlannedDataset):
         kind, first = KINDS[place], self.ends[place - 1] if place else 0
         number = (sample_id - first) % self.counts[kind]
         if kind == "judged":
-            known, grades = self.relevant(number)
-            shares = np.cumsum(grades / grades.sum())  # as `rng.choice` draws, in a quarter of it
-            place = int(np.searchsorted(shares / shares[-1], rng.random(), side="right"))
+            known = self.relevant.judged(number).documents
+            shares = self.shares[self.relevant.part(number)]  # as `rng.choice` draws, but faster
+            answer = int(known[np.searchsorted(shares, rng.random(), side="right")])
             negatives = []
             if self.negatives.count:
                 pool = np.setdiff1d(self.pool(number), known)
                 count = min(self.negatives.count, len(pool))
                 negatives = rng.choice(pool, count, replace=False).tolist()
-            return Pair(kind, number, int(known[place]), known, negatives)
-        document, known = self.collection.documents[number], np.array([number])
-        if kind == "titles" and document.title:
-            # Some texts begin with their title, by which they would be found without learning.
-            text = document.text.removeprefix(document.title)
-            return Pair(kind, number, number, known, [], document.title, text)
-        sentence, rest = drawn_sentence(document, self.mix.removal, rng)
-        return Pair(kind, number, number, known, [], sentence, rest and rest.whole)
+            texts = self.query_tokens[number], self.document_tokens[answer]
+            return Pair(kind, number, texts[0], answer, texts[1], known, negatives, None)
+        assert self.own is not None
+        query, rest, sentence = self.own.drawn(number, kind, self.mix.removal, rng)
+        text = self.document_tokens[number] if rest is None else rest
+        return Pair(kind, number, query, number, text, np.array([number]), [], sentence)
 
-    def example(self, sample_id: int, epoch: int) -> PairExample:
-        """Return one sample as it is in this epoch."""
-        rng, limits = rng_for(self.seed, epoch, sample_id), self.encoding.limits
-        pair = self.pair(sample_id, rng)
-        is_judged = pair.kind == "judged"
-        query = self.query_tokens[pair.number] if is_judged else self.encoding.ids(pair.query)
-        tokens, rest = self.document_tokens, pair.rest
-        texts = [tokens[pair.answer] if rest is None else self.encoding.ids(rest)]
-        texts += [tokens[other] for other in pair.negatives]
-        room = limits.max_length - self.encoding.framing.num_marks
-        texts = [self._kept(ids, rng)[:room] for ids in texts]
-        missing = self.negatives.count - len(pair.negatives)
-        texts += [np.zeros(0, np.int64)] * missing
-        numbers = np.array([pair.answer, *pair.negatives, *[NO_DOCUMENT] * missing], np.int64)
-        query = self._kept(query, rng)[: limits.max_query_length]
-        return PairExample(query, texts, numbers, pair.known)
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        """Return the padded batch of several samples [B] as they are in this epoch."""
+        queries, texts, numbers, known = [], [], list[int](), []
+        most = self.encoding.limits.max_query_length
+        rngs = rngs_for(self.seed, epoch, sample_ids)
+        for sample_id, rng in zip(sample_ids.tolist(), rngs, strict=True):
+            pair = self.pair(sample_id, rng)
+            own = [pair.text, *(self.document_tokens[other] for other in pair.negatives)]
+            texts += [self._kept(ids, rng) for ids in own]
+            queries.append(self._kept(pair.query, rng)[:most])
+            missing = self.negatives.count - len(pair.negatives)
+            texts += [np.zeros(0, np.int64)] * missing
+            numbers += [pair.answer, *pair.negatives, *[NO_DOCUMENT] * missing]
+            known.append(pair.known)
+        query_rows, rows = map(self.encoding.framing.rows, (queries, texts))
+        return {
+            "query_ids": query_rows["input_ids"],
+            "query_mask": query_rows["attention_mask"],
+            "document_ids": rows["input_ids"],
+            "document_mask": rows["attention_mask"],
+            "document": torch.tensor(numbers),
+            "known": torch.from_numpy(rows_of(known, NO_DOCUMENT)),
+        }
 
     def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return token ids without those that are dropped in this epoch."""
@@ -279,24 +332,13 @@ class PairDataset(PlannedDataset):
         is_kept = rng.random(len(distinct)) >= probability
         return ids[is_kept[which]] if is_kept.any() else ids
 
-    def collate(self, examples: list[PairExample]) -> dict[str, torch.Tensor]:
-        """Return the padded batch."""
-        framing = self.encoding.framing
-        queries = framed([example.query for example in examples], framing)
-        documents = framed([text for example in examples for text in example.texts], framing)
-        return {
-            "query_ids": queries[0],
-            "query_mask": queries[1],
-            "document_ids": documents[0],
-            "document_mask": documents[1],
-            "document": torch.from_numpy(np.concatenate([e.document for e in examples])),
-            "known": torch.from_numpy(rows_of([e.known for e in examples], NO_DOCUMENT)),
-        }
-
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
         pair = self.pair(sample_id, rng_for(self.seed, epoch, sample_id))
-        query = self.queries[pair.number].text if pair.kind == "judged" else pair.query
+        document = self.collection.documents[pair.answer]
+        query = self.queries[pair.number].text if pair.kind == "judged" else document.title
+        if pair.sentence is not None:
+            query = document_sentences(document.text)[0][pair.sentence]
         answer, *others = (
             self.collection.documents[number].id for number in (pair.answer, *pair.negatives)
         )
@@ -358,8 +400,7 @@ class TextsDataset(PlannedDataset):
         limits = self.encoding.limits
         if sample_id >= len(self.queries):
             number = int(self.documents[sample_id - len(self.queries)])
-            room = limits.max_length - self.encoding.framing.num_marks
-            return TextExample(self.document_tokens[number][:room], False, number)
+            return TextExample(self.document_tokens[number], False, number)
         ids = self.query_tokens[sample_id][: limits.max_query_length]
         number = int(self.queries.numbers[sample_id])
         if self.judged is None:
@@ -372,10 +413,10 @@ class TextsDataset(PlannedDataset):
 
     def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:
         """Return the padded batch; widths of judgements do not depend on it."""
-        ids, mask = framed([example.ids for example in examples], self.encoding.framing)
+        rows = self.encoding.framing.rows([example.ids for example in examples])
         texts = {
-            "input_ids": ids,
-            "attention_mask": mask,
+            "input_ids": rows["input_ids"],
+            "attention_mask": rows["attention_mask"],
             "is_query": torch.tensor([example.is_query for example in examples]),
             "text_index": torch.tensor([example.number for example in examples]),
         }

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from datamodules.core import batches
 from datamodules.core.planned import PlannedDataModule, Stage
 from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once, mapped_array
 from datamodules.text.store import token_dtype
@@ -24,7 +23,6 @@ from datamodules.tokenizers.text import (
     options_of_model,
 )
 
-DOCUMENT = 1  # segment; that of a query or an only text is 0
 ROWS_VERSION = 2  # of how texts become rows of tokens
 TEXTS_AT_ONCE = 1024
 RECIPE_KEY = "text_encoder_recipe"
@@ -170,13 +168,6 @@ class TextLimits:
         return text.lower() if self.lower_case else text
 
 
-class Framed(NamedTuple):
-    """One row: the token ids [T] int64 with their marks, and the positions of its first text."""
-
-    ids: np.ndarray
-    num_first: int
-
-
 @dataclass(frozen=True)
 class Framing:
     """Tokens before a text (`None` for no such mark) and behind each text, and their lengths."""
@@ -190,50 +181,58 @@ class Framing:
         """Marks around a single text."""
         return 1 + (self.begin_id is not None)
 
-    def single(self, ids: np.ndarray) -> Framed:
-        """Return one text between its marks; its end is cut."""
-        return self._row(ids[: self.limits.max_length - self.num_marks])
+    @property
+    def room(self) -> int:
+        """Most tokens of a single text."""
+        return self.limits.max_length - self.num_marks
 
-    def query(self, ids: np.ndarray) -> Framed:
-        """Return a query between its marks."""
-        return self._row(ids[: self.limits.max_query_length])
-
-    def pairs(self, query: np.ndarray, documents: Iterable[np.ndarray]) -> list[Framed]:
-        """Return the rows of a query and each of several documents, whose ends are cut."""
-        query = query[: self.limits.max_query_length]
-        room = self.limits.max_length - self.num_marks - 1 - len(query)
-        return [self._row(query, document[:room]) for document in documents]
-
-    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[Framed]:
-        """Return a long text in overlapping rows; a short one is one row.
+    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[np.ndarray]:
+        """Return the tokens of a long text in overlapping chunks; a short one is one chunk.
 
         Args:
             ids: of the text.
-            stride: tokens from the beginning of one chunk to that of the next, at most the room
-                of a chunk.
+            stride: tokens from the beginning of one chunk to that of the next, at most `room`.
             most: chunks that are kept; what follows is cut.
         """
-        room = self.limits.max_length - self.num_marks
-        starts = range(0, max(0, len(ids) - room) + stride, stride)[:most]
-        return [self._row(ids[start : start + room]) for start in starts]
+        starts = range(0, max(0, len(ids) - self.room) + stride, stride)[:most]
+        return [ids[start : start + self.room] for start in starts]
 
-    def _row(self, *texts: np.ndarray) -> Framed:
-        parts: list[Any] = [] if self.begin_id is None else [[self.begin_id]]
-        for text in texts:
-            parts += [text, [self.separator_id]]
-        return Framed(np.concatenate(parts).astype(np.int64), len(texts[0]) + self.num_marks)
+    def rows(
+        self, texts: Sequence[np.ndarray], queries: Sequence[np.ndarray] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return texts between their marks: input_ids [R, T] int64, attention_mask [R, T] bool and
+        segment_ids [R, T] int64, 1 of a text behind a query, else 0.
 
-
-def padded(rows: Sequence[Framed]) -> dict[str, torch.Tensor]:
-    """Return input_ids and segment_ids [R, T] int64, and attention_mask [R, T] bool."""
-    ids, mask = batches.padded([row.ids for row in rows], batches.PADDING_ID)
-    is_second = np.arange(mask.shape[1]) >= np.array([[row.num_first] for row in rows])
-    segments = np.where(mask & is_second, DOCUMENT, 0)
-    return {
-        "input_ids": torch.from_numpy(ids),
-        "attention_mask": torch.from_numpy(mask),
-        "segment_ids": torch.from_numpy(segments),
-    }
+        Args:
+            texts: token ids of R texts; their ends are cut.
+            queries: of R queries before them, whose ends are cut, too; `None` for single texts.
+        """
+        columns, room = [], self.room
+        rooms = [room] * len(texts)
+        if queries is not None:
+            columns.append([ids[: self.limits.max_query_length] for ids in queries])
+            rooms = [room - 1 - len(ids) for ids in columns[0]]
+        columns.append([ids[:most] for ids, most in zip(texts, rooms, strict=True)])
+        sizes = [np.fromiter(map(len, column), np.int64, len(texts)) for column in columns]
+        first = self.num_marks - 1
+        lengths = first + np.sum(sizes, axis=0) + len(sizes)
+        place = np.arange(lengths.max())
+        ids = np.zeros((len(texts), len(place)), np.int64)
+        if self.begin_id is not None:
+            ids[:, 0] = self.begin_id
+        start = np.full(len(texts), first)
+        for column, size in zip(columns, sizes, strict=True):
+            end = start + size
+            ids[(place >= start[:, None]) & (place < end[:, None])] = np.concatenate(column)
+            ids[np.arange(len(texts)), end] = self.separator_id
+            start = end + 1
+        mask = place < lengths[:, None]
+        segments = mask & (place > (first + sizes[0])[:, None])
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "segment_ids": torch.from_numpy(segments.astype(np.int64)),
+        }
 
 
 class TextEncoding:
@@ -260,6 +259,11 @@ class TextEncoding:
         """Return the token ids of each text, as `ids`."""
         return self.tokenizer.encode_batch([self.limits.normalised(text) for text in texts])
 
+    def ids_behind(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids of each text as it stands behind another, a blank before it."""
+        behind = [f" {one}" if one else "" for one in map(self.limits.normalised, texts)]
+        return self.tokenizer.encode_batch(behind, continues=True)
+
     @cached_property
     def digest(self) -> str:
         """Hex digest of all that decides the ids of a text."""
@@ -267,8 +271,7 @@ class TextEncoding:
 
 
 class TokenRows:
-    """The tokens of N texts as `kept_tokens` wrote them into a folder, memory-mapped; only the
-    folder is pickled."""
+    """The tokens of N texts in a folder, memory-mapped; only the folder is pickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -283,6 +286,19 @@ class TokenRows:
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
+
+
+def write_token_rows(folder: Path, encoding: TextEncoding, rows: Iterable[np.ndarray]) -> None:
+    """Write the token ids of texts into a folder, as `TokenRows` reads them."""
+    dtype = token_dtype(encoding.tokenizer.vocab_size)
+    with (
+        ArrayFile(folder / "tokens.npy", dtype) as tokens,
+        ArrayFile(folder / "starts.npy", np.int64) as starts,
+    ):
+        starts.add(np.zeros(1))
+        for ids in rows:
+            tokens.add(ids)
+            starts.add(np.array([tokens.length]))
 
 
 def kept_tokens(
@@ -301,19 +317,13 @@ def kept_tokens(
     """
     key = digest_of([ROWS_VERSION, *facts, encoding.digest, most])
 
-    def make(folder: Path) -> None:
-        left, dtype = iter(texts()), token_dtype(encoding.tokenizer.vocab_size)
-        with (
-            ArrayFile(folder / "tokens.npy", dtype) as tokens,
-            ArrayFile(folder / "starts.npy", np.int64) as starts,
-        ):
-            starts.add(np.zeros(1))
-            while some := list(islice(left, TEXTS_AT_ONCE)):
-                for ids in encoding.ids_of(some):
-                    tokens.add(ids[:most])
-                    starts.add(np.array([tokens.length]))
+    def rows() -> Iterator[np.ndarray]:
+        left = iter(texts())
+        while some := list(islice(left, TEXTS_AT_ONCE)):
+            yield from (ids[:most] for ids in encoding.ids_of(some))
 
-    return TokenRows(made_once(cache_root() / "token_rows" / key, make))
+    folder = cache_root() / "token_rows" / key
+    return TokenRows(made_once(folder, lambda new: write_token_rows(new, encoding, rows())))
 
 
 class EncodedTextDataModule(PlannedDataModule):

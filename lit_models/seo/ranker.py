@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import RankingBatch
 from datamodules.search.datamodule import TERM
-from datamodules.text.encoding import TextEncoding, padded
+from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import (
@@ -156,7 +156,7 @@ class LitRanker(EncodedTextModule):
                 f"since the ranker was trained with prior={self.adds_prior}."
             )
         encoding, size = self._encoding, len(documents)
-        rows = padded(encoding.framing.pairs(encoding.ids(query), encoding.ids_of(documents)))
+        rows = encoding.framing.rows(encoding.ids_of(documents), [encoding.ids(query)] * size)
         lengths = rows["attention_mask"].sum(1).numpy()
         first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
         deviation = first.std(correction=0)

@@ -23,7 +23,7 @@ from datamodules.search.datamodule import NUM_FOUND, TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking, read_run
 from datamodules.search.queries import write_run as write_rankings
 from datamodules.search.retrieval import RUN_FILE, EncodedCollection
-from datamodules.text.encoding import TextEncoding, padded
+from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import (
@@ -474,11 +474,12 @@ class LitRetriever(EncodedTextModule):
         """Return unit vectors [n, W] of texts, in their order, on the device of the module; of
         a document, its title and its text with a line break between them."""
         encoding, parts = TextEncoding(self.recipe), []
-        frame = encoding.framing.query if is_query else encoding.framing.single
+        most = encoding.limits.max_query_length if is_query else None
         order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
         for start in range(0, len(order), TEXTS_AT_ONCE):
             chosen = order[start : start + TEXTS_AT_ONCE]
-            rows = padded(list(map(frame, encoding.ids_of([texts[n] for n in chosen]))))
+            ids = encoding.ids_of([texts[n] for n in chosen])
+            rows = encoding.framing.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
             parts.append(self.network.encode(*columns))
         if not parts:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import ScoredTextBatch
 from datamodules.scored.datamodule import ChunkOptions
-from datamodules.text.encoding import TextEncoding, padded
+from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
@@ -119,7 +119,8 @@ class LitTextScorer(EncodedTextModule):
             for start in range(0, len(texts), TEXTS_AT_ONCE):
                 ids = encoding.ids_of(texts[start : start + TEXTS_AT_ONCE])
                 parts = [encoding.framing.chunks(each, stride, chunks.most) for each in ids]
-                batch: Any = padded([chunk for each in parts for chunk in each])
+                rows = [chunk for each in parts for chunk in each]
+                batch: Any = encoding.framing.rows(rows)
                 sizes = torch.tensor([len(each) for each in parts])
                 batch["chunk_of"] = torch.arange(len(ids)).repeat_interleave(sizes)
                 batch["weight"] = torch.ones(len(ids))

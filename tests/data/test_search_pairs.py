@@ -17,13 +17,11 @@ from datamodules.search.collection import (
     CollectionRequest,
     open_collection,
 )
-from datamodules.search.formats import TextRecord
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
 from datamodules.search.retrieval import (
     PairDataset,
     TrainingMix,
     document_sentences,
-    drawn_sentence,
     negative_lists,
 )
 from datamodules.text.encoding import TextEncoding
@@ -43,9 +41,12 @@ def pairs(
     collection: Collection,
     mix: TrainingMix = TrainingMix(),  # noqa: B008 - frozen
     negatives: HardNegatives = HardNegatives(),  # noqa: B008 - frozen
+    tokenizer: str = "bytes",
+    **text: str,
 ) -> PairDataset:
-    tokenizer = make_tokenizer(TokenizerOptions("bytes"), iter(()))
-    encoding = TextEncoding({"tokenizer": tokenizer.to_dict(), "text": LIMITS})
+    texts = (document.whole.lower() for document in collection.documents)
+    made = make_tokenizer(TokenizerOptions(tokenizer), texts).to_dict()
+    encoding = TextEncoding({"tokenizer": made, "text": {**LIMITS, **text}})
     judged = JudgedQueries(collection.judgements(TRAIN))
     own = judged.with_relevant()
     queries = Queries(collection.queries, own.queries, collection.fingerprint)
@@ -53,9 +54,10 @@ def pairs(
     return PairDataset(collection, encoding, own, queries, mix, negatives, lists, seed=5)
 
 
-def sentence_and_rest(document: TextRecord, seed: int, removal: float) -> tuple[str, TextRecord]:
-    sentence, rest = drawn_sentence(document, removal, rng_for(0, 0, seed))
-    return sentence, document if rest is None else rest
+def drawn(dataset: PairDataset, sample_id: int, epoch: int) -> tuple[list[int], list[int]]:
+    """Return the documents of a sample, the first of which answers, and all known to."""
+    batch = dataset.batch(np.array([sample_id]), epoch)
+    return batch["document"].tolist(), batch["known"][0].tolist()
 
 
 def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> None:
@@ -66,13 +68,13 @@ def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> Non
 
 def test_a_relevant_document_is_drawn_in_proportion_to_its_grade(collection: Collection) -> None:
     dataset = pairs(collection)
-    documents, grades = dataset.relevant(0)
-    drawn = Counter(int(dataset.example(0, epoch).document[0]) for epoch in range(600))
-    assert set(drawn) == set(documents.tolist())
-    share = drawn[int(documents[grades.argmax()])] / 600
+    documents, grades = dataset.relevant.judged(0)
+    answers = Counter(drawn(dataset, 0, epoch)[0][0] for epoch in range(600))
+    assert set(answers) == set(documents.tolist())
+    share = answers[int(documents[grades.argmax()])] / 600
     assert share == pytest.approx(2 / 3, abs=0.06)
-    again = [int(dataset.example(0, epoch).document[0]) for epoch in range(20)]
-    assert again == [int(dataset.example(0, epoch).document[0]) for epoch in range(20)]
+    again = [drawn(dataset, 0, epoch) for epoch in range(20)]
+    assert again == [drawn(dataset, 0, epoch) for epoch in range(20)]
 
 
 @pytest.mark.parametrize("source", ["judged", "bm25"])
@@ -81,12 +83,12 @@ def test_no_relevant_document_is_a_negative(collection: Collection, source: str)
     found = 0
     for sample_id in range(SIZES["train"]):
         for epoch in range(3):
-            example = dataset.example(sample_id, epoch)
-            others = example.document[1:][example.document[1:] >= 0]
+            (answer, *others), known = drawn(dataset, sample_id, epoch)
+            others = [other for other in others if other >= 0]
             found += len(others)
-            assert len(set(others.tolist())) == len(others)
-            assert not set(others.tolist()) & set(example.known.tolist())
-            assert example.document[0] in example.known
+            assert len(set(others)) == len(others)
+            assert not set(others) & set(known)
+            assert answer in known
             if source == "judged":
                 assert set(others) <= set(dataset.pool(sample_id))
     assert found > 0
@@ -100,57 +102,48 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
     place = int(
         np.searchsorted(dataset.judged.queries, collection.queries.indices_of(["train-0"])[0])
     )
-    example = dataset.example(place, 0)
-    expected = {2, 3, 4, 5} - set(example.known.tolist())
-    assert set(example.document[1:].tolist()) - {-1} == expected
-
-
-def test_a_sentence_leaves_its_document_as_often_as_it_should() -> None:
-    document = TextRecord("", "title", "The first one is here. Short. And a second one follows.")
-    long = {"The first one is here.", "And a second one follows."}
-    gone = 0
-    for seed in range(200):
-        sentence, rest = sentence_and_rest(document, seed, 0.75)
-        assert sentence in long
-        assert rest.title == "title"
-        gone += sentence not in rest.text
-        assert "Short." in rest.text
-    assert gone / 200 == pytest.approx(0.75, abs=0.1)
-    alone = TextRecord("", "", "Nothing but this.")
-    assert sentence_and_rest(alone, 0, 1.0) == ("Nothing but this.", alone)
+    documents, known = drawn(dataset, place, 0)
+    assert set(documents[1:]) - {-1} == {2, 3, 4, 5} - set(known)
 
 
 @pytest.mark.parametrize(
-    "sentences",
+    ("text", "sentences", "places"),
     [
-        [
-            "the lift of a thin wing\nis measured .",
-            "a slip stream, e.g. of\na screw, adds lift .",
-        ],
-        ["all in small letters, cf. smith.", "this holds for\nmany a text."],
-        ["Dr. Smith measured\nit in 3.5 hours.", "She wrote it down."],
+        (
+            "the lift of a thin wing\nis measured .\na slip stream, e.g. of\na screw, adds lift .",
+            [
+                "the lift of a thin wing is measured .",
+                "a slip stream, e.g. of a screw, adds lift .",
+            ],
+            [0, 1],
+        ),
+        (
+            "all in small letters, cf. smith.\nthis holds for\nmany a text.",
+            ["all in small letters, cf. smith.", "this holds for many a text."],
+            [0, 1],
+        ),
+        (
+            "Dr. Smith measured\nit in 3.5 hours.\nWrite it down. She wrote it down.",
+            ["Dr. Smith measured it in 3.5 hours.", "Write it down.", "She wrote it down."],
+            [0, 2],
+        ),
+        ("Short. Shorter.", ["Short.", "Shorter."], [0, 1]),
+        ("", [""], [0]),
+        ("*** .", ["*** ."], [0]),
     ],
 )
-def test_a_drawn_sentence_is_a_whole_one(sentences: list[str]) -> None:
-    document = TextRecord("", "", "\n".join(sentences))
-    whole = [" ".join(sentence.split()) for sentence in sentences]
-    drawn = {sentence_and_rest(document, n, 1.0) for n in range(9)}
-    assert drawn == {
-        (whole[0], TextRecord("", "", whole[1])),
-        (whole[1], TextRecord("", "", whole[0])),
-    }
-    for text in ("", "*** ."):
-        alone = TextRecord("", "", text)
-        assert sentence_and_rest(alone, 0, 1.0) == (text, alone)
+def test_sentences_are_whole_and_short_ones_ask_nothing(
+    text: str, sentences: list[str], places: list[int]
+) -> None:
+    assert document_sentences(text) == (sentences, places)
 
 
 def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collection) -> None:
     dataset = pairs(collection, negatives=HardNegatives(2, "judged"))
-    examples = [dataset.example(n, 0) for n in range(4)]
-    batch = dataset.collate(examples)
+    batch = dataset.batch(np.arange(4), 0)
     assert batch["query_ids"].shape[0] == 4
     assert batch["document_ids"].shape[0] == batch["document"].shape[0] == 12
-    assert torch.equal(batch["document"][::3], torch.tensor([int(e.document[0]) for e in examples]))
+    assert batch["document"][::3].tolist() == [drawn(dataset, n, 0)[0][0] for n in range(4)]
     assert batch["document_mask"].any(1).all()  # a document that is missing has a token, too
     assert (batch["document"] == -1).any()
 
@@ -182,17 +175,24 @@ def kept(ids: np.ndarray, rng: np.random.Generator) -> list[int]:
     return [token for token in ids.tolist() if stays[token]] or ids.tolist()
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [("bytes", {}), ("bpe", {}), ("words", {}), ("words", {"stemmer": "english"})],
+    ids=["bytes", "bpe", "words", "stems"],
+)
 def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
-    collection: Collection,
+    collection: Collection, tokenizer: str, text: dict[str, str]
 ) -> None:
-    dataset, epoch, ways = pairs(collection, DRAWS, HardNegatives(2)), 4, Counter()
+    dataset = pairs(collection, DRAWS, HardNegatives(2), tokenizer, **text)
+    epoch, ways = 4, Counter[str]()
     encode, framing = dataset.encoding.ids, dataset.encoding.framing
     for sample_id in range(len(dataset.lengths)):
         rng, number = rng_for(5, epoch, sample_id), (sample_id - SIZES["train"]) % 40
         others: list[int] = []
         if sample_id < SIZES["train"]:
-            relevant, grades = dataset.relevant(sample_id)
-            answer = collection.documents[int(rng.choice(relevant, p=grades / grades.sum()))].whole
+            relevant, grades = dataset.relevant.judged(sample_id)
+            shares = grades.astype(np.float64) / grades.sum()
+            answer = collection.documents[int(rng.choice(relevant, p=shares))].whole
             query_number = int(dataset.judged.queries[sample_id])
             pool = np.setdiff1d(dataset.pool(sample_id), relevant)
             others = rng.choice(pool, min(2, len(pool)), replace=False).tolist()
@@ -211,14 +211,14 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
             rest = document._replace(text=" ".join(left))
             answer, way = (rest if is_removed else document).whole, f"sentence, {is_removed}"
         texts = [answer, *(collection.documents[other].whole for other in others)]
-        rows = [framing.single(np.array(kept(encode(text), rng), np.int64)) for text in texts]
-        rows.insert(0, framing.query(np.array(kept(encode(query), rng))))
-        example = dataset.example(sample_id, epoch)
-        batch = dataset.collate([example])
-        given = [batch["query_ids"][0], *batch["document_ids"][: len(texts)]]
-        masks = [batch["query_mask"][0], *batch["document_mask"][: len(texts)]]
-        found = [ids[mask].tolist() for ids, mask in zip(given, masks, strict=True)]
-        assert found == [row.ids.tolist() for row in rows]
+        expected = framing.rows([np.array(kept(encode(text), rng), np.int64) for text in texts])
+        asked = np.array(kept(encode(query), rng), np.int64)[: LIMITS["max_query_length"]]
+        batch = dataset.batch(np.array([sample_id]), epoch)
+        assert torch.equal(batch["query_ids"], framing.rows([asked])["input_ids"])
+        width = expected["input_ids"].shape[1]
+        assert torch.equal(batch["document_ids"][: len(texts), :width], expected["input_ids"])
+        lengths = expected["attention_mask"].sum(1)
+        assert torch.equal(batch["document_mask"][: len(texts)].sum(1), lengths)
         ways[way] += 1
     assert {"judged, 0 negatives", "judged, 1 negatives"} <= set(ways)
     assert {"title", "sentence, True", "sentence, False"} <= set(ways)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.encoding import Framing, TextLimits, padded, terms_by
+from datamodules.text.encoding import Framing, TextLimits, terms_by
 
 
 @pytest.mark.parametrize("begin_id", [None, 9])
@@ -12,19 +12,22 @@ def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
     framing = Framing(begin_id, 8, TextLimits(max_length=7, max_query_length=2))
     begin = [] if begin_id is None else [begin_id]
     query, text, nothing = np.array([1, 2, 3]), np.array([4, 5, 6], np.uint16), np.zeros(0, int)
-    rows = [*framing.pairs(query, [text]), framing.single(text), framing.query(nothing)]
     room = 7 - len(begin) - 4
-    whole = [[*begin, 1, 2, 8, *[4, 5, 6][:room], 8], [*begin, 4, 5, 6, 8], [*begin, 8]]
-    width = max(map(len, whole))
-    batch = padded(rows)
-    assert batch["input_ids"].tolist() == [row + [0] * (width - len(row)) for row in whole]
-    lengths = torch.tensor([[len(row)] for row in whole])
-    assert torch.equal(batch["attention_mask"], torch.arange(width) < lengths)
+    pair = [*begin, 1, 2, 8, *[4, 5, 6][:room], 8]
+    singles = [[*begin, 4, 5, 6, 8], [*begin, 8]]
     first = len(begin) + 3
-    segments = [0] * first + [1] * (width - first)
-    assert batch["segment_ids"].tolist() == [segments, [0] * width, [0] * width]
-    assert rows[0].ids.tolist() == whole[0]
-    assert padded(rows[1:])["segment_ids"].dtype == torch.int64
+    for batch, rows in (
+        (framing.rows([text], [query]), [pair]),
+        (framing.rows([text, nothing]), singles),
+    ):
+        width = max(map(len, rows))
+        assert batch["input_ids"].tolist() == [row + [0] * (width - len(row)) for row in rows]
+        lengths = torch.tensor([[len(row)] for row in rows])
+        assert torch.equal(batch["attention_mask"], torch.arange(width) < lengths)
+        assert batch["segment_ids"].dtype == torch.int64
+        segments = [int(place >= first) for place in range(len(pair))]
+        expected = [segments] if rows == [pair] else [[0] * width] * 2
+        assert batch["segment_ids"].tolist() == expected
 
 
 def test_terms_are_words_in_lower_case_without_the_commonest_as_stems():
