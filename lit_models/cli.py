@@ -59,7 +59,6 @@ from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process
 from lit_models.training.run import (
-    WORDS,
     ProgressLine,
     Run,
     RunConfig,
@@ -162,13 +161,6 @@ class UnisonoCLI(LightningCLI):
             "--test_after_fit", type=bool, default=False, help="Test the best checkpoint after fit."
         )
         parser.add_argument(
-            "--on_missing_devices",
-            type=rules.OnMissing,
-            default="error",
-            help="What to do about devices that are not there.",
-        )
-
-        parser.add_argument(
             f"--{TRUST}",
             type=bool,
             default=False,
@@ -231,9 +223,6 @@ class UnisonoCLI(LightningCLI):
         settings = rules.settings_of(config)
         with usage_errors():
             self.verdict = rules.check(settings, rules.this_machine(), os.environ, known)
-            if self.subcommand == "fit" and config.exactness == "bitwise":
-                precision, world_size = config.trainer.precision, self.verdict.world_size
-                bitwise.check_run(settings.strategy, precision, world_size)
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
@@ -249,7 +238,7 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [
             RunFolder(self.choice),
-            Topology(verdict.fallback, verdict.warnings),
+            Topology(verdict.warnings),
         ]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
         # Before the rehearsal of the default ones: the real dropout.
@@ -301,8 +290,9 @@ class UnisonoCLI(LightningCLI):
         settings, precision = rules.settings_of(config), config.trainer.precision
         with usage_errors():
             chosen = choose_strategy(settings, verdict, self.model, is_training, precision)
-            if chosen is not None and is_training and config.exactness == "bitwise":
-                bitwise.check_run(chosen[0], precision, verdict.world_size)
+            if is_training and config.exactness == "bitwise":
+                name = settings.strategy if chosen is None else chosen[0]
+                bitwise.check_run(name, precision, verdict.world_size)
         if chosen is None:
             return None
         if is_first_process():
@@ -362,11 +352,8 @@ class UnisonoCLI(LightningCLI):
         self.trainer.predict(**{**self._from_choice(kwargs), "return_predictions": False})
 
     def _from_choice(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        path = self.choice.ckpt_path
-        if self.subcommand == "fit" and path in WORDS:  # Lightning finds out what they stand for
-            return {**kwargs, "ckpt_path": path, "weights_only": True}
         # Named by the trainer, not by the call: data and model look into it before Lightning.
-        self.trainer.ckpt_path = path
+        self.trainer.ckpt_path = self.choice.ckpt_path
         return {**kwargs, "weights_only": True}
 
     def _say_end(self, tested: dict[str, float]) -> None:
@@ -546,8 +533,7 @@ def model_values(ckpt_path: str | None, classes: StoredClasses) -> dict[str, Any
     """Returns the `model` key that a checkpoint was made with, or {} where it does not say.
 
     Args:
-        ckpt_path: a file, or an exported folder; `None` and Lightning's words such as "last"
-            give {}.
+        ckpt_path: a file, or an exported folder; `None` gives {}.
         classes: those that it may name.
 
     Raises:

@@ -54,10 +54,7 @@ def _remembered(path: Path, digest: str, root: Path) -> str:
     """Return the digest of a file, which is kept for later."""
     memory = _memory(path, root)
     with _writing_to(memory.parent):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = memory.with_name(f"{memory.name}.{os.getpid()}")
-        unfinished.write_text(digest)
-        os.replace(unfinished, memory)
+        write_whole(memory, digest)
     return digest
 
 
@@ -152,6 +149,17 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that gets its name when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8", newline="")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def put_in_place(source: Path, target: Path) -> None:

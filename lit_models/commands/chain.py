@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import psutil
 
-from datamodules.core.store import cache_root, digest_of, file_digest
+from datamodules.core.store import cache_root, digest_of, file_digest, write_whole
 from lit_models.config_files import did_you_mean, find_config, flat, near_names, read_config
 from lit_models.errors import say, usage_errors
 
@@ -328,12 +328,8 @@ def write_record(
     folder: Path, name: str, made_from: dict[str, Any], outputs: str | None = None
 ) -> None:
     """Write the record of a stage, whole or not at all."""
-    path = folder / RECORDS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    record = {"made_from": made_from, "outputs": outputs}
-    partial.write_text(json.dumps(record, indent=2, default=str) + "\n", "utf-8")
-    os.replace(partial, path)
+    record = json.dumps({"made_from": made_from, "outputs": outputs}, indent=2, default=str)
+    write_whole(folder / RECORDS / f"{name}.json", record + "\n")
 
 
 def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:

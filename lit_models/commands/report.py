@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import re
 import statistics
 import time
@@ -13,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.store import write_whole
 from lit_models.config_files import flat, newest_config, read_config
 from lit_models.errors import UsageError
 
@@ -325,8 +325,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "metrics": list(_metric_rows(run)),
         "facts": _facts(run),
         "proof": proof,
-        "warnings": [w for w in (*run.topology.get("warnings", []), run.topology.get("fallback"),
-                     *run.notes) if w],
+        "warnings": [*run.topology.get("warnings", []), *run.notes],
         "sources": [("Command and configuration", run)],
     }  # fmt: skip
 
@@ -595,12 +594,7 @@ def write_page(path: Path, facts: dict[str, Any]) -> None:
     vendored = {
         name: (TEMPLATES / f"uplot.min.{name}").read_text("utf-8") for name in ("js", "css")
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(template.render(generator=GENERATOR, uplot=vendored, **facts), "utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, template.render(generator=GENERATOR, uplot=vendored, **facts))
 
 
 def shown(value: float | None, digits: int = 4) -> str:

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +27,7 @@ from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed
 from lit_models.training.rules import Settings, Verdict
-from lit_models.training.sharding import local_parts
+from lit_models.training.sharding import is_compiled, local_parts
 
 GIB = 2**30
 VALUES_PER_WEIGHT = 4  # itself, its gradient and the two moments of Adam
@@ -72,7 +71,7 @@ def choose_strategy(
     if state == 0:
         what = "processes on CPUs" if is_cpu else "devices, each with all weights"
         return "ddp", f"strategy ddp: {count} {what}"
-    indices = verdict.devices if isinstance(verdict.devices, list) else range(verdict.num_devices)
+    indices = verdict.devices if isinstance(verdict.devices, list) else range(verdict.devices)
     memory = min(torch.cuda.get_device_properties(i).total_memory for i in indices)
     what = (
         f"weights, gradients and moments take {state / GIB:.2f} GiB of the {memory / GIB:.1f} GiB "
@@ -146,7 +145,7 @@ class Rehearsal(Callback):
                 sizes, lambda size: load_of(trainer, pl_module, size, meter)
             )
         meter.start()  # gives back what the trials took
-        if "torch._dynamo" in sys.modules:
+        if is_compiled(pl_module):
             # Code that has met several sizes leaves the size open, and is slower for it.
             torch.compiler.reset()
         gib = meter.capacity_bytes / GIB

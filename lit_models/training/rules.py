@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from datamodules.core.plan import Batching
 
-OnMissing = Literal["error", "fallback"]
 # Names of strategies: the classes of those that take options, how ddp's start their processes.
 STRATEGY_CLASSES = {
     "ddp": "lit_models.training.strategies.ReplicatedStrategy",
@@ -64,21 +63,18 @@ class Settings:
     global_batch_size: int | None = None
     micro_batch_size: int | Literal["auto"] = "auto"
     batch_size: int | None = None
-    on_missing_devices: OnMissing = "error"
     tensor_parallel_size: int = 1
 
 
 @dataclass
 class Verdict:
-    """The run as it will be: `devices` as the Trainer takes them, processes on this machine and on
-    all, warnings of a line each, and the devices that were asked for and are not there."""
+    """The run as it will be: `devices` as the Trainer takes them, processes on all machines, and
+    warnings of a line each."""
 
     accelerator: str
     devices: int | list[int]
-    num_devices: int
     world_size: int
     warnings: list[str] = field(default_factory=list)
-    fallback: str | None = None
 
 
 def settings_of(config: Any) -> Settings:
@@ -94,7 +90,6 @@ def settings_of(config: Any) -> Settings:
         global_batch_size=data.get("global_batch_size"),
         micro_batch_size=data.get("micro_batch_size") or "auto",
         batch_size=data.get("batch_size"),
-        on_missing_devices=config.on_missing_devices,
         tensor_parallel_size=options.get("tensor_parallel_size") or 1,
     )
 
@@ -161,7 +156,7 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
 
 
 def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
-    """Returns devices as a number, `auto` and fallback resolved, never silently.
+    """Returns devices as a number, `auto` resolved, never silently.
 
     Raises:
         ValueError: devices that are not there, or no devices at all.
@@ -180,9 +175,8 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
     count = int(text) if indices is None else len(indices)
     if accelerator not in ("gpu", "cuda") and (accelerator != "auto" or not machine.num_gpus):
         number = max(count, 1)
-        kind = "cpu" if accelerator == "auto" else accelerator
-        out = Verdict(kind, number, number, number * nodes)
-        if kind != "cpu":
+        out = Verdict("cpu" if accelerator == "auto" else accelerator, number, number * nodes)
+        if out.accelerator != "cpu":
             return out
         if count == -1:
             out.warnings.append(
@@ -200,23 +194,14 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
             )
         return out
     there = machine.num_gpus
-    if count == -1 and there:
-        return Verdict("gpu", there, there, there * nodes)
-    if count != -1 and (max(indices) + 1 if indices else count) <= there:
-        return Verdict("gpu", indices or count, count, count * nodes)
-    what = (
+    number = there if count == -1 else count
+    if 0 < (max(indices) + 1 if indices else number) <= there:
+        return Verdict("gpu", indices or number, number * nodes)
+    raise ValueError(
         f"trainer.devices={'all' if count == -1 else devices} asks for GPUs that this machine does "
-        f"not have: it has {there} GPU{'s' * (there != 1)}"
+        f"not have: it has {there} GPU{'s' * (there != 1)}. Use --trainer."
+        f"{f'devices={there}' if there else 'accelerator=cpu'}; auto takes what is there."
     )
-    if settings.on_missing_devices == "error":
-        way_out = f"devices={there}" if there else "accelerator=cpu"
-        raise ValueError(
-            f"{what}. Use --trainer.{way_out}, or --on_missing_devices=fallback to run on what is "
-            "there."
-        )
-    kind, number = ("gpu", there) if there else ("cpu", 1)
-    fallback = f"{what}; the run uses {number} {kind.upper()} device(s)"
-    return Verdict(kind, number, number, number * nodes, [fallback], fallback)
 
 
 def tensor_groups(size: int, world_size: int) -> int:
@@ -257,7 +242,16 @@ def check_world(
 ) -> None:
     """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
     one silent rank of several."""
-    for name, started in launched_worlds(environ).items():
+    is_torchrun = "TORCHELASTIC_RUN_ID" in environ  # it wins over SLURM
+    # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
+    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    num_tasks = int(environ.get("SLURM_NTASKS") or 0)
+    worlds = {"WORLD_SIZE": int(environ.get("WORLD_SIZE") or 1)}
+    if not is_torchrun and (not is_shell or "SLURM_STEP_ID" in environ):
+        worlds["SLURM_NTASKS"] = num_tasks
+    for name, started in worlds.items():
+        if started <= 1:
+            continue
         if started != world_size:
             raise ValueError(
                 f"the launcher started {started} processes ({name}={started}), but trainer.devices "
@@ -269,10 +263,8 @@ def check_world(
                 f"trainer.strategy={strategy} starts its own processes, but {name}={started} says "
                 "that a launcher did; use --trainer.strategy=ddp."
             )
-    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if "TORCHELASTIC_RUN_ID" in environ or is_shell:
+    if is_torchrun or is_shell:
         return
-    num_tasks = int(environ.get("SLURM_NTASKS") or 0)
     if num_tasks == 1 and world_size > 1:
         raise ValueError(
             f"SLURM has one task (SLURM_NTASKS=1), but trainer.devices x trainer.num_nodes is "
@@ -284,18 +276,6 @@ def check_world(
             "this looks like a SLURM batch script with several tasks and no `srun` before the "
             "command: it would wait for the others for ever"
         )
-
-
-def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
-    """Returns the worlds larger than one process that a launcher set up, by variable."""
-    worlds = {name: int(environ[name]) for name in ("WORLD_SIZE",) if environ.get(name)}
-    # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
-    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    if environ.get("SLURM_NTASKS") and not (is_shell and "SLURM_STEP_ID" not in environ):
-        worlds["SLURM_NTASKS"] = int(environ["SLURM_NTASKS"])
-    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun wins over SLURM
-        worlds.pop("SLURM_NTASKS", None)
-    return {name: size for name, size in worlds.items() if size > 1}
 
 
 def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:

@@ -39,13 +39,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
+from datamodules.core.store import write_whole
 from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of
 from lit_models.training.strategies import strategy_name
 
 LEDGER = "ledger.jsonl"
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
-WORDS = ("last", "best", "hpc", "registry")  # what Lightning knows instead of a path
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
 
@@ -70,7 +70,7 @@ def decide(
     Args:
         verb: fit, validate, test or predict.
         root: trainer.default_root_dir, such as runs/demo.
-        ckpt_path: a path, a word that Lightning knows, "auto" or `None`.
+        ckpt_path: a path, "auto" or `None`.
         newest: returns the newest sound checkpoint of a run folder, or `None`.
         is_asked: the command line names the root itself, no file does; an evaluation writes there,
             wherever its checkpoint lies.
@@ -101,7 +101,7 @@ def decide(
             return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
         ckpt_path = None
         notices.append("--ckpt_path auto found no sound checkpoint: a fresh start")
-    elif ckpt_path is not None and ckpt_path not in WORDS:
+    elif ckpt_path is not None:
         path = Path(ckpt_path)
         if not path.exists():
             raise FileNotFoundError(
@@ -211,14 +211,6 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one atomic step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8", newline="")
-    temporary.replace(path)
-
-
 class RunFolder(Callback):
     """Keeps all ranks in one folder, and gives the training of a script one with a lock.
 
@@ -302,7 +294,7 @@ class RunFolder(Callback):
     def _choose(self, trainer: Trainer) -> Run:
         path = trainer.ckpt_path
         root, ckpt_path = Path(trainer.default_root_dir), None if path is None else str(path)
-        if self.run is not None or ckpt_path in WORDS:
+        if self.run is not None:
             return Run(str(root), ckpt_path)
         if root.resolve() == Path.cwd():
             root = Path("runs") / (Path(sys.argv[0]).stem.strip("-") or "script")
@@ -400,12 +392,10 @@ class Topology(Callback):
     """Writes `topology.json` and prints the start banner: the devices, then the plan.
 
     Args:
-        fallback: what was asked for and is not there, in the words of `training/rules.py`.
-        warnings: the other lines of that check.
+        warnings: lines of the check of the settings, `training/rules.py`.
     """
 
-    def __init__(self, fallback: str | None = None, warnings: list[str] | None = None) -> None:
-        self.fallback = fallback
+    def __init__(self, warnings: list[str] | None = None) -> None:
         self.warnings = warnings or []
         self.facts: dict[str, Any] = {}
 
@@ -415,7 +405,6 @@ class Topology(Callback):
         parameters = list(pl_module.parameters())
         self.facts = {
             **status(trainer),
-            "fallback": self.fallback,
             "warnings": self.warnings,
             "command": command_line(),
             "code": code_facts(),
@@ -442,20 +431,19 @@ class Topology(Callback):
 def print_banner(facts: dict[str, Any], folder: str) -> None:
     """Print the devices and then the plan, a line each."""
     world, plan, exactness = facts["world_size"], facts["plan"], facts["exactness"]
-    size = facts.get("tensor_parallel_size", 1)
+    size = facts["tensor_parallel_size"]
     kind = [facts["strategy"], f"tensor parallel {size}" if size > 1 else "", facts["backend"]]
     kind.append(facts["precision"])
     lines = [
         ("run", folder),
         ("devices", f"{world} ({', '.join(filter(None, kind))})"),
         ("host:rank:device", ", ".join(facts["host_rank_device"][:4]) + " …" * (world > 4)),
-        ("rendezvous", facts.get("rendezvous")),
-        ("visible GPUs", facts.get("visible_devices")),
+        ("rendezvous", facts["rendezvous"]),
+        ("visible GPUs", facts["visible_devices"]),
     ]
-    if "num_parameters" in facts:
-        number, trained = facts["num_parameters"], facts["num_trained"]
-        learn = "all of them learn" if trained == number else f"{trained:,} learn"
-        lines.append(("parameters", f"{number:,}, {learn}"))
+    number, trained = facts["num_parameters"], facts["num_trained"]
+    learn = "all of them learn" if trained == number else f"{trained:,} learn"
+    lines.append(("parameters", f"{number:,}, {learn}"))
     if "global_batch_size" not in plan:
         lines.append(("accumulation", str(plan["accumulate_grad_batches"])))
     else:
@@ -480,7 +468,6 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     rates = sorted(set(facts["learning_rates"]), reverse=True)[:3]
     shown = ", ".join(f"{rate:.3g}" for rate in rates)
     lines.append(("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}"))
-    lines.append(("fallback", facts["fallback"]))
     table = Table.grid(padding=(0, 2))
     for label, value in lines:
         if value:

@@ -60,7 +60,7 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
                 f"{asked} {name} is a {type(layer).__name__}, and only plain linear layers can be "
                 "split. Leave out what has changed it, such as model.lora, or tensor_parallel_size."
             )
-    if any(getattr(part, "is_compiled", False) for part in module.modules()):
+    if is_compiled(module):
         raise ValueError(
             f"{asked} blocks are compiled, which does not know split layers; set "
             "model.computation.compile to false, or leave tensor_parallel_size out."
@@ -74,6 +74,15 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
             f"tensor_parallel_size {size} does not divide {' nor '.join(wrong)}; sizes that fit "
             f"this network: {fitting}. Take one of them, or change the network."
         )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether any part runs by torch.compile, in place or wrapped."""
+    # Whose class would import the compiler: seconds.
+    return any(
+        part._compiled_call_impl is not None or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
 
 
 def planned_layers(

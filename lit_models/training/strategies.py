@@ -420,11 +420,19 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
+        calls_evenly = getattr(module, "calls_blocks_evenly", True)
+        if self.reshard_after_forward is True and not calls_evenly:
+            raise ValueError(
+                f"reshard_after_forward is true, but {type(module).__name__} calls its blocks more "
+                "often on some ranks than on others: they would wait for each other for ever. "
+                "Leave it at auto."
+            )
+        is_auto = self.reshard_after_forward == "auto"
+        self._frees = calls_evenly if is_auto else bool(self.reshard_after_forward)
         is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
         offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         options = {"mesh": inner, "offload_policy": offload}
-        self._frees = self._frees_after_forward(module)
         separate_frozen(blocks)
         for block in blocks:
             self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
@@ -433,7 +441,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for name in EVALUATION_STEPS:
             setattr(module, name, self._after_gathering(getattr(module, name)))
         fully_shard(module, mesh=outer, reshard_after_forward=False, offload_policy=offload)
-        if not getattr(module, "calls_blocks_evenly", True):
+        if not calls_evenly:
             # The backward pass gathers ahead in the order of the forward calls, which then differs
             # between ranks: they would wait for each other. To gather oneself is to gather nothing.
             for part in (*self._blocks, module):
@@ -472,18 +480,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
             metric.process_group = replicas.get_group()  # one rank of each, or it counts twice
         return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
-
-    def _frees_after_forward(self, module: LightningModule) -> bool:
-        calls_evenly = getattr(module, "calls_blocks_evenly", True)
-        if self.reshard_after_forward == "auto":
-            return calls_evenly
-        if self.reshard_after_forward and not calls_evenly:
-            raise ValueError(
-                f"reshard_after_forward is true, but {type(module).__name__} calls its blocks more "
-                "often on some ranks than on others: they would wait for each other for ever. "
-                "Leave it at auto."
-            )
-        return self.reshard_after_forward
 
     def _after_gathering(self, step: Any) -> Any:
         """Wrap a step so that every rank gathers all blocks first, in the same order."""

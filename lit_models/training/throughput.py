@@ -12,7 +12,6 @@ from typing import IO, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
 from torch.utils.flop_counter import (
     FlopCounterMode,
     sdpa_backward_flop_count,
@@ -21,6 +20,7 @@ from torch.utils.flop_counter import (
 
 from datamodules.core.planned import PlannedDataModule
 from lit_models.training.ledger import complete_lines, ledger_of
+from lit_models.training.sharding import is_compiled
 
 FILE_NAME = "throughput.jsonl"
 # Dense TFLOP/s in bfloat16 and float16, by the whole name of a GPU: a slice has less.
@@ -62,15 +62,6 @@ def peak_of(name: str, precision: str) -> float | None:
     `None` where it is unknown, and with more than 16 bits."""
     tera = PEAKS.get(name) if re.fullmatch("(bf)?16-(mixed|true)", precision) else None
     return None if tera is None else tera * 1e12
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Return whether any part runs by torch.compile, in place or wrapped."""
-    # Whose class would import the compiler: seconds.
-    return any(
-        part._compiled_call_impl is not None or hasattr(part, "_orig_mod")
-        for part in module.modules()
-    )
 
 
 class Throughput(Callback):

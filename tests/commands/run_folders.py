@@ -27,7 +27,6 @@ TOPOLOGY: dict[str, Any] = {
              "accumulate_grad_batches": 1, "padding_share": 0.25},
     "exactness": {"level": "gradient"},
     "versions": {"torch": "2.13"},
-    "fallback": None,
     "warnings": ["two devices share a core"],
     "command": "unisono fit --config a.yaml",
     "code": {"version": "0.1.0", "digest": "abc"},

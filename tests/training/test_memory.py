@@ -42,7 +42,7 @@ from tests.distributed.jobs import bytes_here
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 MIB = 2**20
-TWO = Verdict("cuda", 2, 2, 2)
+TWO = Verdict("cuda", 2, 2)
 
 
 class Built(LightningModule):
@@ -98,11 +98,11 @@ def test_ddp_where_the_state_leaves_room_on_each_gpu_else_fsdp(memory, mib, stra
 def test_processors_evaluation_and_unbuilt_networks_take_ddp_and_named_strategies_stay(memory):
     assert choose_strategy(Settings(), TWO, LitToy())[0] == "ddp"
     assert choose_strategy(Settings(), TWO, Built(), is_training=False)[0] == "ddp"
-    assert choose_strategy(Settings(), Verdict("cpu", 2, 2, 2), Built())[0] == "ddp"
-    assert choose_strategy(Settings(), Verdict("cuda", 1, 1, 1), Built()) is None
+    assert choose_strategy(Settings(), Verdict("cpu", 2, 2), Built())[0] == "ddp"
+    assert choose_strategy(Settings(), Verdict("cuda", 1, 1), Built()) is None
     assert choose_strategy(Settings(strategy="ddp_spawn"), TWO, Built()) is None
     assert choose_strategy(Settings(strategy=None), TWO, Built()) is None
-    assert choose_strategy(Settings(), Verdict("mps", 2, 2, 2), Built()) is None
+    assert choose_strategy(Settings(), Verdict("mps", 2, 2), Built()) is None
 
 
 def test_the_memory_of_a_process_is_near_what_the_system_says():

@@ -83,8 +83,28 @@ def test_auto_starts_fresh_where_there_is_nothing(tmp_path: Path) -> None:
     run = decide("fit", tmp_path / "demo", "auto", newest)
     assert run.ckpt_path is None
     assert "a fresh start" in run.notice
-    with pytest.raises(FileNotFoundError, match="no sound checkpoint in .*demo.*Train first"):
-        decide("predict", tmp_path / "demo", "auto", newest)
+
+
+@pytest.mark.parametrize(
+    ("verb", "root", "ckpt_path", "error", "message"),
+    [
+        (
+            "predict",
+            "demo",
+            "auto",
+            FileNotFoundError,
+            "no sound checkpoint in .*demo.*Train first",
+        ),
+        ("fit", "demo", "nope.ckpt", FileNotFoundError, "nope.ckpt: there is no such checkpoint"),
+        ("fit", "file", None, ValueError, "is a file; name a folder"),
+    ],
+)
+def test_a_missing_checkpoint_and_a_file_for_a_folder_are_refused(
+    tmp_path: Path, verb: str, root: str, ckpt_path: str | None, error: type, message: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(error, match=message):
+        decide(verb, tmp_path / root, ckpt_path, newest)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +141,6 @@ def test_a_read_only_folder_lends_its_checkpoint_and_is_refused_as_run_folder(
     check_writable(own)
     with pytest.raises(PermissionError, match="Permission denied.*shared/new"):
         check_writable(home / "new")
-
-
-def test_a_missing_checkpoint_and_a_file_for_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nope.ckpt: there is no such checkpoint"):
-        decide("fit", tmp_path / "demo", "nope.ckpt", newest)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file; name a folder"):
-        decide("fit", tmp_path / "file", None, newest)
 
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}
@@ -376,13 +388,15 @@ FACTS = {
     "strategy": "ddp",
     "backend": "gloo",
     "world_size": 2,
+    "tensor_parallel_size": 1,
+    "num_parameters": 1200,
+    "num_trained": 200,
     "host_rank_device": ["a:2:cuda:2", "a:3:cuda:3"],
     "rendezvous": "10.0.0.1:29500",
     "visible_devices": "2,3",
     "precision": "32-true",
     "learning_rates": [0.003, 0.003],
     "lr_scale": 2.0,
-    "fallback": "asked for 4 GPUs",
     "plan": PLAN,
     "exactness": {
         "level": "bitwise",
@@ -474,13 +488,20 @@ def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -
         "host:rank:device a:2:cuda:2, a:3:cuda:3",
         "rendezvous 10.0.0.1:29500",
         "visible GPUs 2,3",
+        "parameters 1,200, 200 learn",
         "global batch 64 = 2 devices x 8 x 4 accumulated",
         "epoch 313 steps, 20,000 samples, 4.3% padding, plan 0123456789ab",
         "exactness bitwise: 8 chunks a step, 3 x the gradients",
         "dropout keyed by seed, epoch and sample",
         "learning rate 0.003 at this step, scaled by 2",
-        "fallback asked for 4 GPUs",
     ]
+
+
+def test_the_banner_counts_groups_not_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    print_banner({**FACTS, "tensor_parallel_size": 2, "world_size": 4}, "runs/demo")
+    shown = capsys.readouterr().out
+    assert "4 (ddp, tensor parallel 2, gloo" in shown
+    assert "= 2 tensor groups x 8 x 4 accumulated" in shown
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -540,14 +561,3 @@ def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
-
-
-def test_weights_and_biases_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="extra: wandb")
-    from lightning.pytorch.loggers import WandbLogger
-
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    logger = WandbLogger(save_dir=str(tmp_path), offline=True, project="unisono")
-    logger.log_metrics({"train/loss": 1.0}, 1)
-    logger.experiment.finish()
-    assert list(tmp_path.rglob("*.wandb"))

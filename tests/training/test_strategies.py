@@ -1,6 +1,5 @@
 """Strategies without a second process: names, options, tensor groups, and what is refused."""
 
-import copy
 import json
 import os
 from dataclasses import replace
@@ -21,12 +20,11 @@ from torch import nn
 
 from datamodules.core.plan import PlanRequest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents
+from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import follow_one_device
 from lit_models.config_files import expand_configs
 from lit_models.training import FailureReport, rules, status, strategies
-from lit_models.training.ledger import tells_samples
 from lit_models.training.lineage import LedgerStep
 from lit_models.training.rules import (
     STRATEGY_CLASSES,
@@ -35,7 +33,6 @@ from lit_models.training.rules import (
     check,
     complete_rendezvous,
 )
-from lit_models.training.run import print_banner
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
@@ -46,7 +43,6 @@ from lit_models.training.strategies import (
     strategy_name,
 )
 from tests.toy import LitToy, ToyData, toy_trainer
-from tests.training.test_run import FACTS
 
 
 @pytest.mark.parametrize(
@@ -66,11 +62,7 @@ def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
     assert strategy.timeout == timedelta(minutes=10)
     # For scripts the name means what it does to Lightning.
     assert type(StrategyRegistry.get(name)) is DDPStrategy
-
-
-@pytest.mark.parametrize("name", ["fsdp", "auto", "ddp_find", None])
-def test_other_names_are_not_of_ddp(name):
-    assert replicated(name) is None
+    assert [replicated(other) for other in ("fsdp", "auto", "ddp_find", None)] == [None] * 4
 
 
 def test_a_script_finds_fsdp_on_a_cpu_by_its_name():
@@ -79,24 +71,35 @@ def test_a_script_finds_fsdp_on_a_cpu_by_its_name():
     assert strategy_name(trainer.strategy) == "fsdp"
 
 
-def test_a_rank_started_by_hand_gets_the_rest_of_its_place():
-    environ = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+BY_HAND = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "added"),
+    [
+        (BY_HAND, {"NODE_RANK": "1", "LOCAL_RANK": "1"}),
+        ({"RANK": "3", "LOCAL_RANK": "0"}, {}),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {}),
+    ],
+    ids=["by hand", "launched", "alone"],
+)
+def test_a_rank_started_by_hand_gets_the_rest_of_its_place(environ, added):
+    environ = dict(environ)
+    expected = {**environ, **added}
     complete_rendezvous(environ, num_nodes=2)
-    assert (environ["NODE_RANK"], environ["LOCAL_RANK"]) == ("1", "1")
-    launched = {"RANK": "3", "LOCAL_RANK": "0"}
-    complete_rendezvous(launched, num_nodes=1)
-    assert launched == {"RANK": "3", "LOCAL_RANK": "0"}
-    alone = {"RANK": "0", "WORLD_SIZE": "1"}
-    complete_rendezvous(alone, num_nodes=1)
-    assert alone == {"RANK": "0", "WORLD_SIZE": "1"}
+    assert environ == expected
 
 
-def test_half_a_rendezvous_is_refused():
-    with pytest.raises(ValueError, match="RANK=0 is set but WORLD_SIZE, MASTER_PORT is not"):
-        complete_rendezvous({"RANK": "0", "MASTER_ADDR": "localhost"}, num_nodes=1)
-    whole = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    with pytest.raises(ValueError, match="RANK=2 of WORLD_SIZE=2 on 1 node"):
-        complete_rendezvous(whole, num_nodes=1)
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "0", "MASTER_ADDR": "x"}, "RANK=0 is set but WORLD_SIZE, MASTER_PORT is not"),
+        ({**BY_HAND, "RANK": "4"}, "RANK=4 of WORLD_SIZE=4 on 1 node"),
+    ],
+)
+def test_half_a_rendezvous_is_refused(environ, message):
+    with pytest.raises(ValueError, match=message):
+        complete_rendezvous(environ, num_nodes=1)
 
 
 def test_the_status_of_a_plain_trainer_is_one_dictionary(
@@ -201,10 +204,6 @@ def test_a_name_without_a_class_is_told_what_takes_options(tmp_path):
         expand_configs(["--config", str(path), option])
 
 
-def test_the_way_out_is_a_strategy_that_can_be_made():
-    strategies.ReplicatedStrategy(start_method="spawn", bucket_cap_mb=50)
-
-
 CPU = torch.device("cpu")
 
 
@@ -254,14 +253,6 @@ def test_dropout_that_a_group_draws_apart_is_refused():
         strategy.setup(SimpleNamespace(callbacks=[], strategy=strategy, state=state))
 
 
-def test_one_rank_of_a_group_tells_of_its_samples():
-    strategy = FullyShardedStrategy(tensor_parallel_size=2)
-    assert tells_samples(SimpleNamespace(strategy=strategy))
-    strategy.repeats_samples = True
-    assert not tells_samples(SimpleNamespace(strategy=strategy))
-    assert tells_samples(SimpleNamespace(strategy=object()))
-
-
 def test_a_replay_has_the_micro_batch_of_a_group(tmp_path):
     request = vars(PlanRequest("x", 101, 16, 3, 2))
     plan = {"request": request, "digest": "", "repeats_first_epoch": False}
@@ -276,38 +267,6 @@ LLAMA = DecoderConfig(vocab_size=11, hidden_size=16, num_layers=1, num_heads=4, 
 GPT2 = replace(LLAMA, norm="layer", positions="learned", activation="gelu", bias=True, tied=False)
 
 
-def part_of(network: Decoder, rank: int, size: int) -> Decoder:
-    """Return what one device of a group has, cut by hand."""
-    part = copy.deepcopy(network)
-    for _, layer, split in planned_layers(part, part.tensor_plan()):
-        if split.style == "input":
-            continue
-        axis = {"columns": 0, "rows": 1}[split.style]
-        layer.weight = nn.Parameter(layer.weight.chunk(size, axis)[rank])
-        if layer.bias is not None and split.style == "columns":
-            layer.bias = nn.Parameter(layer.bias.chunk(size)[rank])
-        elif layer.bias is not None and rank:
-            nn.init.zeros_(layer.bias)  # it is added once
-    return part
-
-
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_the_parts_of_all_devices_add_up_to_the_whole(config):
-    torch.manual_seed(0)
-    network = Decoder(config).double()
-    for parameter in network.parameters():
-        nn.init.normal_(parameter)
-    hidden = torch.randn(2, 5, 16, dtype=torch.float64)
-    parts = [part_of(network, rank, 2) for rank in range(2)]
-    arguments = (hidden, None, Documents())
-    whole = network.layers[0].attention(*arguments)
-    added = sum(part.layers[0].attention(*arguments) for part in parts)
-    torch.testing.assert_close(added, whole, rtol=1e-12, atol=1e-12)
-    whole = network.layers[0].feed_forward(hidden)
-    added = sum(part.layers[0].feed_forward(hidden) for part in parts)
-    torch.testing.assert_close(added, whole, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_every_matrix_of_a_block_is_split(config):
     network = Decoder(config)
@@ -317,38 +276,35 @@ def test_every_matrix_of_a_block_is_split(config):
     assert split == {id(m) for m in network.layers.modules() if isinstance(m, nn.Linear)}
 
 
-def test_a_size_that_cuts_heads_is_refused_with_those_that_do_not():
-    network = Decoder(replace(LLAMA, num_heads=8, num_kv_heads=4))
-    with pytest.raises(ValueError, match="8 does not divide num_kv_heads 4; sizes .*: 1, 2, 4"):
-        check_tensor_plan(network, network.tensor_plan(), 8)
-
-
-def adapted(network: Decoder) -> None:
+def with_lora() -> Decoder:
+    network = Decoder(LLAMA)
     add_lora(network, lora_recipe(network, LoraOptions(["q_proj"], rank=2)))
+    return network
 
 
-def compiled(network: Decoder) -> None:
+def compiled() -> Decoder:
+    network = Decoder(LLAMA)
     network.compile_blocks(backend="eager")
+    return network
+
+
+def with_heads() -> Decoder:
+    return Decoder(replace(LLAMA, num_heads=8, num_kv_heads=4))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("make", "size", "message"),
     [
-        (adapted, "only plain linear layers can be split. Leave out"),
-        (compiled, r"blocks are compiled.*computation\.compile to false"),
+        (with_heads, 8, "8 does not divide num_kv_heads 4; sizes .*: 1, 2, 4"),
+        (with_lora, 2, "only plain linear layers can be split. Leave out"),
+        (compiled, 2, r"blocks are compiled.*computation\.compile to false"),
+        (LitToy, 2, r"LitToy has no tensor_plan\(\).*Qwen have one"),
     ],
 )
-def test_a_network_that_was_changed_is_refused(change, message):
-    network = Decoder(LLAMA)
-    change(network)
+def test_a_network_that_cannot_be_split_is_refused(make, size, message):
+    network = make()
     with pytest.raises(ValueError, match=message):
-        check_tensor_plan(network, network.tensor_plan(), 2)
-
-
-def test_a_module_without_a_plan_is_told_who_has_one():
-    module = LitToy()
-    with pytest.raises(ValueError, match=r"LitToy has no tensor_plan\(\).*Qwen have one"):
-        check_tensor_plan(module, module.tensor_plan(), 2)
+        check_tensor_plan(network, network.tensor_plan(), size)
 
 
 def test_a_pattern_that_fits_nothing_is_an_error():
@@ -382,14 +338,6 @@ def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
         check(replace(four, tensor_parallel_size=1), machine, {}, [])
     with pytest.raises(ValueError, match="tensor_parallel_size is 3, which does not divide"):
         check(replace(four, tensor_parallel_size=3), machine, {}, [])
-
-
-def test_the_banner_counts_groups_not_devices(capsys):
-    facts = {**FACTS, "tensor_parallel_size": 2, "world_size": 4}
-    print_banner(facts, "runs/demo")
-    shown = capsys.readouterr().out
-    assert "4 (ddp, tensor parallel 2, gloo" in shown
-    assert "= 2 tensor groups x 8 x 4 accumulated" in shown
 
 
 @mock.patch.dict(os.environ, {"TORCH_FR_BUFFER_SIZE": "7"})

@@ -12,7 +12,8 @@ from torch import nn
 from lit_models.training import LastCheckpoint, Throughput, default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import AppendingCSVLogger
-from lit_models.training.throughput import is_compiled, peak_of
+from lit_models.training.sharding import is_compiled
+from lit_models.training.throughput import peak_of
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 
 NAP_S = 0.06
