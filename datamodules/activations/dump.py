@@ -5,7 +5,6 @@ Shapes: P or R pieces that are read, K most positions of one, N activations of a
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from datamodules.activations.documents import (
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, Chunk, statistics_of
 from datamodules.core.batches import SubjectFacts
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import content_digest, digest_of, sync
+from datamodules.core.store import content_digest, digest_of, replacing
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
 from datamodules.text.store import TokenStore
@@ -108,47 +107,39 @@ def write_store(
             f"{folder} exists and is not overwritten; move it away, or name another folder with "
             "--data.predict_output."
         )
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a dump that was killed
-    unfinished.mkdir(parents=True)  # with the modes of the user's umask
-    try:
-        with naming(folder):
-            for path in tokens.folder.iterdir():
-                shutil.copyfile(path, unfinished / path.name)
-            for name, part in zip(PART_NAMES, parts, strict=True):
-                part.write(unfinished, name)
-            statistics = statistics_of(parts[TRAIN].chunks())
-            statistics.save(unfinished / STATISTICS)
-            facts = {
-                "subject": asdict(subject),
-                "tokens": tokens.fingerprint,
-                "positions": asdict(rule),
-                "context_length": parts[TRAIN].pieces.context_length,
-            }
-            by_part = list(zip(PART_NAMES, parts, strict=True))
-            files = {}
-            for path in sorted(unfinished.iterdir()):
-                sync(path)
-                files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
-            schema = {
-                **facts,
-                "fingerprint": digest_of(facts),
-                "version": STORE_VERSION,
-                "dtype": str(parts[TRAIN].found.dtype),
-                "tokenizer": tokens.tokenizer.digest,
-                "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
-                "num_documents": {name: len(part.facts.group) for name, part in by_part},
-                "num_activations": {name: len(part.piece) for name, part in by_part},
-                "attributes": {name: part.facts.names for name, part in by_part},
-                "groups": {name: part.facts.group_names for name, part in by_part},
-                "files": files,
-            }
-            text = json.dumps(schema, indent=1, sort_keys=True)
-            (unfinished / SCHEMA).write_text(text + "\n", encoding="utf-8")
-            sync(unfinished / SCHEMA)
-            os.rename(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with naming(folder), replacing(folder, is_new=True) as unfinished:
+        unfinished.mkdir()  # with the modes of the user's umask
+        for path in tokens.folder.iterdir():
+            shutil.copyfile(path, unfinished / path.name)
+        for name, part in zip(PART_NAMES, parts, strict=True):
+            part.write(unfinished, name)
+        statistics = statistics_of(parts[TRAIN].chunks())
+        statistics.save(unfinished / STATISTICS)
+        facts = {
+            "subject": asdict(subject),
+            "tokens": tokens.fingerprint,
+            "positions": asdict(rule),
+            "context_length": parts[TRAIN].pieces.context_length,
+        }
+        by_part = list(zip(PART_NAMES, parts, strict=True))
+        files = {}
+        for path in sorted(unfinished.iterdir()):
+            files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
+        schema = {
+            **facts,
+            "fingerprint": digest_of(facts),
+            "version": STORE_VERSION,
+            "dtype": str(parts[TRAIN].found.dtype),
+            "tokenizer": tokens.tokenizer.digest,
+            "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
+            "num_documents": {name: len(part.facts.group) for name, part in by_part},
+            "num_activations": {name: len(part.piece) for name, part in by_part},
+            "attributes": {name: part.facts.names for name, part in by_part},
+            "groups": {name: part.facts.group_names for name, part in by_part},
+            "files": files,
+        }
+        text = json.dumps(schema, indent=1, sort_keys=True)
+        (unfinished / SCHEMA).write_text(text + "\n", encoding="utf-8")
 
 
 class DumpDataset(PlannedDataset):

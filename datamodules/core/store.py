@@ -178,6 +178,31 @@ def put_in_place(source: Path, target: Path) -> None:
     sync(target.parent)
 
 
+@contextmanager
+def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
+    """Give a name beside `target` for a file or a folder of files, which takes its place, synced,
+    when the block ends well: `target` is the old one or the whole new one at every moment.
+
+    Args:
+        target: the final name.
+        is_new: raise FileExistsError where another process has taken that name meanwhile.
+    """
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    remove(unfinished)  # of a process that was killed
+    try:
+        yield unfinished
+        for path in unfinished.iterdir() if unfinished.is_dir() else ():
+            sync(path)
+        sync(unfinished)
+        if is_new and target.exists():
+            raise FileExistsError(f"{target} was made meanwhile and is not overwritten.")
+        put_in_place(unfinished, target)
+    finally:
+        remove(unfinished)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder, if there is one."""
     if path.is_dir():

@@ -8,7 +8,6 @@ import gzip
 import importlib.util
 import io
 import logging
-import os
 import re
 import shlex
 import zlib
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from datamodules.core.store import replacing
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -765,24 +765,16 @@ def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
             raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
 
     check()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as unfinished:
         with naming(path):
             text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
             file = open(unfinished, mode, **text)  # noqa: SIM115 - closed below
         try:
             yield file
-            with naming(path):
-                file.flush()
-                os.fsync(file.fileno())
         finally:
             with naming(path):
                 file.close()
         check()
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @contextmanager

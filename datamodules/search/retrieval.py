@@ -5,7 +5,6 @@ among the texts of a batch, J most judgements of one query, F documents of a fir
 """
 
 import json
-import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ import torch
 
 from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, remove, sync
+from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, replacing
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
 from datamodules.search.bm25 import Bm25Options, open_bm25
@@ -593,11 +592,9 @@ class RetrievalDataModule(SearchDataModule):
             "collection": self.collection.fingerprint,
             "queries": self.predict_queries or self.predict_part,
         }
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        remove(unfinished)
-        try:
+        with replacing(path, is_new=True) as unfinished:
             with naming(path):
-                unfinished.mkdir(parents=True)
+                unfinished.mkdir()
                 for name, (own, records) in texts.items():
                     np.save(unfinished / f"{name}.npy", own)
                     with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
@@ -605,12 +602,6 @@ class RetrievalDataModule(SearchDataModule):
                 (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
             if search := self.model.options.get("search"):
                 search(EncodedCollection(unfinished))
-            for file_path in (*unfinished.iterdir(), unfinished):
-                sync(file_path)
-            os.rename(unfinished, path)
-            sync(path.parent)
-        finally:
-            remove(unfinished)
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""

@@ -12,14 +12,12 @@ its own index is a pickle, which is code.
 """
 
 import copy
-import os
 import pickle
 import re
 import shutil
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from datamodules.core.store import put_in_place, remove, sha256_of, sync
+from datamodules.core.store import put_in_place, remove, replacing, sha256_of, sync
 from lit_models.training.export import is_exported, read_exported
 from lit_models.training.hyperparameters import AVERAGED as AVERAGED
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
@@ -84,15 +82,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
         target = Path(path)
-        unfinished = _unfinished(target)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            remove(unfinished)  # of a save that was killed: a file, or a folder of shards
-            _save(checkpoint, unfinished)
-            put_in_place(unfinished, target)
+            with replacing(target) as unfinished, open(unfinished, "wb") as file:
+                torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                unfinished.unlink()
             raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
 
     def load_checkpoint(
@@ -110,17 +103,6 @@ def _reason(error: Exception) -> str:
         raise error
     hidden = error.__context__  # torch's own error hides what the storage said
     return str(hidden if isinstance(hidden, OSError) else error)
-
-
-def _save(content: dict[str, Any], path: Path) -> None:
-    with open(path, "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _unfinished(target: Path) -> Path:
-    return target.with_name(f".{target.name}.unfinished")
 
 
 def damage(path: Path, every_byte: bool = True) -> str | None:
@@ -363,7 +345,8 @@ def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path)
     Raises:
         OSError: the storage refused, on whichever rank; all ranks raise it.
     """
-    folder, rank, num_ranks = _unfinished(target), dist.get_rank(), dist.get_world_size()
+    folder = target.with_name(f".{target.name}.unfinished")
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
     name = f"shard-{rank + 1:05d}-of-{num_ranks:05d}.safetensors"
 
     def prepare() -> None:
@@ -380,7 +363,8 @@ def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path)
 
     def finish() -> None:
         files = {name: facts for written in shards for name, facts in written.items()}
-        _save({"format": FORMAT, "rest": rest, "files": files}, folder / MARKER)
+        torch.save({"format": FORMAT, "rest": rest, "files": files}, folder / MARKER)
+        sync(folder / MARKER)
         sync(folder)
         put_in_place(folder, target)
 

@@ -406,15 +406,21 @@ class ExactModule(LightningModule):
         # Lightning restores the datamodule after the model: its state is read where it lies.
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)
-        if position:
-            loop = checkpoint["loops"]["fit_loop"]
-            rescale_progress(
-                loop["epoch_loop.batch_progress"],
-                steps=position["step"],
-                steps_before=position["epoch"] * datamodule.steps_per_epoch,
-                accumulation=self.trainer.accumulate_grad_batches,
-            )
-            settle_epoch(loop, is_whole=position["step"] >= datamodule.steps_per_epoch)
+        if not position:
+            return
+        loop = checkpoint["loops"]["fit_loop"]
+        progress, steps = loop["epoch_loop.batch_progress"], position["step"]
+        steps_before = position["epoch"] * datamodule.steps_per_epoch
+        # Lightning tells where it stopped by which counters are ahead (a checkpoint of
+        # `on_train_batch_end` has `completed` one behind): these differences are kept.
+        for counters, done in (
+            (progress["current"], steps),
+            (progress["total"], steps_before + steps),
+        ):
+            moved = done * self.trainer.accumulate_grad_batches - counters["processed"]
+            for name in ("ready", "started", "processed", "completed"):
+                counters[name] = max(0, counters[name] + moved)
+        settle_epoch(loop, is_whole=steps >= datamodule.steps_per_epoch)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -557,29 +563,6 @@ def follows_plan(module: LightningModule, data: Any) -> bool:
             "LightningModule."
         )
     return is_exact
-
-
-def rescale_progress(
-    progress: dict[str, Any], steps: int, steps_before: int, accumulation: int
-) -> None:
-    """Set a stored batch progress to `steps` optimizer steps at another accumulation.
-
-    Lightning tells where it stopped by which counters are ahead (a checkpoint of
-    `on_train_batch_end` has `completed` one behind); these differences are kept.
-
-    Args:
-        progress: `state_dict` of Lightning's batch progress, changed in place.
-        steps: optimizer steps done in the epoch.
-        steps_before: optimizer steps of the epochs before it.
-        accumulation: micro-batches of each step from now on.
-    """
-    for counters, done in (
-        (progress["current"], steps * accumulation),
-        (progress["total"], (steps_before + steps) * accumulation),
-    ):
-        moved = done - counters["processed"]
-        for name in ("ready", "started", "processed", "completed"):
-            counters[name] = max(0, counters[name] + moved)
 
 
 def settle_epoch(loop: dict[str, Any], is_whole: bool) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from datamodules.core.store import put_in_place, remove, sha256_of, sync
+from datamodules.core.store import replacing, sha256_of
 from lit_models.training.hyperparameters import INSTANTIATOR, UNTRUSTED, StoredClasses
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -100,30 +100,23 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
         files = sorted([layout.weights_file, *layout.texts])
         config |= {"files": files, "weights_file": layout.weights_file}
         config["is_whole"] = layout.is_whole
-    folder = folder.absolute()
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    remove(unfinished)  # of an export that was killed
-    unfinished.mkdir(parents=True)
     try:
-        path = unfinished / layout.weights_file
-        path.touch()
-        mode = path.stat().st_mode  # that of the user's files; safetensors has its own
-        save_file(stored, path, metadata={"format": "pt"})
-        path.chmod(mode)
-        config["sha256"] = sha256_of(path)
-        name = OWN_CONFIG if layout.texts else CONFIG
-        own = {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n"}
-        for name, text in {**layout.texts, **own}.items():
-            (unfinished / name).write_text(text, encoding="utf-8")
-        for file in unfinished.iterdir():
-            sync(file)
-        put_in_place(unfinished, folder)
+        with replacing(folder) as unfinished:
+            unfinished.mkdir()
+            path = unfinished / layout.weights_file
+            path.touch()
+            mode = path.stat().st_mode  # that of the user's files; safetensors has its own
+            save_file(stored, path, metadata={"format": "pt"})
+            path.chmod(mode)
+            config["sha256"] = sha256_of(path)
+            name = OWN_CONFIG if layout.texts else CONFIG
+            own = {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n"}
+            for name, text in {**layout.texts, **own}.items():
+                (unfinished / name).write_text(text, encoding="utf-8")
     except SafetensorError as error:  # what the storage said is inside its text
         raise OSError(
             f"{folder} could not be written: {error}. Free space or name another folder with --to."
         ) from error
-    finally:
-        remove(unfinished)
 
 
 def without_ties(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

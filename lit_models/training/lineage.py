@@ -157,7 +157,7 @@ def read_ledger(run: Path) -> tuple[list[Row], bool]:
 
 
 def plan_of(run: Path) -> Row:
-    """Return what the plan of a run was made from: `request`, `digest`, `repeats_first_epoch`.
+    """Return what the plan of a run was made from: `request` and `repeats_first_epoch`.
 
     Raises:
         FileNotFoundError: it has none.
@@ -172,7 +172,7 @@ def plan_of(run: Path) -> Row:
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         PlanRequest(**plan["request"])
-        plan["digest"], plan["repeats_first_epoch"]
+        plan["repeats_first_epoch"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged_file(path, error) from error
     return plan
@@ -255,8 +255,8 @@ def verify_run(run: Path) -> Proof:
     own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.steps.values()}
     for row in starts:
-        is_own = row["plan_digest"] == plan["digest"] and row["plan_hash"] == own
-        if not is_own and (row["attempt"] in counted or (not counted and row is starts[-1])):
+        is_in_weights = row["attempt"] in counted or (not counted and row is starts[-1])
+        if row["plan_hash"] != own and is_in_weights:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
             proof.add(Status.DENIED, text)
     if len(lengths) == plan["request"]["num_samples"]:  # else another plan, as was found

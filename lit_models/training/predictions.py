@@ -19,13 +19,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
 
+from datamodules.core.store import replacing
 from datamodules.files.tables import naming, write_table
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
 from lit_models.training.sharding import whole
-
-PART_BATCHES = 32
 
 
 class PredictionWriter(Callback):
@@ -40,7 +39,7 @@ class PredictionWriter(Callback):
         part_batches: batches that one part file holds; a kill loses at most so many per device.
     """
 
-    def __init__(self, part_batches: int = PART_BATCHES) -> None:
+    def __init__(self, part_batches: int = 32) -> None:
         if part_batches < 1:
             raise ValueError(f"part_batches must be at least 1, got {part_batches}.")
         self.part_batches = part_batches
@@ -72,7 +71,20 @@ class PredictionWriter(Callback):
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
         """Return the batches that an interrupted prediction with the same weights has written;
         asked on every rank when the loader is made."""
-        self._folder = _parts_folder(trainer, pl_module)
+        output = trainer.datamodule.predict_output_path
+        facts = [  # all that a prediction depends on name the folder of its parts
+            trainer.datamodule.request("predict").digest(),
+            dict(pl_module.hparams),
+            getattr(pl_module, "recipe", None),
+            str(trainer.precision),
+        ]
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for name, value in trainer.strategy.lightning_module_state_dict().items():
+            key.update(name.encode())
+            flat = whole(value).detach().cpu().contiguous().reshape(-1)
+            key.update(flat.view(torch.uint8).numpy().tobytes())
+        digest = trainer.strategy.broadcast(key.hexdigest()[:12])
+        self._folder = output.with_name(f".{output.name}.{digest}.parts")
         self._folder.mkdir(parents=True, exist_ok=True)
         done: set[int] = set()
         for path in sorted(self._folder.glob("part-*.npz")):
@@ -121,15 +133,8 @@ class PredictionWriter(Callback):
             name: np.concatenate([row[name] for row in self._rows]) for name in names
         }
         target = self._folder / f"part-{self._batches[0]:09d}.npz"
-        unfinished = target.with_suffix(f".{os.getpid()}.unfinished")
-        try:
-            with naming(target), open(unfinished, "wb") as file:
-                np.savez(file, batches=np.array(self._batches), **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with naming(target), replacing(target) as unfinished, open(unfinished, "wb") as file:
+            np.savez(file, batches=np.array(self._batches), **arrays)
         self._rows, self._batches = [], []
 
 
@@ -137,24 +142,6 @@ def as_array(value: torch.Tensor) -> np.ndarray:
     """Return a tensor as an array; numpy has no bfloat16, whose values float32 holds exactly."""
     value = value.cpu()
     return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-
-
-def _parts_folder(trainer: Trainer, pl_module: LightningModule) -> Path:
-    """Return the folder of parts, named by all that a prediction depends on."""
-    output = trainer.datamodule.predict_output_path
-    facts = [
-        trainer.datamodule.request("predict").digest(),
-        dict(pl_module.hparams),
-        getattr(pl_module, "recipe", None),
-        str(trainer.precision),
-    ]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name, value in trainer.strategy.lightning_module_state_dict().items():
-        key.update(name.encode())
-        flat = whole(value).detach().cpu().contiguous().reshape(-1)
-        key.update(flat.view(torch.uint8).numpy().tobytes())
-    digest = trainer.strategy.broadcast(key.hexdigest()[:12])
-    return output.with_name(f".{output.name}.{digest}.parts")
 
 
 def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
@@ -207,7 +194,6 @@ COLUMNS = {
     **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
 }
 LAST = ("confidence", "seen in training", "sample", "loss")
-HEADS = 4  # columns before the answers: loss, sample id, confidence, seen
 NOBODY = -torch.inf
 
 

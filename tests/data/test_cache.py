@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once, replacing
 
 
 def test_a_folder_is_made_once_and_only_when_complete(tmp_path):
@@ -25,6 +25,34 @@ def test_a_failure_leaves_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError):
         made_once(tmp_path / "a", lambda target: (target / "x").write_text("1") / 0)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("old", [None, "file", "folder"])
+@pytest.mark.parametrize("new", ["file", "folder"])
+def test_a_file_or_a_folder_is_replaced_by_what_is_whole(tmp_path, old, new):
+    def make(path, kind):
+        if kind == "folder":
+            path.mkdir()
+            (path / kind).write_text(path.name)
+        elif kind is not None:
+            path.write_text(kind)
+
+    def fail(path):
+        make(path, new)
+        raise ZeroDivisionError
+
+    make(tmp_path / "a", old)
+    (tmp_path / ".a.unfinished").mkdir()  # of a process that was killed
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a") as unfinished:
+        fail(unfinished)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] * (old is not None)
+    with replacing(tmp_path / "a") as unfinished:
+        make(unfinished, new)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").is_dir() == (new == "folder")
+    with pytest.raises(FileExistsError), replacing(tmp_path / "a", is_new=True) as unfinished:
+        make(unfinished, new)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_the_quicker_process_wins(tmp_path):

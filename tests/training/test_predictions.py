@@ -188,7 +188,7 @@ def test_a_run_lists_what_looking_at_each_sample_lists(
     for row, (loss, number, said) in zip(found, sorted(expected)[:14], strict=True):
         assert row[:3] == [str(dataset.lengths[number]), f"{said:g}", str(number)]
         assert float(row[3]) == pytest.approx(-loss, rel=0.01)
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*unfinished"))
     path = tmp_path / "errors-test.csv"
     assert f"errors: {path} (14 samples, the largest loss first)" in capsys.readouterr().out
 
