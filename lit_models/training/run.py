@@ -11,6 +11,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -219,33 +220,27 @@ class RunFolder(Callback):
     which is taken when Lightning has loaded it.
 
     Args:
-        run: what a command has chosen on this rank, and locked on the first one; `None` in a
-            script.
+        chosen: by a command on this rank, and locked on the first one; `None` in a script.
 
     Raises:
         RuntimeError: on all ranks: they chose different folders or checkpoints, another process
             holds the folder, or it cannot be made.
     """
 
-    def __init__(self, run: Run | None = None) -> None:
-        self.run = run  # of the first training with this trainer
-        self._is_of_command = run is not None
+    def __init__(self, chosen: Run | None = None) -> None:
+        self.chosen = chosen
+        self.run: Run | None = None  # of a script's first training with this trainer
         self._is_taken = False  # in this call
         self._following: list[Any] = []  # what saves where the trainer says, and nowhere else
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._is_of_command:
-            self._check_ranks(trainer)
+        if self.chosen is None:
+            self._is_taken = False
+            for callback in trainer.checkpoint_callbacks:
+                if getattr(callback, "dirpath", "") is None:
+                    self._following.append(callback)
             return
-        self._is_taken = False
-        for callback in trainer.checkpoint_callbacks:
-            if getattr(callback, "dirpath", "") is None:
-                self._following.append(callback)
-
-    def _check_ranks(self, trainer: Trainer) -> None:
-        own = self.run
-        assert own is not None
-        first = trainer.strategy.broadcast(own)
+        own, first = self.chosen, trainer.strategy.broadcast(self.chosen)
         is_same = (own.folder, own.ckpt_path) == (first.folder, first.ckpt_path)
         if not trainer.strategy.reduce_boolean_decision(is_same):
             raise RuntimeError(
@@ -264,7 +259,7 @@ class RunFolder(Callback):
         self._take(trainer)
 
     def _take(self, trainer: Trainer) -> None:
-        if self._is_taken or self._is_of_command or trainer.fast_dev_run:
+        if self._is_taken or self.chosen is not None or trainer.fast_dev_run:
             return
         self._is_taken = True
         run, fault = None, ""
@@ -286,7 +281,7 @@ class RunFolder(Callback):
         trainer._default_root_dir = run.folder  # it has no public setter
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
-        if self.run is not None and not self._is_of_command and trainer.is_global_zero:
+        if self.run is not None and trainer.is_global_zero:
             release(Path(self.run.folder))
 
     on_exception = teardown
@@ -638,13 +633,14 @@ class ProgressLine(ProgressBar):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _train_line(self, trainer: Trainer) -> str:
-        step, total = trainer.global_step, total_steps(trainer)
+        step, total = trainer.global_step, trainer.estimated_stepping_batches
+        has_end = 0 < total < math.inf
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if has_end else ''}"]
         ledger = ledger_of(trainer)
         logged = ledger.latest if ledger is not None else {}
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
@@ -656,7 +652,7 @@ class ProgressLine(ProgressBar):
             batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
             rows = getattr(batching, "global_batch_size", 1)
             parts.append(f"{done * rows / seconds:,.0f} rows/s")
-        if done > 0 and total:
+        if done > 0 and has_end:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")
@@ -675,13 +671,3 @@ class ProgressLine(ProgressBar):
             self._width = len(line)
         else:
             print(line, flush=True)
-
-
-def total_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps of the whole run, or `None` where it has no known end."""
-    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
-    batches = trainer.num_training_batches
-    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
-        steps = -(-int(batches) // trainer.accumulate_grad_batches)
-        limits.append(steps * int(trainer.max_epochs or 0))
-    return min(limits, default=None)

@@ -36,7 +36,6 @@ from lit_models.training.run import (
     locked,
     print_banner,
     release,
-    total_steps,
 )
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -413,9 +412,7 @@ def trainer(**values: Any) -> Any:
         "global_step": 40,
         "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
         "max_epochs": 3,
-        "max_steps": -1,
-        "num_training_batches": 200,
-        "accumulate_grad_batches": 2,
+        "estimated_stepping_batches": 300,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
         "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
@@ -448,7 +445,7 @@ def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace,
 def test_a_run_without_an_end_tells_no_time_left(clock: SimpleNamespace, capsys) -> None:
     line = ProgressLine()
     line.on_train_start(trainer(), None)
-    line.on_train_end(trainer(max_epochs=-1), None)
+    line.on_train_end(trainer(max_epochs=-1, estimated_stepping_batches=float("inf")), None)
     assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
 
 
@@ -472,11 +469,6 @@ def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace, capsy
     line.disable()
     progress(clock, line, range(1), seconds=100)
     assert capsys.readouterr().out == ""
-
-
-def test_the_end_of_a_run_is_its_first_limit() -> None:
-    assert total_steps(trainer(max_steps=50)) == 50
-    assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
 
 
 def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
