@@ -297,7 +297,6 @@ class FidelityTable(Metric):
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
 
-    full_state_update = False
     sums: Tensor
     replicates: Tensor
 
@@ -316,10 +315,6 @@ class FidelityTable(Metric):
         self.add_state("sums", empty, dist_reduce_fx="sum")
         replicates = torch.zeros(REPLICATES, *shape, dtype=torch.float64)
         self.add_state("replicates", replicates, dist_reduce_fx="sum")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "FidelityTable":
-        """Keep float64 whatever the precision of the module."""
-        return self
 
     def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
         """Add the values of each sample of a batch, by row."""
@@ -418,7 +413,6 @@ class Legibility(Metric):
         groups: of `FidelityTable`.
     """
 
-    full_state_update = False
     nats: Tensor
     known: Tensor
     keys: list[Tensor]
@@ -433,10 +427,6 @@ class Legibility(Metric):
         self.add_state("known", known, dist_reduce_fx="sum")  # [G, A, 3]
         self.add_state("keys", [], dist_reduce_fx="cat")  # [n], of texts
         self.add_state("members", [], dist_reduce_fx="cat")  # [n, G]
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "Legibility":
-        """Keep float64 whatever the precision of the module."""
-        return self
 
     def update(
         self,

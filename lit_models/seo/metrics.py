@@ -188,17 +188,11 @@ class GatheredRows(Metric):
         names: of the columns beside `id`.
     """
 
-    full_state_update = False
-
     def __init__(self, *names: str) -> None:
         super().__init__()
         self.names = ("id", *names)
         for name in self.names:
             self.add_state(name, [], dist_reduce_fx="cat")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "GatheredRows":
-        """Keep every column's type whatever the precision of the module."""
-        return self
 
     def update(self, is_counted: Tensor, **columns: Tensor) -> None:
         """Add rows [B, …] of each column; a batch without any still takes part in the gathering.
@@ -513,7 +507,6 @@ def calibration_error(confidence: np.ndarray, is_hit: np.ndarray) -> float:
 class WeightedLoss(Metric):
     """The sum of the heads' mean losses times their weights, as training adds them up."""
 
-    full_state_update = False
     totals: Tensor
     counts: Tensor
 
@@ -523,10 +516,6 @@ class WeightedLoss(Metric):
         zeros = torch.zeros(len(weights), dtype=torch.float64)
         self.add_state("totals", zeros, dist_reduce_fx="sum")
         self.add_state("counts", zeros.clone(), dist_reduce_fx="sum")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "WeightedLoss":
-        """Keep float64 whatever the precision of the module."""
-        return self
 
     def update(self, terms: dict[str, Any]) -> None:
         """Add a batch: head -> LossSum, in the order of the weights."""

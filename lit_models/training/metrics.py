@@ -57,7 +57,6 @@ class SumCount(Metric):
     counted: a 0 would look like a figure. The command line shows it as "–".
     """
 
-    full_state_update = False
     total: Tensor
     count: Tensor
 
@@ -66,9 +65,6 @@ class SumCount(Metric):
         zero = torch.zeros((), dtype=torch.float64)
         self.add_state("total", zero, dist_reduce_fx="sum")
         self.add_state("count", zero.clone(), dist_reduce_fx="sum")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "SumCount":
-        return self  # float64 whatever the precision of the module
 
     def update(self, total: Tensor, count: Tensor) -> None:
         """Add one batch, the sums of total and count, [] or [N]."""
@@ -83,7 +79,6 @@ class SumCount(Metric):
 class Count(Metric):
     """A number of samples, kept as an integer: equal on any number of devices, not nearly so."""
 
-    full_state_update = False
     number: Tensor
 
     def __init__(self) -> None:
