@@ -263,10 +263,6 @@ class CodeBook:
         """[C] int64: codes with the same first `digits` symbols share a number."""
         return np.unique(self.table[:, :digits], axis=0, return_inverse=True)[1].reshape(-1)
 
-    def trie(self) -> Trie:
-        """The tree of legal codes."""
-        return Trie.of_table(self.table, len(self.symbols))
-
     def to_dict(self) -> dict[str, Any]:
         """The book as plain JSON types; `from_dict` gives it back with the same ids."""
         return {

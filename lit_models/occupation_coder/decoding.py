@@ -188,8 +188,16 @@ def decode(
     flat_logits = flat_logits / temperature["flat"]
     if options.method == "flat":
         return decode_flat(flat_logits, decoder.trie.max_codes, options.flat_threshold)
-    if options.method == "mixed":
-        return decode_mixed(decoder, memory, flat_logits, options, sharpness)
+    if options.method == "mixed":  # the confidence is the weighted mean of both heads' own
+        share = options.flat_share
+        chosen = likeliest_sets(decoder, memory, flat_logits, options, sharpness)[:, :1]
+        of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
+        of_set = of_set + (1 - share) * set_probability(decoder, memory, chosen, sharpness)
+        code_ids = chosen[:, 0]
+        flat = flat_logits.sigmoid().gather(1, code_ids.clamp(min=0))
+        sequence = code_probability(decoder, memory, code_ids, sharpness)
+        confidence = (share * flat + (1 - share) * sequence) * (code_ids >= 0)
+        return Decoded(code_ids, confidence, of_set[:, 0])
     width = 1 if options.method == "greedy" else options.beam_size
     beams = beam_search(decoder, memory, width, sharpness)
     code_ids, code_nats, log_probability = (part[:, 0] for part in beams[:3])
@@ -330,25 +338,6 @@ def beam_search(
     return Beams(found_ids, found_nats, found_scores, found_lost)
 
 
-def decode_mixed(
-    decoder: BlockDecoder,
-    memory: Memory,
-    flat_logits: Tensor,
-    options: DecodingOptions,
-    temperature: float,
-) -> Decoded:
-    """The likeliest set when both heads vote; its confidence is the weighted mean of theirs."""
-    share = options.flat_share
-    chosen = likeliest_sets(decoder, memory, flat_logits, options, temperature)[:, :1]
-    of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
-    of_set = of_set + (1 - share) * set_probability(decoder, memory, chosen, temperature)
-    code_ids = chosen[:, 0]
-    flat = flat_logits.sigmoid().gather(1, code_ids.clamp(min=0))
-    sequence = code_probability(decoder, memory, code_ids, temperature)
-    confidence = (share * flat + (1 - share) * sequence) * (code_ids >= 0)
-    return Decoded(code_ids, confidence, of_set[:, 0])
-
-
 def likeliest_sets(
     decoder: BlockDecoder,
     memory: Memory,
@@ -402,7 +391,10 @@ def _best_candidates(
     top = flat_logits.topk(min(max(width + 1, trie.max_codes), trie.num_codes), dim=1).indices
     singles = F.pad(top[:, :width, None], (0, trie.max_codes - 1), value=NONE)
     candidates = torch.cat([beams.code_ids, flat_set[:, None], singles], dim=1)  # [B, W, K]
-    is_new = (candidates >= 0).any(-1) & ~repeats(candidates)
+    ordered = candidates.sort(dim=-1).values
+    is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, W, W]
+    # Probabilities of equal sets differ by rounding, which must not choose: the first one counts.
+    is_new = (candidates >= 0).any(-1) & ~is_same.tril(-1).any(-1)
     flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
     decoder_probability = set_probability(decoder, memory, candidates, temperature) * is_new
     vote = share * flat_log + (1 - share) * decoder_probability.log().clamp(min=LEAST_LOG)
@@ -423,14 +415,6 @@ def _best_candidates(
     return F.pad(sets, (0, 0, 0, num_sets - sets.shape[1]), value=NONE), is_certain
 
 
-def repeats(candidates: Tensor) -> Tensor:
-    """Whether a set before it has the same codes [B, N] bool: their probabilities are equal but for
-    rounding, which must not choose the order."""
-    ordered = candidates.sort(dim=-1).values
-    is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, N, N]
-    return is_same.tril(-1).any(-1)
-
-
 TERMS = ("seq2seq", "flat")  # each has a temperature
 LOWEST, HIGHEST, NUM_TEMPERATURES = 0.35, 5.0, 13
 
@@ -438,17 +422,12 @@ LOWEST, HIGHEST, NUM_TEMPERATURES = 0.35, 5.0, 13
 class TemperatureSearch(Metric):
     """Weighted nats at each temperature; `compute` gives the best temperature."""
 
-    full_state_update = False
     nats: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         zeros = torch.zeros(NUM_TEMPERATURES, dtype=torch.float64)
         self.add_state("nats", zeros, dist_reduce_fx="sum")
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> "TemperatureSearch":
-        """Keeps float64 whatever the precision of the module."""
-        return self
 
     def update(self, nats: Tensor, weight: Tensor) -> None:
         """Adds records. Args: nats [B, temperatures], weight [B]."""

@@ -20,12 +20,19 @@ SALT_SHIFT = 41  # a salt stands above every key
 _HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
 
 
-def frame(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Texts with a begin and an end mark [B, S + 2], and their lengths with the marks [B]."""
+def frame(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    begin: int = TEXT_BEGIN,
+    end: int = TEXT_END,
+    num_pads: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Texts with a begin and an end mark, and pads behind [B, S + 2 + num_pads], and their lengths
+    with the marks [B]."""
     lengths = attention_mask.sum(1) + 2
-    framed = F.pad(input_ids * attention_mask, (1, 1))
-    framed[:, 0] = TEXT_BEGIN
-    return framed.scatter(1, (lengths - 1)[:, None], TEXT_END), lengths
+    framed = F.pad(input_ids * attention_mask, (1, 1 + num_pads))
+    framed[:, 0] = begin
+    return framed.scatter(1, (lengths - 1)[:, None], end), lengths
 
 
 def ngram_keys(framed_ids: Tensor, lengths: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -258,30 +265,20 @@ class CanineEncoder(Encoder):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
-        padded_ids, mask = pad_for_canine(input_ids, attention_mask, self.canine.config)
+        keep, marks = input_ids.shape[1] + 2, self.canine.config  # with the marks
+        # It pools four characters into one, and below six pads its output depends on their number.
+        num_pads = CANINE_PADS + -(keep + CANINE_PADS) % CANINE_MULTIPLE
+        ids = (input_ids, attention_mask, marks.bos_token_id, marks.eos_token_id, num_pads)
+        padded_ids, lengths = frame(*ids)
+        mask = positions_up_to(lengths, keep + num_pads)
         output = self.canine(input_ids=padded_ids, attention_mask=mask.long())
         memory = output.last_hidden_state + self.languages(language_id)[:, None]
-        keep = input_ids.shape[1] + 2  # with the marks
         return memory[:, :keep], mask[:, :keep]
 
     def blocks(self) -> list[nn.Module]:
         canine = self.canine
         stages = (canine.initial_char_encoder, canine.encoder, canine.final_char_encoder)
         return [layer for stage in stages for layer in stage.layer]
-
-
-def pad_for_canine(input_ids: Tensor, attention_mask: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """CANINE's marks around the texts, padded to a multiple of 4 with at least 8 pads.
-
-    It pools four characters into one, and below six pads its output depends on their number.
-    """
-    lengths = attention_mask.sum(1) + 2
-    size = input_ids.shape[1] + 2 + CANINE_PADS
-    size += -size % CANINE_MULTIPLE
-    padded = F.pad(input_ids * attention_mask, (1, size - input_ids.shape[1] - 1))
-    padded[:, 0] = config.bos_token_id
-    padded = padded.scatter(1, (lengths - 1)[:, None], config.eos_token_id)
-    return padded, positions_up_to(lengths, size)
 
 
 def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -> None:
@@ -301,10 +298,3 @@ def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -
     for name, parameter in encoder.named_parameters():
         if lowest and depths[name] > num_layers - lowest:
             parameter.requires_grad_(False)
-
-
-def language_rows(rows: Tensor, trained: Sequence[str], wanted: Sequence[str]) -> Tensor:
-    """Embeddings [wanted, D] of languages from those trained [trained, D], the unknown one first;
-    one not trained on begins as that."""
-    index = {name: row for row, name in enumerate(trained)}
-    return rows[[index.get(name, 0) for name in wanted]]

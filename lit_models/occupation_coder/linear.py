@@ -69,7 +69,10 @@ class TitleHeads(nn.Module):
         begins = ~is_gap & F.pad(is_gap, (1, 0), value=True)[:, :-1]
         word = begins.cumsum(1)  # 1, 2 ...; of a gap, that of the word before it
 
-        ends_head = _is_one_of(_word_keys(ids, is_gap, begins, word), self.end_keys)
+        start = torch.where(begins, place, 0).cummax(1).values
+        letters = mix(ids + ((place - start) << PLACE_SHIFT)).masked_fill(is_gap, 0)
+        keys = ids.new_zeros((len(ids), ids.shape[1] + 1), dtype=torch.int64)  # [B, words + 1]
+        ends_head = _is_one_of(keys.scatter_add(1, word, letters), self.end_keys)
         is_end = at_sign | (begins & ends_head.gather(1, word))
         is_other = begins & ~is_end
         first = torch.where(is_other, place, ids.shape[1]).amin(1, keepdim=True)
@@ -83,17 +86,8 @@ def _is_one_of(values: Tensor, these: Tensor) -> Tensor:
     return (values[..., None] == these).any(-1)
 
 
-def _word_keys(ids: Tensor, is_gap: Tensor, begins: Tensor, word: Tensor) -> Tensor:
-    """Return a key of each word [B, P + 1] int64, equal for equal words; word 0 is none."""
-    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    start = torch.where(begins, place, 0).cummax(1).values
-    letters = mix(ids + ((place - start) << PLACE_SHIFT)).masked_fill(is_gap, 0)
-    keys = ids.new_zeros((len(ids), ids.shape[1] + 1), dtype=torch.int64)
-    return keys.scatter_add(1, word, letters)
-
-
 def _key(word: str) -> int:
-    """Return what `_word_keys` makes of this word, wherever the module is built."""
+    """Return the key that `TitleHeads.forward` gives this word, wherever the module is built."""
     letters = torch.tensor([ord(letter) for letter in word], dtype=torch.int64, device="cpu")
     places = torch.arange(len(word), device="cpu")
     return int(mix(letters + (places << PLACE_SHIFT)).sum())

@@ -21,10 +21,8 @@ from datamodules.occupations.store import OccupationStore
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.occupation_coder.linear import LinearOptions
-from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, Memory
+from lit_models.occupation_coder.network import NONE, BlockDecoder, Memory
 from lit_models.training.metrics import LossSum
-
-MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would outgrow the step
 
 
 @dataclass
@@ -112,30 +110,24 @@ def sequence_nats(
 
 def flat_nats(logits: Tensor, code_ids: Tensor) -> Tensor:
     """Binary cross-entropy summed over the code book [B], the unit that a record's sequence has."""
-    truth = multi_hot(code_ids, logits.shape[1]).to(logits.dtype)
-    return F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(1)
-
-
-def multi_hot(code_ids: Tensor, num_codes: int) -> Tensor:
-    """The codes of each record [B, C] bool, from code_ids [B, K] with NONE."""
-    hot = code_ids.new_zeros((len(code_ids), num_codes + 1), dtype=torch.bool)
+    batch, num_codes = logits.shape
     column = torch.where(code_ids < 0, num_codes, code_ids)
-    return hot.scatter(1, column, True)[:, :num_codes]
+    truth = logits.new_zeros(batch, num_codes + 1).scatter(1, column, 1.0)[:, :num_codes]
+    return F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(1)
 
 
 @torch.no_grad()
 def best_orders(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, num_with_codes: Sequence[int]
 ) -> Tensor:
-    """code_ids [B, K] with the codes of each record in their likeliest order.
+    """code_ids [B, K] with the codes of each record in their likeliest order, then NONE.
 
     Every order is tried, for records of two or more codes only; dropout is off, so the search draws
     no random numbers and the other records' training is untouched.
 
     Args: num_with_codes: records that have 0, 1 ... codes, which no device need then be asked for.
     """
-    check_num_codes(decoder.trie)
-    ordered = pack_left(code_ids)
+    ordered = code_ids.gather(1, (code_ids < 0).to(torch.int8).argsort(dim=1, stable=True))
     if not any(num_with_codes[2:]):
         return ordered
     num_codes = (ordered >= 0).sum(1)
@@ -161,21 +153,6 @@ def all_orders(code_ids: Tensor) -> Tensor:
 def _orders(size: int, device: torch.device) -> Tensor:
     """Return [n!, n]; kept, for a copy to a GPU would be waited for."""
     return torch.tensor(list(permutations(range(size))), device=device)
-
-
-def pack_left(code_ids: Tensor) -> Tensor:
-    """A copy of code_ids [B, K] with the codes first, in the given order, then NONE."""
-    order = (code_ids < 0).to(torch.int8).argsort(dim=1, stable=True)
-    return code_ids.gather(1, order)
-
-
-def check_num_codes(trie: CodeTrie) -> None:
-    """Raises ValueError for code systems whose orders are too many to try."""
-    if trie.max_codes > MOST_MATCHED_CODES:
-        raise ValueError(
-            f"max_codes is {trie.max_codes}, but at most {MOST_MATCHED_CODES} codes per record can "
-            "be matched in all their orders: lower max_codes of the code system."
-        )
 
 
 log = logging.getLogger(__name__)

@@ -23,26 +23,16 @@ from lit_models.occupation_coder.decoding import (
     given_temperature,
     nats_by_temperature,
 )
-from lit_models.occupation_coder.encoders import (
-    CharacterEncoder,
-    Encoder,
-    freeze_encoder,
-    language_rows,
-)
+from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder, freeze_encoder
 from lit_models.occupation_coder.linear import refuse_other_features, solve
 from lit_models.occupation_coder.loss import (
     OccupationLossOptions,
-    check_num_codes,
     linear_examples,
     record_losses,
     row_weights,
     summed,
 )
-from lit_models.occupation_coder.metrics import (
-    LossMetrics,
-    OccupationMetrics,
-    set_scores,
-)
+from lit_models.occupation_coder.metrics import LossMetrics, OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult
@@ -120,26 +110,29 @@ class LitOccupationCoder(ExactModule):
         self.encoder_factory, self.decoder_factory = encoder, decoder
         self.loss, self.decoding = loss or OccupationLossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
-        self.temperature = given_temperature(temperature or {})
+        self.first_temperature = given_temperature(temperature or {})
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known
+
+    @property
+    def temperature(self) -> dict[str, float]:
+        """Temperature of each head: what a validation found, else what was given."""
+        return (self.recipe or {}).get("temperature") or self.first_temperature
 
     def blocks(self) -> list[nn.Module]:
         return self.network.blocks()
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
         """Return code book, languages and normalisation, by which the data were read."""
-        self._take_learnt(data.recipe)
-        return {**data.recipe}
+        return {"temperature": self.first_temperature, **data.recipe}
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
         return {name: recipe[name] for name in ("code_book", "languages")}
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         book, languages = CodeBook.from_dict(recipe["code_book"]), recipe["languages"]
-        trie = CodeTrie.from_code_book(book)
-        check_num_codes(trie)
+        trie = CodeTrie(book.table, len(book.symbols), book.max_codes)
         encoder = self.encoder_factory(len(languages))
         decoder = self.decoder_factory(encoder.width, trie)
         options = (self.loss.flat_dropout, self.loss.linear)
@@ -186,7 +179,7 @@ class LitOccupationCoder(ExactModule):
         if self.trainer.sanity_checking:
             return
         if self.is_training_run:
-            self.temperature = found
+            self.recipe["temperature"] = found
         precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
         if precision is not None:
             with bins.sync_context(should_sync=self.trainer.world_size > 1):
@@ -218,25 +211,24 @@ class LitOccupationCoder(ExactModule):
         groups = parameter_groups(self, layer_decay=self.hparams.layer_decay, depths=depths)
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[RECIPE_KEY] = {**self.recipe, "temperature": self.temperature}
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         given, before = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
         if isinstance(before.get("loss"), dict):  # else given anew in Python, and none is known
             refuse_other_features(self.loss.linear, before["loss"].get("linear"))
         super().on_load_checkpoint(checkpoint)
-        self._take_learnt(self.recipe)
         if self.is_training_run and given != before.get("temperature"):
-            self.temperature = given_temperature(given or {})  # as of every option, the run's
+            self.recipe["temperature"] = self.first_temperature  # as of every option, the run's
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights with the rows of the language embedding that the new data needs."""
+        """Return the weights with the rows of the language embedding that the new data needs; a
+        language not trained on begins as the unknown one."""
         weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
         trained = checkpoint.get(RECIPE_KEY, {}).get("languages")
         if trained is None or name not in weights:
             return weights
-        return {**weights, name: language_rows(weights[name], trained, self.recipe["languages"])}
+        row_of = {language: row for row, language in enumerate(trained)}
+        rows = [row_of.get(language, 0) for language in self.recipe["languages"]]
+        return {**weights, name: weights[name][rows]}
 
     def code(
         self, texts: Sequence[str], language: str | Sequence[str] | None = None, **options: Any
@@ -273,6 +265,11 @@ class LitOccupationCoder(ExactModule):
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
         decoding, was_training = replace(self.decoding, **options), self.training
         results: dict[int, CodedText] = {}
+        book = self.recipe["code_book"]
+
+        def named(ids: Sequence[int], what: str = "codes") -> list[str]:
+            return [book[what][i] for i in ids if i >= 0]
+
         self.eval()
         for start in range(0, len(order), TEXTS_AT_ONCE):
             rows = order[start : start + TEXTS_AT_ONCE]
@@ -283,26 +280,22 @@ class LitOccupationCoder(ExactModule):
                 found = answers(self.network, *self(batch), decoding, self.temperature)
             columns = {name: values.tolist() for name, values in found.items()}
             for place, index in enumerate(rows):
-                found_here = {name: values[place] for name, values in columns.items()}
-                truncated = encoded[index].is_truncated
-                results[index] = self._coded_text(texts[index], found_here, truncated)
+                one = {name: values[place] for name, values in columns.items()}
+                codes = named(one["code_ids"])
+                following = zip(
+                    one.get("next_ids", ()), one.get("next_confidence", ()), strict=True
+                )
+                results[index] = CodedText(
+                    texts[index],
+                    codes,
+                    named(one["code_ids"], "descriptions"),
+                    one["code_confidence"][: len(codes)],
+                    one["set_confidence"],
+                    encoded[index].is_truncated,
+                    [(named(ids), share) for ids, share in following if ids[0] >= 0],
+                )
         self.train(was_training)
         return [results[i] for i in range(len(texts))]
-
-    def _coded_text(self, text: str, found: dict[str, Any], is_truncated: bool) -> CodedText:
-        book = self.recipe["code_book"]
-
-        def named(ids: Sequence[int], what: str = "codes") -> list[str]:
-            return [book[what][i] for i in ids if i >= 0]
-
-        following = zip(found.get("next_ids", ()), found.get("next_confidence", ()), strict=True)
-        codes, names = named(found["code_ids"]), named(found["code_ids"], "descriptions")
-        confidences, of_set = found["code_confidence"][: len(codes)], found["set_confidence"]
-        next_sets = [(named(ids), p) for ids, p in following if ids[0] >= 0]
-        return CodedText(text, codes, names, confidences, of_set, is_truncated, next_sets)
-
-    def _take_learnt(self, recipe: dict[str, Any]) -> None:
-        self.temperature = dict(recipe.get("temperature") or self.temperature)
 
     def _evaluate(
         self, split: str, batch: OccupationBatch

@@ -7,7 +7,6 @@ hypotheses per record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.tokenizers.codes import CodeBook, Trie
+from datamodules.tokenizers.codes import Trie
 from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
 from lit_models.training.metrics import in_float32
 
 PAD, BEGIN, END, EMPTY = 0, 1, 2, 3  # CodeBook.symbols begins with these four
 NONE = -100
+MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would outgrow the step
 
 
 class CodeTrie(nn.Module):
@@ -30,8 +30,15 @@ class CodeTrie(nn.Module):
 
     `table` [C, L]: symbols of each code; `next_node` [N, V]: child of each node under each symbol,
     -1 where illegal, 0 is the root; `leaf_code` [N]: code that ends in each node, else -1;
-    `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes to each code; `max_codes` of
-    one record.
+    `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes to each code.
+
+    Args:
+        table: [C, L], rows of symbols, all distinct.
+        vocab_size: V.
+        max_codes: most codes of one record.
+
+    Raises:
+        ValueError: the orders of so many codes are too many to try.
     """
 
     table: Tensor
@@ -40,12 +47,15 @@ class CodeTrie(nn.Module):
     num_leaves: Tensor
     path: Tensor
 
-    def __init__(
-        self, table: Any, next_node: Any, leaf_code: Any, num_leaves: Any, max_codes: int
-    ) -> None:
+    def __init__(self, table: Any, vocab_size: int, max_codes: int) -> None:
         super().__init__()
-        names = ("table", "next_node", "leaf_code", "num_leaves")
-        for name, values in zip(names, (table, next_node, leaf_code, num_leaves), strict=True):
+        if max_codes > MOST_MATCHED_CODES:
+            raise ValueError(
+                f"max_codes is {max_codes}, but at most {MOST_MATCHED_CODES} codes per record can "
+                "be matched in all their orders: lower max_codes of the code system."
+            )
+        trie = Trie.of_table(np.array(table), vocab_size)
+        for name, values in {"table": table, **trie._asdict()}.items():
             self.register_buffer(name, torch.as_tensor(values).long().clone(), persistent=False)
         nodes = [torch.zeros(len(self.table), dtype=torch.long)]  # from the root to each code
         for symbol in self.table.unbind(1):
@@ -54,17 +64,6 @@ class CodeTrie(nn.Module):
         self.max_codes = max_codes
         self.num_codes, self.block_size = self.table.shape
         self.num_nodes, self.vocab_size = self.next_node.shape
-
-    @classmethod
-    def from_code_book(cls, book: CodeBook) -> CodeTrie:
-        return cls(book.table, *book.trie(), book.max_codes)
-
-    @classmethod
-    def from_table(
-        cls, table: Sequence[Sequence[int]], vocab_size: int, max_codes: int
-    ) -> CodeTrie:
-        """Trie over rows of symbols [C, L], all distinct."""
-        return cls(table, *Trie.of_table(np.array(table), vocab_size), max_codes)
 
     def legal(self, node: Tensor, used: Tensor, depth: Tensor | int, block: Tensor | int) -> Tensor:
         """Symbols that may come next [..., V] bool.
@@ -193,7 +192,12 @@ class DecoderLayer(nn.Module):
         mixed = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=past is None)
         mixed = mixed.transpose(1, 2).reshape(rows, num_new, width)
         hidden = hidden + self.dropout(self.self_output(mixed))
-        hidden = hidden + self.dropout(self._read(self.cross_norm(hidden), memory_kv, mask))
+        # queries do not see each other, so a record's hypotheses queue up over one memory
+        query = self.cross_query(self.cross_norm(hidden))
+        query = query.view(len(mask), -1, self.num_heads, width // self.num_heads)
+        read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
+        read = self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
+        hidden = hidden + self.dropout(read)
         inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
         return hidden + self.dropout(self.contract(inner)), (k_bhtk, v_bhtk)
 
@@ -202,14 +206,6 @@ class DecoderLayer(nn.Module):
         kv = self.cross_kv(memory).view(*memory.shape[:2], 2, self.num_heads, -1)
         k_bhpk, v_bhpk = kv.permute(2, 0, 3, 1, 4).unbind(0)
         return k_bhpk, v_bhpk
-
-    def _read(self, hidden: Tensor, memory_kv: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        rows, num_new, width = hidden.shape
-        batch = mask.shape[0]
-        # queries do not see each other, so a record's hypotheses queue up over one memory
-        query = self.cross_query(hidden).view(batch, -1, self.num_heads, width // self.num_heads)
-        read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
-        return self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
 
 
 class BlockDecoder(nn.Module):

@@ -162,7 +162,7 @@ def test_a_small_trie_is_the_one_drawn_by_hand() -> None:
 
 def test_a_code_that_begins_another_ends_in_its_own_leaf() -> None:
     book = book_of(["1", "12"])
-    trie = book.trie()
+    trie = Trie.of_table(book.table, len(book.symbols))
     after_one = trie.next_node[0, 4]
     assert trie.leaf_code[after_one] == -1
     assert trie.leaf_code[trie.next_node[after_one, END_ID]] == 0
@@ -172,7 +172,7 @@ def test_a_code_that_begins_another_ends_in_its_own_leaf() -> None:
 @given(st.lists(levels, min_size=1, max_size=30, unique=True))
 def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> None:
     book = book_of(codes)
-    trie = book.trie()
+    trie = Trie.of_table(book.table, len(book.symbols))
     for code_id, row in enumerate(book.table):
         node = 0
         for symbol in row:

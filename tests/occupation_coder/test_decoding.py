@@ -15,37 +15,30 @@ from lit_models.occupation_coder.decoding import (
     decode_flat,
     flat_set_log_probability,
     likeliest_sets,
-    repeats,
     set_probability,
     step_log_probability,
 )
-from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.network import (
     EMPTY,
+    END,
     NONE,
     BlockDecoder,
     CodeTrie,
     Memory,
-    OccupationNetwork,
 )
+from tests.occupation_coder.tiny import network_of, trie_of
 
-END = 2
-TABLE = [[4, 4, 5], [4, 5, END], [5, 4, 4], [5, 4, 5]]
 TEMPERATURE = {"seq2seq": 1.0, "flat": 1.0}
 
 
 @pytest.fixture
 def network():
-    torch.manual_seed(0)
-    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=3)
-    encoder = CharacterEncoder(2, width=16, num_layers=1, num_heads=2, num_buckets=64)
-    decoder = BlockDecoder(16, trie, width=16, num_layers=2, num_heads=2, feed_forward=32)
-    network = OccupationNetwork(encoder, decoder).eval()
+    network = network_of().float()
     with torch.no_grad():  # an untrained network is nearly uniform: every tie would hide a bug
-        for parameter in decoder.parameters():
+        for parameter in network.decoder.parameters():
             parameter.mul_(2.0)
-        decoder.node_output.weight.normal_()
-        decoder.node_summary.weight.normal_()
+        network.decoder.node_output.weight.normal_()
+        network.decoder.node_summary.weight.normal_()
         network.flat.nodes.weight.normal_(std=2.0)
         network.flat.bias.fill_(-1.0)
     return network
@@ -158,7 +151,7 @@ def test_codes_of_a_record_are_distinct_and_the_first_block_is_never_empty(netwo
 
 def test_a_record_may_have_all_codes_of_a_book_smaller_than_the_number_of_blocks():
     torch.manual_seed(0)
-    trie = CodeTrie.from_table([[4], [5]], vocab_size=6, max_codes=3)
+    trie = trie_of(3, [[4], [5]])
     decoder = BlockDecoder(8, trie, width=8, num_layers=1, num_heads=2, feed_forward=8).eval()
     memory = Memory(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
     with torch.no_grad():
@@ -198,7 +191,7 @@ def test_confidences_are_the_probabilities_of_codes_and_set(network, texts, meth
 def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_codes, share):
     torch.manual_seed(num_codes)
     table = [[4 + i // 10, 4 + i % 10, 4 + i % 3] for i in range(num_codes)]
-    trie = CodeTrie.from_table(table, vocab_size=14, max_codes=max_codes)
+    trie = CodeTrie(table, 14, max_codes)
     decoder = BlockDecoder(16, trie, width=16, num_layers=1, num_heads=2, feed_forward=32).eval()
     memory = Memory(torch.randn(12, 3, 16), torch.ones(12, 3, dtype=torch.bool))
     logits = 2 * torch.randn(12, num_codes) - 2
@@ -259,11 +252,6 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
                 one = memory.select(torch.tensor([record]))
                 left_out = set_probability(network.decoder, one, rest).max()
             assert left_out <= expected[record].min() + 1e-6
-
-
-def test_a_set_in_another_order_repeats_the_one_before_it():
-    sets = [[3, 1, NONE], [1, NONE, NONE], [1, 3, NONE], [3, NONE, NONE], [1, NONE, NONE]]
-    assert repeats(torch.tensor([sets])).tolist() == [[False, False, True, False, True]]
 
 
 def test_flat_takes_the_best_code_and_those_above_the_threshold():

@@ -13,7 +13,7 @@ from torch import Tensor
 from datamodules import demo
 from datamodules.core.store import cache_root
 from lit_models.cli import launch
-from lit_models.occupation_coder.encoders import language_rows
+from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint
 
 SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}
@@ -122,8 +122,11 @@ def test_a_trained_encoder_beats_one_from_scratch_on_200_rows_of_another_code_sy
 
 
 def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one() -> None:
-    rows = torch.tensor([[0.0], [1.0], [2.0]])
-    found = language_rows(rows, ["unk", "da", "en"], ["unk", "en", "no"])
+    coder = LitOccupationCoder(torch.optim.AdamW)
+    coder.recipe = {"languages": ["unk", "en", "no"]}
+    weights = {"network.encoder.languages.weight": torch.tensor([[0.0], [1.0], [2.0]])}
+    trained = {"state_dict": weights, "occupation_recipe": {"languages": ["unk", "da", "en"]}}
+    (found,) = coder.adapted_weights(trained).values()
     assert found.tolist() == [[0.0], [2.0], [0.0]]
 
 

@@ -13,12 +13,7 @@ from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.rows import Columns
 from datamodules.occupations.store import CodeBookOptions
 from datamodules.tokenizers.characters import decode
-from lit_models.occupation_coder.encoders import (
-    SPACE,
-    CharacterEncoder,
-    ngram_keys,
-    within_words,
-)
+from lit_models.occupation_coder.encoders import SPACE, ngram_keys, within_words
 from lit_models.occupation_coder.linear import (
     LOGIT_PER_MARGIN,
     LinearHead,
@@ -32,23 +27,9 @@ from lit_models.occupation_coder.loss import (
     linear_examples,
     row_weights,
 )
-from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, OccupationNetwork
-from tests.occupation_coder.test_loss import batch_of, occupation_losses
-
-TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]
-
-
-def padded(texts: list[str], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.tensor([[ord(c) for c in text] + [0] * (size - len(text)) for text in texts])
-    return ids, ids > 0
-
-
-def small_network(linear: LinearOptions) -> OccupationNetwork:
-    torch.manual_seed(0)
-    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=2)
-    encoder = CharacterEncoder(2, width=16, num_layers=1, num_heads=2, num_buckets=64)
-    decoder = BlockDecoder(16, trie, width=16, num_layers=1, num_heads=2, feed_forward=32)
-    return OccupationNetwork(encoder, decoder, linear=linear)
+from lit_models.occupation_coder.network import NONE
+from tests.occupation_coder.test_loss import occupation_losses
+from tests.occupation_coder.tiny import batch_of, network_of, padded
 
 
 def test_features_have_length_1_and_know_nothing_of_padding_and_neighbours():
@@ -106,7 +87,7 @@ def test_a_code_that_every_text_has_is_likely_everywhere():
 
 
 def test_steps_train_the_encoder_and_the_decoder_and_leave_the_linear_head():
-    network = small_network(LinearOptions(num_features=32))
+    network = network_of(LinearOptions(num_features=32)).train()
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     batch = batch_of(torch.tensor([[0, 2], [1, NONE]]))
     losses = occupation_losses(memory, logits, network.decoder, batch)
@@ -116,7 +97,7 @@ def test_steps_train_the_encoder_and_the_decoder_and_leave_the_linear_head():
 
 
 def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
-    network = small_network(LinearOptions(num_features=32)).eval()
+    network = network_of(LinearOptions(num_features=32))
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     codes = torch.tensor([[0, 2], [1, NONE]])
 

@@ -1,43 +1,34 @@
-"""The encoder and the decoder: padding, batch order and symbols still to come change nothing."""
+"""Encoders, decoder and trie: padding, neighbours and symbols still to come change nothing."""
 
 import pytest
 import torch
 
-from lit_models.occupation_coder.encoders import CharacterEncoder, NgramTable, frame
+from lit_models.blocks import layer_depths
+from lit_models.occupation_coder.encoders import (
+    CanineEncoder,
+    CharacterEncoder,
+    NgramTable,
+    frame,
+    freeze_encoder,
+)
 from lit_models.occupation_coder.network import (
     BEGIN,
     EMPTY,
+    END,
     NONE,
     BlockDecoder,
     CodeTrie,
     Memory,
-    OccupationNetwork,
 )
+from tests.causal_lm.folders import saved_canine
+from tests.occupation_coder.tiny import network_of, padded, trie_of
 
-TABLE = [[4, 4, 5], [4, 5, 2], [5, 4, 4], [5, 4, 5]]
-
-
-def small_network() -> OccupationNetwork:
-    torch.manual_seed(0)
-    trie = CodeTrie.from_table(TABLE, vocab_size=6, max_codes=3)
-    encoder = CharacterEncoder(3, width=16, num_layers=2, num_heads=2, num_buckets=128)
-    decoder = BlockDecoder(16, trie, width=16, num_layers=2, num_heads=2, feed_forward=32)
-    torch.nn.init.normal_(decoder.node_output.weight)
-    torch.nn.init.normal_(decoder.node_summary.weight)
-    network = OccupationNetwork(encoder, decoder).double().eval()
-    torch.nn.init.normal_(network.flat.nodes.weight)
-    return network
-
-
-def padded(texts: list[str], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = [[ord(c) for c in text] + [0] * (size - len(text)) for text in texts]
-    ids = torch.tensor(rows)
-    return ids, ids > 0
+A, B = 4, 5
 
 
 @torch.no_grad()
 def test_padding_and_neighbours_never_change_an_output():
-    network = small_network()
+    network = network_of()
     texts = ["farm servant", "", "smed", "農夫"]
     language = torch.tensor([1, 0, 2, 0])
     memory, logits = network(*padded(texts, 40), language)
@@ -52,7 +43,7 @@ def test_padding_and_neighbours_never_change_an_output():
 
 @torch.no_grad()
 def test_garbage_under_the_mask_changes_nothing():
-    network = small_network()
+    network = network_of()
     ids, mask = padded(["farmer", "smith"], 9)
     dirty = torch.where(mask, ids, 77)
     language = torch.tensor([1, 1])
@@ -61,7 +52,7 @@ def test_garbage_under_the_mask_changes_nothing():
 
 @torch.no_grad()
 def test_the_language_and_every_letter_matter():
-    network = small_network()
+    network = network_of()
     ids, mask = padded(["smed", "smed", "smid"], 4)
     logits = network(ids, mask, torch.tensor([1, 2, 1]))[1]
     assert (logits[0] - logits[1]).abs().max() > 1e-4
@@ -70,7 +61,7 @@ def test_the_language_and_every_letter_matter():
 
 @torch.no_grad()
 def test_symbols_still_to_come_change_no_logits_before_them():
-    network = small_network()
+    network = network_of()
     memory, _ = network(*padded(["cooper"], 6), torch.tensor([1]))
     one = torch.tensor([[4, 4, 5, 5, 4, 4, EMPTY]])
     two = torch.tensor([[4, 4, 5, 5, 4, 5, NONE]])
@@ -81,7 +72,7 @@ def test_symbols_still_to_come_change_no_logits_before_them():
 
 @torch.no_grad()
 def test_a_cached_step_gives_the_logits_of_the_whole_prefix():
-    network = small_network()
+    network = network_of()
     decoder, trie = network.decoder, network.trie
     memory, _ = network(*padded(["cooper", "hatter and mercer"], 20), torch.tensor([1, 0]))
     targets = trie.targets(torch.tensor([[0, 2, 1], [3, 0, 2]]))
@@ -99,7 +90,7 @@ def test_a_cached_step_gives_the_logits_of_the_whole_prefix():
 
 @torch.no_grad()
 def test_hypotheses_of_one_record_share_its_memory():
-    network = small_network()
+    network = network_of()
     memory, _ = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     codes = torch.tensor([[0, 2], [2, 0], [1, 3], [3, 1]])  # two hypotheses for each record
     targets = network.trie.targets(codes)
@@ -123,7 +114,7 @@ def test_ngrams_are_those_that_lie_inside_the_text():
 
 
 def test_every_parameter_gets_a_gradient_in_both_heads():
-    network = small_network()
+    network = network_of()
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     output = network.decoder(network.trie.targets(torch.tensor([[0, 2], [1, NONE]])), memory)
     (output.square().sum() + logits.square().sum()).backward()
@@ -136,9 +127,10 @@ def test_every_parameter_gets_a_gradient_in_both_heads():
         (lambda: CharacterEncoder(1, width=10, num_heads=4), "multiple of 2 x num_heads"),
         (lambda: NgramTable(8, (), 16), "ngram_sizes must be one or more numbers"),
         (
-            lambda: BlockDecoder(8, CodeTrie.from_table(TABLE, 6, 2), width=10, num_heads=4),
+            lambda: BlockDecoder(8, trie_of(2), width=10, num_heads=4),
             "width 10 must be a multiple of num_heads",
         ),
+        (lambda: trie_of(6), "max_codes is 6, but at most 5"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(build, message):
@@ -147,10 +139,103 @@ def test_sizes_that_do_not_fit_are_refused(build, message):
 
 
 def test_mixed_precision_trains_both_heads():
-    network = small_network().float().train()
+    network = network_of().float().train()
     with torch.autocast("cpu", torch.bfloat16):
         memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
         output = network.decoder(network.trie.targets(torch.tensor([[0, 2], [1, NONE]])), memory)
     assert output.dtype == logits.dtype == torch.float32
     (output.square().sum() + logits.square().sum()).backward()
     assert all(p.grad.isfinite().all() for p in network.parameters())
+
+
+def book(max_codes: int = 2) -> CodeTrie:
+    return trie_of(max_codes, [[A, A], [A, B], [B, END]])
+
+
+def symbols(legal: torch.Tensor) -> list[int]:
+    return legal.nonzero().squeeze(1).tolist()
+
+
+def test_a_record_ends_with_one_empty_symbol_unless_it_is_full():
+    targets = book().targets(torch.tensor([[0, NONE], [2, 1]]))
+    assert targets.tolist() == [[A, A, EMPTY, NONE], [B, END, A, B]]
+    short = book().targets(torch.tensor([[0], [2]]))
+    assert short.tolist() == [[A, A, EMPTY], [B, END, EMPTY]]
+
+
+def test_symbols_follow_the_book_and_used_codes_are_closed():
+    trie = book(3)
+    root, none = torch.tensor([0]), torch.tensor([[NONE]])
+    assert symbols(trie.legal(root, none, 0, 0)[0]) == [A, B]
+    assert symbols(trie.legal(root, torch.tensor([[2]]), 0, 1)[0]) == [EMPTY, A]
+    assert symbols(trie.legal(root, torch.tensor([[0]]), 0, 1)[0]) == [EMPTY, A, B]
+    assert symbols(trie.legal(root, torch.tensor([[0, 1]]), 0, 2)[0]) == [EMPTY, B]
+    below_a = trie.next_node[0, A][None]
+    assert symbols(trie.legal(below_a, torch.tensor([[1]]), 1, 1)[0]) == [A]
+    every = torch.tensor([[0, 1, 2]])
+    assert symbols(trie.legal(root, every, 0, 3)[0]) == [EMPTY]
+
+
+def test_legal_targets_agree_with_one_step_at_a_time():
+    trie = book(3)
+    codes = torch.tensor([[1, 0, NONE], [2, NONE, NONE], [0, 2, 1]])
+    targets = trie.targets(codes)
+    legal = trie.legal_targets(codes, targets.shape[1])
+    for record in range(3):
+        node = torch.tensor([0])
+        for position in range(targets.shape[1]):
+            if targets[record, position] == NONE:
+                break
+            block, depth = divmod(position, 2)
+            node = torch.tensor([0]) if depth == 0 else node
+            used = codes[record, :block][None]
+            expected = trie.legal(node, used, depth, block)[0]
+            assert symbols(legal[record, position]) == symbols(expected)
+            assert expected[targets[record, position]]
+            node = trie.next_node[node, targets[record, position]]
+
+
+@torch.no_grad()
+def test_padding_never_changes_what_canine_says(tmp_path):
+    encoder = CanineEncoder(2, str(saved_canine(tmp_path))).eval()
+    languages = torch.ones(2, dtype=torch.long)
+    for length in range(1, 14):
+        text = "wine and spirit merchant"[:length]
+        alone, mask = encoder(*padded([text], length), languages[:1])
+        count = int(mask.sum())
+        assert count == length + 2
+        for size in (length + 1, length + 3, 30, 45, 150):
+            other, other_mask = encoder(*padded([text, "x" * size], size), languages)
+            torch.testing.assert_close(other[0, :count], alone[0, :count], rtol=0, atol=2e-6)
+            assert int(other_mask[0].sum()) == count
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        CanineEncoder(2, str(tmp_path / "nothing"))
+
+
+def test_freezing_the_lowest_layers_takes_the_embeddings_along():
+    encoder = CharacterEncoder(2, width=8, num_layers=3, num_heads=2, num_buckets=16)
+    for nothing in ("none", 0):
+        freeze_encoder(encoder, nothing)
+        assert all(parameter.requires_grad for parameter in encoder.parameters())
+    freeze_encoder(encoder, 2)
+    learns = {name for name, p in encoder.named_parameters() if p.requires_grad}
+    assert {name.partition(".")[0] for name in learns} == {"layers", "norm"}
+    assert {name[:9] for name in learns if name.startswith("layers")} == {"layers.2."}
+    freeze_encoder(encoder, "encoder")
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+    with pytest.raises(ValueError, match="freeze must be none, encoder, or 0 to 3 layers"):
+        freeze_encoder(encoder, 4)
+
+
+def test_depths_grow_towards_the_text():
+    encoder = CharacterEncoder(2, width=8, num_layers=2, num_heads=2, num_buckets=16)
+    root = torch.nn.ModuleDict({"encoder": encoder, "head": torch.nn.Linear(8, 2)})
+    depths = layer_depths(root, encoder)
+    assert depths["encoder.layers.1.expand.weight"] == 1
+    assert depths["encoder.layers.0.expand.weight"] == 2
+    assert depths["encoder.characters.weight"] == 3
+    assert depths["encoder.norm.weight"] == 1
+    assert not any(name.startswith("head") for name in depths)
