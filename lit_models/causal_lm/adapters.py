@@ -1,4 +1,4 @@
-"""Low-rank adapters, their files in PEFT's layout, and freezing by name.
+"""Low-rank adapters, and freezing by name.
 
 Source: Hu et al. 2021, "LoRA", section 4.1.
 Shapes: D inputs of a layer, E outputs, r rank.
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 A, B = "lora_A", "lora_B"
-PREFIX = "base_model.model."  # of the names in PEFT's files
 OUTPUT = "get_output_embeddings"  # which every model of transformers has
 
 
@@ -166,35 +165,6 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     if adapted is None:
         return plain
     return {n: t.to(adapted) if t.is_floating_point() else t for n, t in plain.items()}
-
-
-def adapter_files(
-    network: nn.Module,
-    recipe: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    names: Mapping[str, str],
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the contents of adapter_config.json and adapter_model.safetensors of a network, which
-    may be on the meta device; `names` maps its layers to transformers' modules."""
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": recipe["base"],
-        "r": recipe["rank"],
-        "lora_alpha": recipe["alpha"],
-        "lora_dropout": recipe["dropout"],
-        "target_modules": sorted(names[layer] for layer in recipe["layers"]),
-        "fan_in_fan_out": any(getattr(m, "is_transposed", False) for m in network.modules()),
-        "bias": "none",
-        "inference_mode": True,
-        "init_lora_weights": True,
-    }
-    stored = {
-        f"{PREFIX}{names[layer]}.{part}.weight": weights[f"{layer}.{part}"].contiguous()
-        for layer in recipe["layers"]
-        for part in (A, B)
-    }
-    return config, stored
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> None:

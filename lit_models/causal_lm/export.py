@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
-from lit_models.causal_lm.adapters import adapter_files, add_lora, merged_weights
+from lit_models.causal_lm.adapters import A, B, add_lora, merged_weights
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import CONFIG, Network, network_from_config
 from lit_models.training.export import Layout
@@ -158,7 +158,42 @@ def hugging_face_files(
         whole = weight.detach().T if is_transposed else weight.detach()
         parts[stored_name(kind, name)].append(whole)
     stored = {name: torch.cat(tensors, dim=-1) for name, tensors in parts.items()}
-    return _content(config, kind, str(like.dtype).removeprefix("torch.")), stored
+    content = {  # of the tokenizer's ids nothing is known here
+        "model_type": kind,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": config.tied,
+        "torch_dtype": str(like.dtype).removeprefix("torch."),
+    }
+    if kind == "gpt2":
+        return content | {
+            "architectures": ["GPT2LMHeadModel"],
+            "n_positions": config.max_positions,
+            "n_embd": config.hidden_size,
+            "n_layer": config.num_layers,
+            "n_head": config.num_heads,
+            "n_inner": config.inner_size,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": config.norm_eps,
+            "embd_pdrop": config.dropout,
+            "resid_pdrop": config.dropout,
+            "attn_pdrop": 0.0,
+        }, stored
+    return content | {
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": config.max_positions,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.inner_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "attention_bias": config.bias,
+        "mlp_bias": config.bias,
+    }, stored
 
 
 def stored_name(kind: str, name: str) -> str:
@@ -182,46 +217,6 @@ def layout_of(config: DecoderConfig) -> str:
     )
 
 
-def _content(config: DecoderConfig, kind: str, dtype: str) -> dict[str, Any]:
-    """Return the content of config.json; the tokenizer's ids are not known here."""
-    shared = {
-        "model_type": kind,
-        "vocab_size": config.vocab_size,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "tie_word_embeddings": config.tied,
-        "torch_dtype": dtype,
-    }
-    if kind == "gpt2":
-        return shared | {
-            "architectures": ["GPT2LMHeadModel"],
-            "n_positions": config.max_positions,
-            "n_embd": config.hidden_size,
-            "n_layer": config.num_layers,
-            "n_head": config.num_heads,
-            "n_inner": config.inner_size,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": config.norm_eps,
-            "embd_pdrop": config.dropout,
-            "resid_pdrop": config.dropout,
-            "attn_pdrop": 0.0,
-        }
-    return shared | {
-        "architectures": ["LlamaForCausalLM"],
-        "max_position_embeddings": config.max_positions,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.inner_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias,
-    }
-
-
 def _twins(network: Network) -> dict[str, str]:
     """Return name -> name of the weight that it is tied to."""
     first: dict[int, str] = {}
@@ -239,9 +234,11 @@ def _adapter_layout(
             "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
             "export the whole model."
         )
-    names = {name: name.removeprefix(MODEL) for name in lora["layers"]}
+    names = {name: name.removeprefix(MODEL) for name in lora["layers"]}  # own -> transformers'
+    is_transposed = any(getattr(module, "is_transposed", False) for module in network.modules())
     if isinstance(network, Decoder):
         kind = layout_of(network.config)
+        is_transposed = kind == "gpt2"  # its Conv1D
         names = {name: stored_name(kind, name) for name in names}
         if kind == "gpt2" and any(name.endswith(FUSED) for name in lora["layers"]):
             raise ValueError(
@@ -249,9 +246,24 @@ def _adapter_layout(
                 "PEFT has no place for these adapters; leave --adapter out to export the whole "
                 "model, and train adapters on it with model.pretrained."
             )
-    config, stored = adapter_files(network, lora, weights, names)
-    if isinstance(network, Decoder):
-        config["fan_in_fan_out"] = kind == "gpt2"  # its Conv1D
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": lora["base"],
+        "r": lora["rank"],
+        "lora_alpha": lora["alpha"],
+        "lora_dropout": lora["dropout"],
+        "target_modules": sorted(names.values()),
+        "fan_in_fan_out": is_transposed,
+        "bias": "none",
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
+    stored = {
+        f"base_model.model.{name}.{part}.weight": weights[f"{layer}.{part}"].contiguous()
+        for layer, name in names.items()
+        for part in (A, B)
+    }
     return Layout(
         stored,
         {"adapter_config.json": _text(config)},

@@ -18,7 +18,7 @@ from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.loss import nats_at
 from lit_models.causal_lm.network import as_written
-from lit_models.causal_lm.pretrained import Context, Network, most_positions, recipe_of
+from lit_models.causal_lm.pretrained import Context, Network, most_positions
 
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 
@@ -105,7 +105,7 @@ def generate(
         ValueError: see `check_lengths`.
         RuntimeError: the network returns logits that are not finite.
     """
-    limit = most_positions(recipe_of(network), options.context)
+    limit = most_positions(network.recipe, options.context)
     stops = Stops(tokenizer, options.stop)
     check_lengths(lengths.tolist(), limit, options)
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)

@@ -183,14 +183,19 @@ class TextMetrics(nn.ModuleDict):
     """The metrics of one split, by the name that they are logged under.
 
     Args:
-        byte_lengths: [V] bytes that each token spells; `None` leaves bits per byte out.
+        byte_lengths: bytes that each token of the tokenizer spells; `None` leaves bits per byte
+            out.
+        vocab_size: V of the network, which may have more tokens.
     """
 
-    def __init__(self, byte_lengths: Tensor | None) -> None:
+    def __init__(self, byte_lengths: Any, vocab_size: int) -> None:
         super().__init__({"loss": SumCount(), "perplexity": Perplexity()})
-        self.register_buffer("byte_lengths", byte_lengths, persistent=False)
+        table = None
         if byte_lengths is not None:
+            table = torch.zeros(vocab_size, dtype=torch.int64)
+            table[: len(byte_lengths)] = torch.as_tensor(byte_lengths)
             self["bits_per_byte"] = BitsPerByte()
+        self.register_buffer("byte_lengths", table, persistent=False)
 
     def add_batch(self, nats: LossSum, batch: TextBatch) -> None:
         """Add the sum over the targets of a batch that count, and their number."""
@@ -201,13 +206,3 @@ class TextMetrics(nn.ModuleDict):
             weights = batch["weight"][batch["sample_index"]] * (labels != IGNORED)
             spelled = self.byte_lengths[labels.clamp(min=0)]  # [R, T]
             self["bits_per_byte"].update(nats.total, (spelled * weights).double().sum())
-
-
-def byte_table(byte_lengths: Any, vocab_size: int) -> Tensor | None:
-    """Return the lengths [V] int64 for a vocabulary that may be larger than the tokenizer's, whose
-    lengths are given, or `None`."""
-    if byte_lengths is None:
-        return None
-    table = torch.zeros(vocab_size, dtype=torch.int64)
-    table[: len(byte_lengths)] = torch.as_tensor(byte_lengths)
-    return table

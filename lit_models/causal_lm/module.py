@@ -1,7 +1,7 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+from rich.text import Text
 from torch import Tensor, nn
 
 from datamodules.core.batches import TERM, TextBatch
@@ -26,19 +30,19 @@ from lit_models.causal_lm.adapters import (
 )
 from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, generate, score
-from lit_models.causal_lm.loss import TextMetrics, byte_table, language_model_loss, sample_nats
-from lit_models.causal_lm.network import DecoderConfig, check_isolation, named_network
+from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
+from lit_models.causal_lm.network import PRESETS, DecoderConfig, check_isolation
 from lit_models.causal_lm.pretrained import (
     Recipe,
     check_recipe,
     load_network,
     most_positions,
     network_from_config,
-    own_recipe,
     read_recipe,
 )
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.export import Layout
+from lit_models.training.ledger import ledger_of
 from lit_models.training.metrics import SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
 
@@ -78,6 +82,9 @@ class LitCausalLM(ExactModule):
         lr_scaling: how the rate follows a global batch that grows with the devices.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
+
+    Raises:
+        ValueError: there is no preset of this name.
     """
 
     recipe_key: ClassVar[str] = TEXT_RECIPE_KEY
@@ -101,7 +108,10 @@ class LitCausalLM(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.generation = generation or GenerationOptions()
-        self.config = named_network(network) if isinstance(network, str) else network
+        if isinstance(network, str) and network not in PRESETS:
+            choices = ", ".join(PRESETS)
+            raise ValueError(f'network "{network}" is no preset; choose one of {choices}.')
+        self.config = PRESETS[network] if isinstance(network, str) else network
         self.pretrained, self.lora = pretrained, lora
         self.computation = computation or ComputationOptions()
         self.init_from = init_from
@@ -114,7 +124,8 @@ class LitCausalLM(ExactModule):
         facts, pretrained = super().model_facts(), self.pretrained
         options: dict[str, Any] = {"generation": self.generation}
         if self._trainer is not None and self.trainer.predicting and (facts.recipe or pretrained):
-            options["max_positions"] = self.max_positions(facts.recipe)
+            network = facts.recipe["network"] if facts.recipe else read_recipe(str(pretrained))
+            options["max_positions"] = most_positions(network, self.generation.context)
         return replace(facts, tokenizer=pretrained, options=options)
 
     @cached_property
@@ -135,7 +146,7 @@ class LitCausalLM(ExactModule):
         tokenizer, lora = data.tokenizer, None
         if self.pretrained is None:
             size = self.config.vocab_size or tokenizer.vocab_size
-            network = own_recipe(replace(self.config, vocab_size=size))
+            network = replace(self.config, vocab_size=size).recipe
         elif trained is not None and not Path(self.pretrained).expanduser().exists():
             network = trained["network"]  # its folder has gone, and is not needed any more
         else:
@@ -162,8 +173,8 @@ class LitCausalLM(ExactModule):
             add_lora(self.network, lora)
         if self.hparams.freeze:
             freeze(self.network, self.hparams.freeze)
-        table = byte_table(self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
-        self.val_metrics, self.test_metrics = TextMetrics(table), TextMetrics(table)
+        sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
+        self.val_metrics, self.test_metrics = TextMetrics(*sizes), TextMetrics(*sizes)
 
     def prepare(self, data: Any, is_new: bool) -> None:
         """Check that the network can take the data; compile and recompute blocks as asked."""
@@ -218,35 +229,37 @@ class LitCausalLM(ExactModule):
         """
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
+        found = self.completions(self.prompt_dataset(rows, chosen), chosen)
+        return [completion_text(self.tokenizer, *completion) for completion in found]
+
+    def prompt_dataset(
+        self, rows: Sequence[dict[str, Any]], options: GenerationOptions
+    ) -> PromptDataset:
+        """Return the prompts of rows in memory; errors as of `generate`."""
         asked = read_prompts(
             rows_in_memory(rows),
             self.tokenizer,
-            max_positions=most_positions(self.recipe["network"], chosen.context),
-            max_new_tokens=chosen.max_new_tokens,
-            cuts=chosen.context == "recent",
+            max_positions=most_positions(self.recipe["network"], options.context),
+            max_new_tokens=options.max_new_tokens,
+            cuts=options.context == "recent",
         )
-        return [
-            completion_text(self.tokenizer, *completion)
-            for completion in self.completions(PromptDataset(asked), chosen)
-        ]
+        return PromptDataset(asked)
 
     def completions(
-        self, dataset: PromptDataset, options: GenerationOptions
+        self,
+        dataset: PromptDataset,
+        options: GenerationOptions,
+        step: Callable[..., dict[str, Tensor]] | None = None,
     ) -> Iterator[tuple[np.ndarray, int]]:
         """Yield the token ids, -1 after the end, and the number of characters of the completion of
-        each prompt of rows in memory."""
+        each prompt of rows in memory. Args: step: the strategy's `predict_step` in a run."""
         with evaluating(self), torch.no_grad():
             for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
                 batch: Any = {**dataset.batch(ids.numpy(), 0), "sample_id": ids}
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
-                done = self.predict_step(batch, 0, options)
+                done = (step or self.predict_step)(batch, 0, options=options)
                 completion_ids, characters = done["completion_ids"], done["num_characters"]
                 yield from zip(completion_ids.cpu().numpy(), characters.tolist(), strict=True)
-
-    def max_positions(self, recipe: dict[str, Any] | None) -> int | None:
-        """Return the most positions in prediction, or `None`; without a recipe of `pretrained`."""
-        network = recipe["network"] if recipe else read_recipe(str(self.pretrained))
-        return most_positions(network, self.generation.context)
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])
@@ -355,3 +368,81 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
         for name, value in facts.items()
         if name not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", name)
     }
+
+
+SAMPLE_OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
+
+
+class Samples(Callback):
+    """Completes some prompts every few optimizer steps; the training goes on as if it had not.
+
+    Args:
+        prompts: texts to go on from; an empty one begins a document.
+        every_n_steps: optimizer steps between samples.
+        generation: how; `None` draws 200 tokens at temperature 0.8.
+        prints_last: print what the model writes after the first prompt when training has ended.
+
+    Raises:
+        ValueError: no prompt, an interval below 1, options for scores; at the start of training,
+            no TensorBoard logger, or a prompt that the model cannot read.
+    """
+
+    def __init__(
+        self,
+        prompts: list[str],
+        every_n_steps: int = 500,
+        generation: GenerationOptions | None = None,
+        prints_last: bool = False,
+    ) -> None:
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f'prompts must be a list such as ["Once upon"], got {prompts!r}.')
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
+        self.every_n_steps, self._seen_step = every_n_steps, 0
+        self.options = generation or SAMPLE_OPTIONS
+        if self.options.mode != "generate":
+            raise ValueError('Samples writes texts; leave generation.mode at "generate".')
+        self.prompts, self.prints_last = prompts, prints_last
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seen_step = trainer.global_step
+        if not (self.prints_last or trainer.fast_dev_run or boards(trainer)):
+            raise ValueError(
+                "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
+                "or leave Samples out."
+            )
+        rows = [{"prompt": prompt} for prompt in self.prompts]
+        self.dataset = pl_module.prompt_dataset(rows, self.options)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step, before = trainer.global_step, self._seen_step
+        self._seen_step = step  # the same in the middle of an accumulation
+        if step == before or step % self.every_n_steps or not boards(trainer):
+            return
+        texts = self.completions(trainer, pl_module)
+        for board in boards(trainer) if trainer.is_global_zero else []:
+            for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
+                block = f"```\n{prompt}{text}\n```"  # of code: it keeps the lines
+                board.experiment.add_text(f"samples/{number}", block, step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        ledger = ledger_of(trainer)
+        if not self.prints_last or (ledger is not None and ledger.is_stopping):
+            return
+        text = self.completions(trainer, pl_module)[0]
+        if trainer.is_global_zero:
+            shown = Text.assemble("a sample: ", (self.prompts[0], "bold"), text)
+            Console(highlight=False).print(shown, soft_wrap=True)
+
+    def completions(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
+        """Return the completions of the prompts, on every rank; a collective."""
+        step = trainer.strategy.predict_step
+        found = pl_module.completions(self.dataset, self.options, step)
+        return [completion_text(pl_module.tokenizer, *completion) for completion in found]
+
+
+def boards(trainer: Trainer) -> list[TensorBoardLogger]:
+    """Return the loggers that take text."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -6,7 +6,7 @@ size, V vocabulary.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -89,6 +89,11 @@ class DecoderConfig:
             raise ValueError(f"dropout must be 0 to below 1, got {self.dropout}.")
 
     @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of this decoder, see `pretrained`."""
+        return {"kind": "own", "config": asdict(self)}
+
+    @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
@@ -131,13 +136,6 @@ PRESETS = {
         rope_theta=500_000.0,
     ),
 }
-
-
-def named_network(name: str) -> DecoderConfig:
-    """Return the preset of this name; a ValueError where there is none."""
-    if name not in PRESETS:
-        raise ValueError(f'network "{name}" is no preset; choose one of {", ".join(PRESETS)}.')
-    return PRESETS[name]
 
 
 class Documents(NamedTuple):
@@ -377,6 +375,10 @@ class Decoder(nn.Module):
                 is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                 depth = 2 * config.num_layers if is_residual else 1
                 nn.init.normal_(parameter, std=INITIAL_STD / depth**0.5)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return self.config.recipe
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)

@@ -10,7 +10,6 @@ Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -69,6 +68,10 @@ class PretrainedDecoder(nn.Module):
         # A token of padding is often a text's end as well, which must learn; padding itself is in
         # no loss.
         self.embedding.padding_idx = None
+
+    @property
+    def recipe(self) -> Recipe:
+        return {"kind": "transformers", "config": self.content}
 
     @property
     def embedding(self) -> nn.Module:
@@ -168,16 +171,6 @@ def _register_attention() -> None:
 
 
 Network = Decoder | PretrainedDecoder
-
-
-def own_recipe(config: DecoderConfig) -> Recipe:
-    return {"kind": "own", "config": asdict(config)}
-
-
-def recipe_of(network: Network) -> Recipe:
-    if isinstance(network, Decoder):
-        return own_recipe(network.config)
-    return {"kind": "transformers", "config": network.content}
 
 
 def read_recipe(folder: str | Path) -> Recipe:

@@ -25,7 +25,6 @@ from lit_models.causal_lm.pretrained import (
     check_recipe,
     load_network,
     network_from_config,
-    own_recipe,
     read_config,
     read_recipe,
     weight_files,
@@ -162,7 +161,7 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
         return read_recipe(options.path)
     assert options.network is not None
     size = options.network.vocab_size or vocab_size
-    return own_recipe(replace(options.network, vocab_size=size))
+    return replace(options.network, vocab_size=size).recipe
 
 
 def load_subject(

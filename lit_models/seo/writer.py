@@ -22,6 +22,7 @@ from datamodules.text.prompts import PromptDataset, completion_text, rows_in_mem
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.pretrained import most_positions
 from lit_models.seo.onpage import LIMITS
 from lit_models.training.metrics import SampleResult, SumCount
 
@@ -69,7 +70,6 @@ class SnippetMetrics(nn.ModuleDict):
 class Duplicates(Metric):
     """The share of texts that another one equals but for case and spaces; kept as hashes."""
 
-    full_state_update = False
     hashes: list[Tensor]
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class LitSnippetWriter(LitCausalLM):
             ValueError: a page holds neither text nor html.
         """
         rows = [{"text": page} if isinstance(page, str) else page for page in pages]
-        limit = self.max_positions(self.recipe)
+        limit = most_positions(self.recipe["network"], self.generation.context)
         if limit is not None:
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)

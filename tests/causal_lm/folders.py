@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from datamodules.tokenizers.text import byte_tokenizer
+from lit_models.causal_lm.pretrained import PretrainedDecoder
+from tests.text_corpora import saved_tokenizer
+
 VOCAB = 29
 GPT2 = {"vocab_size": VOCAB, "n_positions": 12, "n_embd": 8, "n_layer": 2, "n_head": 2}
 LLAMA = {
@@ -48,6 +52,18 @@ def saved(folder: Path, kind: str, max_shard_size: str = "1GB", **options: Any) 
     model = made(kind, **options)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+def of_transformers(kind: str, **options: Any) -> PretrainedDecoder:
+    """Such a model as a network."""
+    model = made(kind, **options)
+    return PretrainedDecoder(model, model.config.to_dict())
+
+
+def saved_with_bytes(folder: Path, kind: str, **options: Any) -> Path:
+    """Save such a model with a tokenizer of bytes; return the folder."""
+    saved(folder, kind, vocab_size=257, **options)
+    return saved_tokenizer(byte_tokenizer(), folder)
 
 
 def saved_canine(folder: Path) -> Path:

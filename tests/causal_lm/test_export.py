@@ -1,7 +1,6 @@
 """A checkpoint of a language model becomes a folder that transformers reads alone, and back."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from torch import Tensor, nn
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.export import hugging_face_files, restored_weights
+from lit_models.causal_lm.export import hugging_face_files
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import load_network, network_from_config, own_recipe
+from lit_models.causal_lm.pretrained import load_network, network_from_config
 from lit_models.commands.export import export_checkpoint
 from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference, written
-from tests.causal_lm.test_lora import trained
+from tests.causal_lm.test_finetune import trained
 from tests.toy import LitToy, ToyData, toy_trainer
 
 SIZES = {"vocab_size": 260, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
@@ -27,8 +26,10 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 260, "n_positions": 64, "n_embd": 8,
 LLAMA = {"model_type": "llama", "vocab_size": 260, "hidden_size": 8, "num_hidden_layers": 2}
 LLAMA |= {"num_attention_heads": 2, "intermediate_size": 16, "num_key_value_heads": 1}
 NETWORKS = {
-    "own gpt2": own_recipe(DecoderConfig(**SIZES, **OWN_GPT2)),
-    "own llama": own_recipe(DecoderConfig(**SIZES, num_kv_heads=1, tied=False)),
+    "own gpt2": DecoderConfig(**SIZES, **OWN_GPT2, dropout=0.1).recipe,
+    "own gpt2 without bias": DecoderConfig(**SIZES, **{**OWN_GPT2, "bias": False}).recipe,
+    "own llama": DecoderConfig(**SIZES, num_kv_heads=1, tied=False, rope_theta=50.0).recipe,
+    "own llama with bias": DecoderConfig(**SIZES, bias=True).recipe,
     "gpt2": {"kind": "transformers", "config": {**GPT2, "n_head": 2, "eos_token_id": [7, 256]}},
     "llama": {"kind": "transformers", "config": {**LLAMA, "tie_word_embeddings": False}},
 }
@@ -89,7 +90,7 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
     theirs, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True
     )
-    assert not report["missing_keys"] | report["unexpected_keys"]
+    assert not any(report.values())
     with torch.no_grad():
         found = theirs.eval()(ids).logits
     expected = logits(network, ids)
@@ -101,6 +102,16 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
     ours = LitCausalLM.from_exported(tmp_path / "model")
     torch.testing.assert_close(logits(ours.network, ids), expected, rtol=1e-4, atol=1e-5)
     assert not [name for name in ours.state_dict() if "lora" in name]
+    if has_lora:
+        return
+    weights = ours.network.state_dict()
+    assert all(torch.equal(weights[name], t) for name, t in network.state_dict().items())
+    read = load_network(tmp_path / "model")
+    assert not any(m.p for m in read.modules() if isinstance(m, nn.Dropout))
+    if kind in ("gpt2", "own gpt2"):
+        assert theirs.config.resid_pdrop == 0.1
+    for other in (ragged_logits(theirs), packed_logits(read)):
+        assert worst_difference(packed_logits(network), other) < 1e-5
 
 
 def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
@@ -143,6 +154,19 @@ def test_an_adapter_alone_is_what_its_base_lacks(kind, tmp_path):
     torch.testing.assert_close(logits(base.eval(), ids), logits(network, ids))
     with pytest.raises(ValueError, match="holds an adapter alone, without the weights of its base"):
         LitCausalLM.from_exported(tmp_path / "lora")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_peft_computes_the_same(kind, tmp_path):
+    peft = pytest.importorskip("peft", reason="extra: peft")
+    network = checkpoint(tmp_path / "a.ckpt", kind)
+    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
+    base = network_from_config(NETWORKS[kind])
+    base.load_state_dict(network.state_dict(), strict=False)
+    theirs, ids = peft.PeftModel.from_pretrained(base.model, tmp_path / "lora"), torch.arange(12)
+    with torch.no_grad():
+        found = theirs.eval()(ids[None]).logits
+    torch.testing.assert_close(found, logits(network, ids[None]), rtol=1e-5, atol=1e-6)
 
 
 def test_queries_keys_and_values_of_an_own_gpt2_are_no_layers_of_peft(tmp_path):
@@ -210,40 +234,6 @@ def test_an_adapter_that_is_not_there_is_refused(tmp_path):
     assert not (tmp_path / "lora").exists()
 
 
-OWN = {
-    "gpt2": DecoderConfig(
-        norm="layer", positions="learned", activation="gelu", bias=True, dropout=0.1
-    ),
-    "gpt2-no-bias": DecoderConfig(norm="layer", positions="learned", activation="gelu"),
-    "llama": DecoderConfig(num_kv_heads=1, tied=False, rope_theta=50.0),
-    "llama-bias": DecoderConfig(bias=True),
-}
-TINY = {"vocab_size": 29, "max_positions": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_an_own_network_gives_its_logits_in_transformers_and_is_read_back(tmp_path, name):
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    network = Decoder(replace(OWN[name], **TINY))
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    config, weights = hugging_face_files(network.config, network.state_dict())
-    written(tmp_path, config, weights)
-    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values())
-    assert {t: w.shape for t, w in model.state_dict().items() if t in weights} == {
-        t: w.shape for t, w in weights.items()
-    }
-    logits = packed_logits(network)
-    assert worst_difference(logits, ragged_logits(model.eval())) < 1e-5
-    restored = restored_weights(weights, {"network": own_recipe(network.config)})
-    assert restored.keys() == {f"network.{n}" for n in network.state_dict()}
-    assert all(torch.equal(restored[f"network.{n}"], t) for n, t in network.state_dict().items())
-    assert worst_difference(packed_logits(load_network(tmp_path)), logits) < 1e-5
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -257,6 +247,6 @@ def test_an_own_network_gives_its_logits_in_transformers_and_is_read_back(tmp_pa
     ],
 )
 def test_shapes_that_neither_layout_has_are_refused(options, message):
-    network = Decoder(DecoderConfig(**TINY, **options))
+    network = Decoder(DecoderConfig(**SIZES, **options))
     with pytest.raises(ValueError, match=f"neither layout of transformers has .*{message}"):
         hugging_face_files(network.config, network.state_dict())

@@ -16,7 +16,7 @@ from datamodules.text.prompts import ChoiceDataset, joint_tokens, read_prompts, 
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import most_positions, recipe_of
+from lit_models.causal_lm.pretrained import most_positions
 from tests.causal_lm.tiny import (
     PROMPTS,
     TOKENIZER,
@@ -69,7 +69,7 @@ def test_positions_end_a_text_or_it_goes_on_from_its_recent_half(make, context):
     network = make(max_positions=12)
     is_table = make in (own_gpt2, transformers_gpt2)
     limit = 12 if is_table or context == "recent" else None
-    assert most_positions(recipe_of(network), context) == limit
+    assert most_positions(network.recipe, context) == limit
     options = GenerationOptions(30, 1.0, context=context)
     expected = [slowly(network, p, options, key, limit) for key, p in enumerate(PROMPTS)]
     assert [got[:2] for got in completed(network, PROMPTS, options)] == expected

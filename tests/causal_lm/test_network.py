@@ -1,5 +1,6 @@
-"""The decoder: shapes, attention, and that neighbours, padding and the future change nothing."""
+"""The decoder: neighbours, padding and the future change nothing; a self-test finds leaks."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -7,18 +8,22 @@ import torch
 from torch import Tensor
 
 from lit_models.blocks import rotate
+from lit_models.causal_lm import network as network_file
+from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import (
     PRESETS,
     Decoder,
     DecoderConfig,
     Documents,
     attend,
+    check_isolation,
     documents_of,
     frequencies,
-    named_network,
     rotations,
 )
+from lit_models.causal_lm.pretrained import PretrainedDecoder
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
+from tests.causal_lm.folders import made, of_transformers
 
 SMALL = DecoderConfig(
     vocab_size=31, max_positions=16, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2
@@ -38,7 +43,7 @@ BOTH = pytest.mark.parametrize("config", [SMALL, LEARNED], ids=["llama", "gpt2"]
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
-def made(config: DecoderConfig) -> Decoder:
+def network_of(config: DecoderConfig) -> Decoder:
     torch.manual_seed(0)
     network = Decoder(config).double()
     for parameter in network.parameters():  # no zeros, that would hide a bias or a leak
@@ -68,7 +73,7 @@ def logits(network: Decoder, batch: Batch) -> Tensor:
 @BOTH
 @torch.no_grad()
 def test_a_document_in_a_row_has_the_logits_it_has_alone(config):
-    network = made(config)
+    network = network_of(config)
     tokens, positions, ids = packed([[3, 5, 1], [9], [2, 6]], width=11)
     together = logits(network, (tokens, positions, ids))
     for document in range(6):
@@ -80,7 +85,7 @@ def test_a_document_in_a_row_has_the_logits_it_has_alone(config):
 @BOTH
 @torch.no_grad()
 def test_the_future_and_padding_change_nothing(config):
-    network = made(config)
+    network = network_of(config)
     tokens, positions, ids = packed([[6, 3], [7]], width=10)
     before = logits(network, (tokens, positions, ids))
     for place in (4, 9):
@@ -94,7 +99,7 @@ def test_the_future_and_padding_change_nothing(config):
 @BOTH
 @torch.no_grad()
 def test_a_mask_and_single_rows_give_the_same(config):
-    network = made(config)
+    network = network_of(config)
     batch = packed([[3, 5], [8]])
     expected = logits(network, batch)
     network.compile_blocks(backend="eager")  # masks
@@ -108,8 +113,8 @@ def test_a_mask_and_single_rows_give_the_same(config):
 
 @torch.no_grad()
 def test_grouped_heads_are_repeated_heads():
-    grouped = made(SMALL)
-    repeated = made(replace(SMALL, num_kv_heads=4))
+    grouped = network_of(SMALL)
+    repeated = network_of(replace(SMALL, num_kv_heads=4))
     weights = grouped.state_dict()
     for name in weights:
         if "k_proj" in name or "v_proj" in name:
@@ -139,7 +144,7 @@ def test_rotary_attention_depends_on_distance_alone():
 def test_recomputed_blocks_have_the_same_gradients(config):
     batch, gradients = packed([[4, 5], [8]]), []
     for recomputes in (False, True):
-        network = made(replace(config, dropout=0.3)).train()
+        network = network_of(replace(config, dropout=0.3)).train()
         calls: list[int] = []
         network.layers[0].attention.register_forward_hook(lambda *given, to=calls: to.append(1))
         if recomputes:
@@ -154,7 +159,7 @@ def test_recomputed_blocks_have_the_same_gradients(config):
 def test_recomputed_blocks_draw_the_same_keyed_dropout():
     batch, gradients, keys = packed([[9], [8]]), [], SampleKeys()
     for recomputes in (False, True):
-        network = made(replace(SMALL, dropout=0.3)).train()
+        network = network_of(replace(SMALL, dropout=0.3)).train()
         if recomputes:
             network.recompute_blocks()
         key_dropout(network, keys)
@@ -170,7 +175,7 @@ def test_recomputed_blocks_draw_the_same_keyed_dropout():
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_compiled_in_place_names_and_results_stay(recomputes):
-    plain, compiled = made(SMALL), made(SMALL)
+    plain, compiled = network_of(SMALL), network_of(SMALL)
     compiled.compile_blocks(backend="eager")
     if recomputes:
         compiled.recompute_blocks()
@@ -189,7 +194,7 @@ def test_compiled_in_place_names_and_results_stay(recomputes):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
 def test_what_is_compiled_fits_other_documents():
     graphs: list[int] = []
-    network = made(SMALL)
+    network = network_of(SMALL)
     network.compile_blocks(backend=lambda graph, inputs: graphs.append(1) or graph)
     for rows in ([[3, 5], [8]], [[8], [1, 7]], [[2, 2, 4], [4, 4]]):
         logits(network, packed(rows))
@@ -265,7 +270,7 @@ def test_single_documents_need_no_mask():
     ],
 )
 def test_presets_have_their_sizes(name, vocab_size, count):
-    config = named_network(name)
+    config = PRESETS[name]
     with torch.device("meta"):
         network = Decoder(replace(config, vocab_size=vocab_size or config.vocab_size))
     assert sum(p.numel() for p in network.parameters()) == count
@@ -290,4 +295,124 @@ def test_sizes_that_do_not_fit_are_refused(changes, message):
 
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match='"gpt5" is no preset; choose one of gpt2-124m'):
-        named_network("gpt5")
+        LitCausalLM(torch.optim.SGD, network="gpt5")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@BOTH
+def test_own_decoders_pass(config, dtype):
+    check_isolation(Decoder(config).to(dtype))
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
+def test_models_of_transformers_pass(kind):
+    check_isolation(of_transformers(kind))
+
+
+class Cached(PretrainedDecoder):
+    """With a cache transformers does not look at positions."""
+
+    def forward(self, input_ids, position_ids, document_ids):
+        model = self.model.base_model
+        return model(input_ids, position_ids=position_ids, use_cache=True).last_hidden_state
+
+
+class Masked(PretrainedDecoder):
+    """With a mask of what is padding it does not either."""
+
+    def forward(self, input_ids, position_ids, document_ids):
+        mask = document_ids >= 0
+        return self.model.base_model(
+            input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state
+
+
+@pytest.mark.parametrize("leaking", [Cached, Masked])
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen2", "Qwen3"])
+def test_models_of_transformers_that_leak_are_refused(kind, leaking):
+    model = made(kind)
+    with pytest.raises(RuntimeError, match=f"{type(model).__name__} lets a token see"):
+        check_isolation(leaking(model, {}))
+
+
+def bare(kind, **sizes):
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 29, **sizes}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def test_models_without_causal_attention_are_refused():
+    network = PretrainedDecoder(bare("Bert", num_attention_heads=2, intermediate_size=16), {})
+    with pytest.raises(RuntimeError, match="lets a token see what it must not"):
+        check_isolation(network)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        ("Mamba", {}, "takes no position_ids"),
+        ("Bloom", {}, "takes no position_ids"),
+        ("Llama4Text", {"num_attention_heads": 2, "pad_token_id": 0}, "does not say which part"),
+    ],
+)
+def test_models_that_cannot_tell_documents_apart_are_refused(kind, sizes, message):
+    model = bare(kind, **sizes)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} {message}"):
+        PretrainedDecoder(model, {})
+
+
+def everything(document_ids, *options):
+    return Documents()
+
+
+def whole_documents(document_ids, *options):
+    return Documents(mask=document_ids[:, None, :, None] == document_ids[:, None, None, :])
+
+
+def small_leak(document_ids, *options):
+    mask = documents_of(document_ids, as_mask=True).mask.clone()
+    mask[0, 0, -2, 0] = True  # only the last token sees only the first
+    return Documents(mask=mask)
+
+
+@pytest.mark.parametrize("fault", [everything, whole_documents, small_leak])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_own_decoder_that_leaks_is_refused(monkeypatch, fault, dtype):
+    network = Decoder(SMALL).to(dtype)
+    monkeypatch.setattr(network_file, "documents_of", fault)
+    with pytest.raises(RuntimeError, match="Decoder lets a token see"):
+        check_isolation(network)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(everything, "depends on another document"), (whole_documents, "depends on one that follows")],
+)
+def test_gradients_alone_find_it(monkeypatch, fault, message):
+    """Where rounding is coarse the hidden states need not differ by enough."""
+    monkeypatch.setattr(network_file, "documents_of", fault)
+    monkeypatch.setattr(network_file, "TOLERANCES", {torch.float32: float("inf")})
+    with pytest.raises(RuntimeError, match=message):
+        check_isolation(Decoder(SMALL))
+
+
+def test_it_leaves_no_trace_and_takes_no_time():
+    torch.manual_seed(1)
+    network = Decoder(SMALL)
+    network.layers[0].eval()
+    network.embedding.weight.requires_grad_(False)
+    modes = [module.training for module in network.modules()]
+    weights = {name: value.clone() for name, value in network.state_dict().items()}
+    state = torch.get_rng_state()
+    check_isolation(network)
+    start = time.process_time()
+    with torch.no_grad():
+        check_isolation(network)
+    assert time.process_time() - start < 0.2
+    assert torch.equal(state, torch.get_rng_state())
+    assert modes == [module.training for module in network.modules()]
+    assert all(p.grad is None for p in network.parameters())
+    assert not network.embedding._forward_hooks
+    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())

@@ -8,18 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from datamodules.tokenizers.text import TEXT_RECIPE_KEY, character_tokenizer
-from lit_models.causal_lm.export import model_layout
 from lit_models.causal_lm.network import DecoderConfig, Documents
 from lit_models.causal_lm.pretrained import (
-    CONFIG,
     PretrainedDecoder,
     check_recipe,
     load_network,
     network_from_config,
-    own_recipe,
     read_recipe,
-    recipe_of,
 )
 from lit_models.training.sharding import check_tensor_plan, planned_layers
 from tests.causal_lm.folders import (
@@ -29,7 +24,6 @@ from tests.causal_lm.folders import (
     ragged_logits,
     saved,
     worst_difference,
-    written,
 )
 from tests.training.test_strategies import part_of
 
@@ -65,31 +59,6 @@ def test_packed_documents_have_the_logits_that_transformers_gives_each(tmp_path,
 def test_variants_are_computed_as_transformers_does(tmp_path, kind, options):
     model = saved(tmp_path, kind, **options)
     assert worst_difference(packed_logits(load_network(tmp_path)), ragged_logits(model)) < 1e-5
-
-
-@pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
-def test_an_exported_network_is_one_of_transformers(tmp_path, kind):
-    from transformers import AutoModelForCausalLM
-
-    saved(tmp_path / "base", kind)
-    network = load_network(tmp_path / "base")
-    with torch.no_grad():
-        network.embedding.weight[3] += 1
-    tokenizer = character_tokenizer(iter(["some text"]))
-    recipe = {"tokenizer": tokenizer.to_dict(), "network": recipe_of(network), "lora": None}
-    state = {f"network.{name}": tensor.detach() for name, tensor in network.state_dict().items()}
-    layout = model_layout({TEXT_RECIPE_KEY: recipe}, state)
-    written(tmp_path / "new", json.loads(layout.texts[CONFIG]), layout.weights)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
-    assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
-    again = load_network(tmp_path / "new")
-    assert all(
-        torch.equal(*pair)
-        for pair in zip(packed_logits(network), packed_logits(again), strict=True)
-    )
-    if kind == "GPT2":
-        assert {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
-        assert model.config.resid_pdrop == 0.1  # as the base has it
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
@@ -237,10 +206,10 @@ def test_a_recipe_rebuilds_the_network_where_the_folder_has_gone(tmp_path, tied)
 
 
 def test_data_that_does_not_fit_is_refused(tmp_path):
-    check_recipe(own_recipe(DecoderConfig()), 10_000, 300)  # rotary, and it takes the tokenizer's
+    check_recipe(DecoderConfig().recipe, 10_000, 300)  # rotary, and it takes the tokenizer's
     saved(tmp_path, "GPT2")
     learned = DecoderConfig(vocab_size=29, max_positions=12, positions="learned", norm="layer")
-    for recipe in (read_recipe(tmp_path), own_recipe(learned)):
+    for recipe in (read_recipe(tmp_path), learned.recipe):
         check_recipe(recipe, 12, 29)
         with pytest.raises(ValueError, match="context_length 13 is longer than the network's 12 l"):
             check_recipe(recipe, 13, 29)

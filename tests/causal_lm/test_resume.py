@@ -1,70 +1,42 @@
-"""A training that goes on computes what the weights of its checkpoint were trained for."""
+"""Weights go on: resumed, evaluated, begun from others, without the folders of before."""
 
-from functools import partial
+import json
+import re
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
+import torch.distributed as dist
 
 from datamodules.files.splitting import TextSplit
+from datamodules.occupations.datamodule import RECIPE_KEY
+from datamodules.text.instructions import InstructionDataModule
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.text import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
+from lit_models.causal_lm import module as module_file
 from lit_models.causal_lm.adapters import LoraOptions
-from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import DecoderConfig
+from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
+from lit_models.causal_lm.network import Decoder, DecoderConfig, check_isolation
+from lit_models.cli import changes
+from lit_models.commands.export import export_checkpoint
+from lit_models.occupation_coder.module import LitOccupationCoder
+from lit_models.training.checkpoints import read_checkpoint, write_folder
 from lit_models.training.ledger import Ledger
-from tests.causal_lm.tiny import TEXT
-from tests.toy import toy_trainer
-
-SHAPE = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
-LORA = LoraOptions(["q_proj"], 2, 16.0)
-SGD = partial(torch.optim.SGD, lr=0.05)
-
-
-def model(lora: LoraOptions | None = None, **options: Any) -> LitCausalLM:
-    own = {
-        name: options.pop(name) for name in list(options) if name in DecoderConfig.__match_args__
-    }
-    return LitCausalLM(SGD, network=DecoderConfig(**{**SHAPE, **own}), lora=lora, **options)
-
-
-def run(
-    folder: Path,
-    module: LitCausalLM,
-    verb: str = "fit",
-    steps: int = 1,
-    ckpt_path: Any = None,
-    is_known: bool = True,
-    **data: Any,
-) -> Path:
-    """Train or evaluate, and return a checkpoint.
-
-    Args:
-        is_known: the trainer knows ckpt_path beforehand, as on the command line; else it is an
-            argument of the call, as in a script.
-    """
-    folder.mkdir(exist_ok=True)
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    seed_everything(1, verbose=False)
-    options = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 8, **data}
-    read = TextDataModule(
-        str(folder / "text.txt"), split=TextSplit(by="tail", test_share=0.1), **options
-    )
-    limit = {"limit_val_batches": 0} if verb == "fit" else {}
-    callbacks = [Ledger()] if verb == "fit" else []
-    trainer = toy_trainer(
-        folder, max_steps=steps, callbacks=callbacks, enable_checkpointing=False, **limit
-    )
-    path = None if ckpt_path is None else str(ckpt_path)
-    if is_known:
-        trainer.ckpt_path = path
-    given = {} if is_known else {"ckpt_path": path}
-    getattr(trainer, verb)(module, datamodule=read, weights_only=True, **given)
-    trainer.save_checkpoint(folder / "a.ckpt")
-    return folder / "a.ckpt"
-
+from lit_models.training.predictions import PredictionWriter
+from tests.causal_lm.folders import saved_with_bytes
+from tests.causal_lm.tiny import (
+    DATA_OPTIONS,
+    LORA,
+    MODEL_OPTIONS,
+    SGD,
+    SHAPE_OPTIONS,
+    TEXT,
+    model,
+    run,
+)
+from tests.text_corpora import saved_tokenizer
+from tests.toy import ledger_lines, toy_trainer
 
 CHANGES = [
     ({"num_heads": 4}, "network.num_heads 2 there and 4 here"),
@@ -75,22 +47,22 @@ CHANGES = [
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("runs") / "run", model(lora=LORA))
 
 
 @pytest.mark.parametrize(("options", "message"), CHANGES)
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_resume_with_another_function_is_refused(trained, tmp_path, options, message, is_known):
+def test_a_resume_with_another_function_is_refused(adapted, tmp_path, options, message, is_known):
     module = model(**{"lora": LORA, **options})
     with pytest.raises(ValueError, match=message):
-        run(tmp_path / "run", module, steps=2, ckpt_path=trained, is_known=is_known)
+        run(tmp_path / "run", module, steps=2, ckpt_path=adapted, is_known=is_known)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_resume_takes_another_dropout(trained, tmp_path, is_known):
+def test_a_resume_takes_another_dropout(adapted, tmp_path, is_known):
     module = model(lora=LoraOptions(["q_proj"], 2, 16.0, dropout=0.5), dropout=0.25)
-    written = run(tmp_path / "run", module, steps=2, ckpt_path=trained, is_known=is_known)
+    written = run(tmp_path / "run", module, steps=2, ckpt_path=adapted, is_known=is_known)
     assert module.network.config.dropout == 0.25
     stored = torch.load(written, weights_only=True)
     assert stored["global_step"] == 2
@@ -115,19 +87,337 @@ def test_an_evaluation_without_a_checkpoint_takes_the_weights_to_begin_with(tmp_
         assert torch.equal(value.float(), expected[name].float()), name
 
 
-def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(trained, tmp_path):
+def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(adapted, tmp_path):
     module, next_one = model(lora=LORA), model()
     text = tmp_path / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     trainer = toy_trainer(tmp_path, max_steps=2, callbacks=[Ledger()], limit_val_batches=0)
     sizes = {"context_length": 16, "global_batch_size": 8}
     data = TextDataModule(str(text), split=TextSplit(by="tail"), **sizes)
-    trainer.validate(module, data, ckpt_path=trained)
+    trainer.validate(module, data, ckpt_path=adapted)
     trainer.fit(next_one, TextDataModule(str(text), split=TextSplit(by="tail"), **sizes))
     assert next_one.recipe["lora"] is None
     # Nor is its tokenizer: the one of the data is taken.
     own = TokenizerOptions("characters")
     characters = TextDataModule(str(text), tokenizer=own, split=TextSplit(by="tail"), **sizes)
-    trainer.validate(module, data, ckpt_path=trained)
+    trainer.validate(module, data, ckpt_path=adapted)
     trainer.validate(model(), characters)
     assert characters.tokenizer.vocab_size < 257
+
+
+LEARNED = {"positions": "learned"}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A checkpoint that began with the weights of another one, which has gone."""
+    folder = tmp_path_factory.mktemp("runs")
+    first = run(folder / "first", model())
+    second = run(folder / "second", model(init_from=str(first)), steps=2)
+    first.unlink()  # no training from the second one needs it
+    return second
+
+
+@pytest.fixture
+def isolation_tests(monkeypatch):
+    """The networks that were tested."""
+    tested = []
+    monkeypatch.setattr(
+        module_file, "check_isolation", lambda n: (tested.append(n), check_isolation(n))
+    )
+    return tested
+
+
+def test_a_loaded_model_is_made_ready_for_training(begun, tmp_path, isolation_tests):
+    computation = ComputationOptions(activation_checkpointing=True)
+    module = LitCausalLM.load_from_checkpoint(
+        begun, optimizer=SGD, freeze=["embedding.*"], computation=computation
+    )
+    before = torch.load(begun, weights_only=True)["state_dict"]
+    run(tmp_path / "run", module)
+    assert all(block.recomputes for block in module.blocks())
+    assert isolation_tests == [module.network]
+    after = {name: value.float() for name, value in module.state_dict().items()}
+    changed = {n for n, value in before.items() if not torch.equal(after[n], value.float())}
+    assert changed
+    assert not {"network.embedding.weight", "network.head.weight"} & changed
+
+
+def test_a_training_after_a_validation_is_made_ready(tmp_path, isolation_tests):
+    module = model(freeze=["layers.*"])
+    run(tmp_path / "run", module, "validate")
+    assert not isolation_tests
+    run(tmp_path / "run", module)
+    assert len(isolation_tests) == 1
+    assert not any(p.requires_grad for p in module.network.layers.parameters())
+
+
+def test_compiled_blocks_are_tested_as_they_were_written():
+    calls = []
+    network = Decoder(DecoderConfig(vocab_size=30, hidden_size=16, num_heads=2))
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    network.compile_blocks(backend)
+    check_isolation(network)
+    assert not calls
+    assert network.is_compiled
+
+
+def test_a_loaded_model_is_not_trained_on_other_tokens(begun, tmp_path):
+    module = LitCausalLM.load_from_checkpoint(begun, optimizer=SGD)
+    with pytest.raises(ValueError, match="trained with another tokenizer than that of the data"):
+        run(tmp_path / "run", module, tokenizer=TokenizerOptions(kind="characters"))
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_context_beyond_learned_positions_is_refused(tmp_path, verb, is_loaded):
+    written = run(tmp_path / "trained", model(**LEARNED))
+    if is_loaded:
+        module, path = LitCausalLM.load_from_checkpoint(written, optimizer=SGD), None
+    else:
+        module, path = model(**LEARNED), written
+    with pytest.raises(ValueError, match="context_length 17 is longer than the network's 16"):
+        run(tmp_path / "run", module, verb, 2, path, context_length=17)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "message"),
+    [
+        ({}, {"num_heads": 4}, "network.num_heads 2 there and 4 here"),
+        ({"lora": LORA}, {"lora": LoraOptions(["v_proj"], 2, 16.0)}, "lora.layers"),
+        ({"tied": False}, {}, "network.tied False there and True here"),
+    ],
+)
+def test_weights_of_another_function_are_no_start(tmp_path, there, here, message):
+    written = run(tmp_path / "trained", model(**there))
+    with pytest.raises(ValueError, match=f"init_from .* with other options.*{message}"):
+        run(tmp_path / "run", model(**here, init_from=str(written)))
+
+
+def test_a_start_may_add_adapters_and_part_the_head(tmp_path):
+    written = run(tmp_path / "trained", model(lora=LORA))
+    more = LoraOptions(["q_proj", "v_proj"], 2, 16.0, base_dtype="bfloat16")
+    run(tmp_path / "run", model(lora=more, init_from=str(written)))
+    plain = run(tmp_path / "plain", model())
+    parted = model(tied=False, init_from=str(plain))
+    run(tmp_path / "parted", parted)
+
+
+def test_the_command_line_knows_the_checkpoint_beforehand(tmp_path, monkeypatch, unisono):
+    monkeypatch.chdir(tmp_path)
+    start, text = run(tmp_path / "start", model()), tmp_path / "start" / "text.txt"
+    command = ["fit", *MODEL_OPTIONS, *SHAPE_OPTIONS, *DATA_OPTIONS, "--ckpt_path=auto"]
+    command += [f"--data.train_files={text}", "--trainer.default_root_dir=r/a"]
+    status, output = unisono(*command, f"--model.init_from={start}", "--trainer.max_steps=1")
+    assert status == 0, output
+    start.unlink()
+    status, output = unisono(*command, f"--model.init_from={start}", "--trainer.max_steps=2")
+    assert status == 0, output
+    assert [line["step"] for line in ledger_lines(tmp_path / "r/a")] == [1, 2]
+
+
+STANDS_FOR = "_sharded_tensor"
+
+
+def write_shards(content, folder):
+    """Write a checkpoint as a rank does that holds all of its weights."""
+    weights = content["state_dict"]
+    rest = {**content, "state_dict": {name: {STANDS_FOR: name} for name in weights}}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        write_folder(rest, {name: w.clone() for name, w in weights.items()}, folder)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A checkpoint, its shards in a folder, and its export."""
+    home = tmp_path_factory.mktemp("runs")
+    written = run(home / "run", model())
+    write_shards(read_checkpoint(written), home / "shards.ckpt")
+    export_checkpoint(written, home / "exported", class_path="lit_models.LitCausalLM")
+    return {"file": written, "shards": home / "shards.ckpt", "export": home / "exported"}
+
+
+@pytest.mark.parametrize("kind", ["shards", "export"])
+def test_a_folder_is_evaluated_as_the_file_is(folders, tmp_path, kind):
+    expected = torch.load(folders["file"], weights_only=True)["state_dict"]
+    for verb in ("validate", "test"):
+        module = model()
+        run(tmp_path / verb, module, verb, ckpt_path=folders[kind])
+        for name, value in expected.items():
+            assert torch.equal(module.state_dict()[name].float(), value.float()), name
+
+
+@pytest.mark.parametrize("kind", ["shards", "export"])
+def test_a_folder_predicts_as_the_file_does(folders, tmp_path, kind):
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
+    written = []
+    for name in ("file", kind):
+        trainer = toy_trainer(
+            tmp_path / name, callbacks=[PredictionWriter()], enable_checkpointing=False
+        )
+        trainer.ckpt_path = str(folders[name])
+        data = TextDataModule(predict_files=str(prompts), global_batch_size=1)
+        module = LitCausalLM(SGD)  # another shape than the checkpoint's
+        trainer.predict(module, data, return_predictions=False, weights_only=True)
+        written.append((tmp_path / name / "mine.completed.jsonl").read_text("utf-8"))
+    assert written[0] == written[1]
+    assert "completion" in json.loads(written[0])
+
+
+def test_a_training_goes_on_from_shards(folders, tmp_path):
+    whole = run(tmp_path / "whole", model(), steps=2)
+    resumed = run(tmp_path / "resumed", model(), steps=2, ckpt_path=folders["shards"])
+    for name, value in torch.load(whole, weights_only=True)["state_dict"].items():
+        assert torch.equal(torch.load(resumed, weights_only=True)["state_dict"][name], value)
+
+
+def test_the_recipe_of_occupations_is_read_from_shards(tmp_path):
+    recipe = {"languages": ["unk", "da"]}
+    content = {"state_dict": {"weight": torch.zeros(4, 2)}, RECIPE_KEY: recipe}
+    write_shards(content, tmp_path / "last.ckpt")
+    content = read_checkpoint(tmp_path / "last.ckpt", mmap=True)
+    assert LitOccupationCoder.stored_recipe(content) == recipe
+    with pytest.raises(ValueError, match="of another family: it holds no text_recipe"):
+        LitCausalLM.stored_recipe(content)
+
+
+@pytest.mark.slow
+def test_an_evaluation_refuses_another_function_than_its_checkpoints(
+    tmp_path, monkeypatch, unisono
+):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    lora = ["--model.lora.targets=[q_proj]", "--model.lora.rank=2", "--model.lora.alpha=16"]
+    fit = [*MODEL_OPTIONS, *SHAPE_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.default_root_dir=run"]
+    status, output = unisono("fit", *fit, "--trainer.max_steps=1")
+    assert status == 0, output
+    evaluate = ["validate", *DATA_OPTIONS, "--ckpt_path=run/checkpoints/last.ckpt"]
+    for option, told in (
+        ("--model.lora.alpha=64", "model.lora.alpha 16.0 there and 64.0 here"),
+        ("--model.lora=null", "model.lora .*alpha.* there and None here"),
+        ("--model.network.num_heads=1", "model.network.num_heads 2 there and 1 here"),
+        ("--model.network=gpt2-124m", "model.network .* there and gpt2-124m here"),
+        ("--model.pretrained=base", "model.pretrained None there and base here"),
+    ):
+        status, output = unisono(*evaluate, option)
+        assert status == 2, output
+        shown = " ".join(output.split())
+        assert "weights of run/checkpoints/last.ckpt were trained for" in shown
+        assert re.search(told, shown), shown
+        assert len(output.splitlines()) <= 24
+    status, output = unisono(*evaluate, *lora)
+    assert status == 0, output
+    export_checkpoint(Path("run/checkpoints/last.ckpt"), Path("export"))
+    status, output = unisono("validate", *DATA_OPTIONS, "--ckpt_path=export", *lora)
+    assert status == 0, output
+    assert "has no effect beside this checkpoint" in output
+
+
+def test_changes_are_named_by_their_keys():
+    then = {"a": {"init_args": {"b": 1, "c": [1, 2]}}, "d": None, "e": 2.0, "gone": 1}
+    now = {"a": {"init_args": {"b": 3, "c": (1, 2), "new": 4}}, "d": {"x": 1}, "e": 2}
+    assert list(changes(then, now)) == [("a.b", 1, 3), ("d", None, {"x": 1})]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path):
+    base = saved_with_bytes(tmp_path / "base", "Llama")
+    lora = LoraOptions(["q_proj"], 2, 16.0)
+
+    def tuned() -> LitCausalLM:
+        return LitCausalLM(SGD, pretrained=str(base), lora=lora)
+
+    whole = torch.load(run(tmp_path / "whole", tuned(), steps=2), weights_only=True)
+    half = run(tmp_path / "half", tuned())
+    shutil.rmtree(base)
+    for verb in ("validate", "test"):
+        run(tmp_path / verb, tuned(), verb, ckpt_path=half)
+    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half)
+    found = torch.load(resumed, weights_only=True)
+    assert found["text_recipe"] == whole["text_recipe"]
+    for name, value in whole["state_dict"].items():
+        torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6)
+    lora = LoraOptions(["q_proj"], 2, 64.0)
+    with pytest.raises(ValueError, match=r"lora.alpha 16.0 there and 64.0 here"):
+        run(tmp_path / "other", tuned(), steps=2, ckpt_path=half)
+    with pytest.raises(FileNotFoundError, match="base"):
+        run(tmp_path / "new", tuned())
+
+
+@pytest.mark.slow
+def test_a_resume_without_its_folder_trains_where_validation_has_its_own_file(tmp_path):
+    base, held = saved_with_bytes(tmp_path / "base", "Llama"), tmp_path / "held.txt"
+    held.write_text("a hen sat. " * 30, encoding="utf-8")
+    half = run(
+        tmp_path / "half", LitCausalLM(SGD, pretrained=str(base)), validation_files=str(held)
+    )
+    shutil.rmtree(base)
+    module, again = LitCausalLM(SGD, pretrained=str(base)), {"ckpt_path": half, "steps": 2}
+    resumed = run(tmp_path / "half", module, validation_files=str(held), **again)
+    assert torch.load(resumed, weights_only=True)["global_step"] == 2
+
+
+@pytest.mark.slow
+def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
+    saved_tokenizer(byte_tokenizer(), tmp_path / "base")
+    rows = [{"prompt": f"{n} + {n} =", "completion": str(2 * n)} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = TokenizerOptions(kind="folder", path=str(tmp_path / "base"))
+
+    def fit(steps: int, ckpt_path: str | None = None) -> None:
+        data = InstructionDataModule(
+            str(tmp_path / "a.jsonl"), tokenizer=options, context_length=16, global_batch_size=4
+        )
+        trainer = toy_trainer(
+            tmp_path, max_steps=steps, callbacks=[Ledger()], enable_checkpointing=False
+        )
+        trainer.ckpt_path = ckpt_path
+        trainer.fit(model(), data, weights_only=True)
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+        trainer.ckpt_path = str(tmp_path / "a.ckpt")
+        trainer.validate(model(), data, weights_only=True)
+
+    fit(1)
+    shutil.rmtree(tmp_path / "base")
+    fit(2, str(tmp_path / "a.ckpt"))
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 2
+    # Nor are training files needed where validation has its own.
+    held = {"train_files": str(tmp_path / "b.jsonl"), "validation_files": str(tmp_path / "a.jsonl")}
+    data = InstructionDataModule(**held, context_length=16)
+    trainer = toy_trainer(tmp_path)
+    trainer.ckpt_path = str(tmp_path / "a.ckpt")
+    trainer.validate(model(), data, weights_only=True)
+    assert len(data.datasets["validation"].lengths) > 0
+    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*b.jsonl"):
+        toy_trainer(tmp_path).validate(model(), InstructionDataModule(**held, context_length=16))
+
+
+@pytest.mark.slow
+def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unisono):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    saved_with_bytes(tmp_path / "base", "Llama")
+    lora = ["--model.pretrained=base", "--model.lora.targets=[q_proj]", "--model.lora.rank=2"]
+    fit = ["fit", *MODEL_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.logger=false"]
+    fit += ["--trainer.default_root_dir=run", "--ckpt_path=auto"]
+    status, output = unisono(*fit, "--trainer.max_steps=1")
+    assert status == 0, output
+    shutil.rmtree("base")
+    status, output = unisono(*fit, "--trainer.max_steps=2")
+    assert status == 0, output
+    status, output = unisono("replay", "run", "--step=2", "--json=told.json")
+    assert status == 0, output
+    told = json.loads(Path("told.json").read_text())
+    assert told["weights_step"] == 1
+    assert told["loss"] == pytest.approx(ledger_lines(tmp_path / "run")[1]["loss"], rel=1e-5)
+    status, output = unisono("replay", "run", "--step=1")
+    assert status == 1
+    assert "base is no folder" in " ".join(output.split())

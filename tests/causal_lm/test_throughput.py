@@ -6,37 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import Callback
 
-from datamodules.files.splitting import TextSplit
-from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.training import Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
-from tests.toy import toy_trainer
-
-TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 8
-LAYERS, WIDTH, LENGTH, ROWS = 1, 16, 16, 8
+from tests.causal_lm.tiny import SENTENCE, SMALL, trained_on_blocks
 
 
 def fit(folder, own, compile=False, **options):
-    folder.mkdir()
-    text = folder.parent / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    seed_everything(1)
-    shape = {"max_positions": LENGTH, "hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2}
     module = LitCausalLM(
         partial(torch.optim.AdamW, lr=0.01),
-        network=DecoderConfig(dropout=0.1, **shape),
+        network=DecoderConfig(dropout=0.1, **SMALL),
         computation=ComputationOptions(compile=compile),
     )
-    sizes = {"context_length": LENGTH, "global_batch_size": ROWS, "micro_batch_size": 4}
-    sizes.update(options)
-    data = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
     callbacks = [c for c in default_callbacks() if not isinstance(c, Throughput)]
     callbacks = [callbacks[0], *own, *callbacks[1:]]
-    toy_trainer(folder, max_epochs=1, log_every_n_steps=2, callbacks=callbacks).fit(module, data)
+    limits = {"max_epochs": 1, "log_every_n_steps": 2, "callbacks": callbacks}
+    module = trained_on_blocks(folder, module, options, content=SENTENCE * 8, **limits)
     return module, torch.get_rng_state()
 
 
@@ -49,7 +37,7 @@ def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tm
     assert all(torch.equal(one, other) for one, other in pairs)
     # Forward and backward are 6 FLOPs per weight that multiplies, and 12 per layer for attention.
     weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 2)
-    expected = 6 * weights + 12 * LAYERS * WIDTH * LENGTH
+    expected = 6 * weights + 12 * SMALL["num_layers"] * SMALL["hidden_size"] * 16
     assert callback.flops_per_position == expected
     lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
     assert all(json.loads(line)["mfu"] > 0 for line in lines)

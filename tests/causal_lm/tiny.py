@@ -1,5 +1,6 @@
 """Tiny language models with random weights, what they write, and short trainings."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,34 @@ from datamodules.files.splitting import TextSplit
 from datamodules.text.prompts import FINISH_REASONS, completion_text
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import byte_tokenizer
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.generation import generate
+from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import PretrainedDecoder
 from lit_models.training import default_callbacks
+from lit_models.training.ledger import Ledger
+from tests.causal_lm.folders import of_transformers
 from tests.toy import toy_trainer
 
 TOKENIZER = byte_tokenizer()
-TEXT = "the cat sat on the mat and the dog sat on the log, so they sat and sat. " * 20
+SENTENCE = "the cat sat on the mat and the dog sat on the log, so they sat and sat. "
+TEXT = SENTENCE * 20
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
+SMALL = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+LORA = LoraOptions(["q_proj"], 2, 16.0)
+SGD = partial(torch.optim.SGD, lr=0.05)
+# A small model in FOLDER/text.txt on a command line.
+MODEL_OPTIONS = [
+    *("--model=lit_models.LitCausalLM", "--model.optimizer=torch.optim.SGD"),
+    "--model.optimizer.lr=0.01",
+]
+SHAPE_OPTIONS = [f"--model.network.{name}={value}" for name, value in SMALL.items()]
+DATA_OPTIONS = [
+    *("--data=datamodules.TextDataModule", "--data.train_files=text.txt", "--data.split.by=tail"),
+    *("--data.context_length=16", "--data.global_batch_size=8"),
+    *("--trainer.accelerator=cpu", "--trainer.devices=1"),
+    *(f"--trainer.enable_{name}=false" for name in ("progress_bar", "model_summary")),
+]
 PROMPTS = [[7], list(range(60, 71)), [256, 40, 41], [256], [100, 3, 99, 200, 17, 5]]
 
 
@@ -42,29 +62,12 @@ def own_llama(max_positions: int = 64) -> nn.Module:
 
 
 def transformers_llama(max_positions: int = 64) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=max_positions,
-        initializer_range=0.4,
-    )
-    return PretrainedDecoder(LlamaForCausalLM(config), config.to_dict()).double().eval()
+    sizes = {"vocab_size": 257, "max_position_embeddings": max_positions}
+    return of_transformers("Llama", **sizes).double().eval()
 
 
 def transformers_gpt2(max_positions: int = 64) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": max_positions}
-    config = GPT2Config(vocab_size=257, initializer_range=0.4, **shape)
-    return PretrainedDecoder(GPT2LMHeadModel(config), config.to_dict()).double().eval()
+    return of_transformers("GPT2", vocab_size=257, n_positions=max_positions).double().eval()
 
 
 @torch.no_grad()
@@ -100,15 +103,75 @@ def completed(network, prompts, options, keys=None, tokenizer=TOKENIZER):
 
 
 def trained_on_blocks(
-    folder: Path, module: Any, data: Any = None, ckpt_path: Any = None, **options: Any
+    folder: Path,
+    module: Any,
+    data: Any = None,
+    ckpt_path: Any = None,
+    content: str = TEXT,
+    **options: Any,
 ) -> Any:
-    """Train a module on blocks of TEXT; `options` are the trainer's."""
+    """Train a module on blocks of a text; `options` are the trainer's."""
     folder.mkdir(exist_ok=True)
     text = folder.parent / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
+    text.write_text(content, encoding="utf-8")
     seed_everything(1, verbose=False)
     sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 4, **(data or {})}
     blocks = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
     trainer = toy_trainer(folder, **{"callbacks": default_callbacks(), **options})
     trainer.fit(module, blocks, ckpt_path=ckpt_path)
     return module
+
+
+def model(lora: LoraOptions | None = None, **options: Any) -> LitCausalLM:
+    own = {
+        name: options.pop(name) for name in list(options) if name in DecoderConfig.__match_args__
+    }
+    return LitCausalLM(SGD, network=DecoderConfig(**{**SMALL, **own}), lora=lora, **options)
+
+
+def run(
+    folder: Path,
+    module: LitCausalLM,
+    verb: str = "fit",
+    steps: int = 1,
+    ckpt_path: Any = None,
+    is_known: bool = True,
+    **data: Any,
+) -> Path:
+    """Train or evaluate, and return a checkpoint.
+
+    Args:
+        is_known: the trainer knows ckpt_path beforehand, as on the command line; else it is an
+            argument of the call, as in a script.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    seed_everything(1, verbose=False)
+    options = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 8, **data}
+    read = TextDataModule(
+        str(folder / "text.txt"), split=TextSplit(by="tail", test_share=0.1), **options
+    )
+    limit = {"limit_val_batches": 0} if verb == "fit" else {}
+    callbacks = [Ledger()] if verb == "fit" else []
+    trainer = toy_trainer(
+        folder, max_steps=steps, callbacks=callbacks, enable_checkpointing=False, **limit
+    )
+    path = None if ckpt_path is None else str(ckpt_path)
+    if is_known:
+        trainer.ckpt_path = path
+    given = {} if is_known else {"ckpt_path": path}
+    getattr(trainer, verb)(module, datamodule=read, weights_only=True, **given)
+    trainer.save_checkpoint(folder / "a.ckpt")
+    return folder / "a.ckpt"
+
+
+def texts_of(folder: Path) -> dict[tuple[str, int], str]:
+    """Return (tag, step) -> text of the events in FOLDER/board."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder / "board"), size_guidance={"tensors": 0}).Reload()
+    return {
+        (tag, event.step): event.tensor_proto.string_val[0].decode()
+        for tag in board.Tags()["tensors"]
+        for event in board.Tensors(tag)
+    }

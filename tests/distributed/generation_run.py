@@ -17,9 +17,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from datamodules.files.splitting import TextSplit
 from datamodules.text.texts import TextDataModule
 from lit_models.causal_lm.generation import GenerationOptions
-from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.module import LitCausalLM, Samples
 from lit_models.causal_lm.network import DecoderConfig
-from lit_models.causal_lm.samples import Samples
 from lit_models.errors import run_guarded
 from lit_models.training import default_callbacks
 from tests.toy import toy_trainer

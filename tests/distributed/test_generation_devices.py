@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.causal_lm.events import texts_of
+from tests.causal_lm.tiny import texts_of
 from tests.distributed.launch import run
 from tests.toy import ledger_lines
 
