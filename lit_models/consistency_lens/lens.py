@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,6 @@ from lit_models.consistency_lens.subject import (
 )
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32
-
-if TYPE_CHECKING:  # the networks know arrays, not files
-    from datamodules.activations.store import ActivationStatistics
 
 _MANTISSA = 24  # bits of a uniform number in float32
 
@@ -278,10 +275,6 @@ class Lens(nn.Module):
         for name, part in (("verbalizer", self.verbalizer), ("reconstructor", self.reconstructor)):
             shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}
             self.reference[name] = copy.deepcopy(part, shared).requires_grad_(False)
-
-    def take_statistics(self, statistics: "ActivationStatistics") -> None:
-        self.mean.copy_(torch.from_numpy(statistics.mean))
-        self.variance.fill_(statistics.variance)
 
     @torch.no_grad()
     def keep_reference(self, step: int = 0) -> None:

@@ -58,6 +58,7 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
+from lit_models.consistency_lens.tables import ControlTable
 from lit_models.training.exact import ExactModule, LossSum
 from lit_models.training.metrics import SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
@@ -122,8 +123,6 @@ class LitConsistencyLens(ExactModule):
         return self.lens.blocks()
 
     def own_callbacks(self) -> list[Callback]:
-        from lit_models.consistency_lens.tables import ControlTable
-
         return [*super().own_callbacks(), ControlTable()]
 
     def model_facts(self) -> ModelFacts:
@@ -196,7 +195,8 @@ class LitConsistencyLens(ExactModule):
         if self.baselines is None:
             statistics = statistics_for(self.lens.subject, data)
             if is_new:  # else the checkpoint knows the mean of its training
-                self.lens.take_statistics(statistics)
+                self.lens.mean.copy_(torch.from_numpy(statistics.mean))
+                self.lens.variance.fill_(statistics.variance)
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
             self.baselines = Baselines(statistics, len(self.lens.token_counts))
             self.fidelity = FidelityTable(row_names(self.evaluation), data.group_names)
@@ -280,16 +280,17 @@ class LitConsistencyLens(ExactModule):
         """
         with evaluating(self), torch.no_grad():
             if not isinstance(given, Tensor):
-                given = torch.cat([self._last_activation(text) for text in given])
-            activation = given.to(self.lens.mean)
-            words = self.lens.verbalizer.explain(activation).token_ids
+                last = []
+                for text in given:
+                    if not len(self.tokenizer.encode(text)):
+                        raise ValueError(
+                            f"the text {text!r} has no token, and so no activation; leave it out."
+                        )
+                    ids = torch.tensor(prompt_tokens(self.tokenizer, [text]), device=self.device)
+                    last.append(self.lens.subject.activations(ids)[:, -1])
+                given = torch.cat(last)
+            words = self.lens.verbalizer.explain(given.to(self.lens.mean)).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
-
-    def _last_activation(self, text: str) -> Tensor:
-        if not len(self.tokenizer.encode(text)):
-            raise ValueError(f"the text {text!r} has no token, and so no activation; leave it out.")
-        [ids] = prompt_tokens(self.tokenizer, [text])
-        return self.lens.subject.activations(torch.tensor([ids], device=self.device))[:, -1]
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self))
@@ -297,8 +298,22 @@ class LitConsistencyLens(ExactModule):
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Build the lens on the subject that it was trained with, and refuse any other."""
         if self.recipe is None:
-            self._check_subject(self.stored_recipe(checkpoint))
+            recipe, path = self.stored_recipe(checkpoint), self.options.path
+            if path is not None and not Path(path).expanduser().is_dir():
+                raise FileNotFoundError(
+                    f"this lens explains the model in {path}, which is not there, and a lens holds "
+                    "no copy of it; put the folder back, or name its new place with "
+                    "model.subject.path."
+                )
+            size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
+            facts = asdict(subject_facts(self.options, subject_recipe(self.options, size)))
+            if changed := differences(recipe["subject"], facts, "then", "now"):
+                raise ValueError(
+                    f"{path or 'model.subject'} is another subject than this lens was trained with "
+                    f"({changed}); give the model and the layer of its training with model.subject."
+                )
         super().on_load_checkpoint(checkpoint)
 
     @classmethod
@@ -309,23 +324,6 @@ class LitConsistencyLens(ExactModule):
 
     def take_recipe(self, trained: Recipe) -> None:
         self.recipe = continued(trained, self.recipe, self._trainer)
-
-    def _check_subject(self, recipe: Recipe) -> None:
-        """Refuse a subject that is not the one that a lens was trained with."""
-        path = self.options.path
-        if path is not None and not Path(path).expanduser().is_dir():
-            raise FileNotFoundError(
-                f"this lens explains the model in {path}, which is not there, and a lens holds no "
-                "copy of it; put the folder back, or name its new place with model.subject.path."
-            )
-        size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
-        facts = asdict(subject_facts(self.options, subject_recipe(self.options, size)))
-        changed = differences(recipe["subject"], facts, "then", "now")
-        if changed:
-            raise ValueError(
-                f"{path or 'model.subject'} is another subject than this lens was trained with "
-                f"({changed}); give the model and the layer of its training with model.subject."
-            )
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

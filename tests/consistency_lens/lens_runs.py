@@ -20,7 +20,7 @@ from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training import default_callbacks
 from lit_models.training.sharding import whole
-from tests.consistency_lens.small_lens import documents, lens, trainer
+from tests.consistency_lens.small_lens import lens_module, story_data, trainer
 
 UNFREEZE_AT, STEPS = 4, 7
 LORA = BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2))
@@ -60,11 +60,11 @@ def fit(
 ) -> tuple[Trainer, dict[int, dict[str, Tensor]]]:
     """Fit in float64 on the stories beside the folder and return the weights after each step."""
     seed_everything(1, verbose=False)
-    module = lens(optimizer=partial(optimizer, lr=0.02, weight_decay=0.1), lens=options)
+    module = lens_module(optimizer=partial(optimizer, lr=0.02, weight_decay=0.1), lens=options)
     weights = Weights()
     limits = {"max_steps": STEPS, "gradient_clip_val": 1.0, "limit_val_batches": 0, **more}
     runs = trainer(folder, callbacks=[*default_callbacks(), weights], **limits)
-    activations = documents(folder.parent, **{"global_batch_size": 8, **(data or {})})
+    activations = story_data(folder.parent, **{"global_batch_size": 8, **(data or {})})
     runs.fit(module, activations, ckpt_path=ckpt_path, weights_only=True)
     return runs, weights.after
 

@@ -47,13 +47,15 @@ def gpt2_folder(folder: Path, seed: int = 3) -> Path:
     return folder
 
 
-def lens(subject: SubjectOptions = LENS_SUBJECT, losses: LensLosses = BOTH, **more: Any) -> Any:
+def lens_module(
+    subject: SubjectOptions = LENS_SUBJECT, losses: LensLosses = BOTH, **more: Any
+) -> Any:
     """Return a module that has learnt nothing."""
     options = {"optimizer": adamw, "lens": LensOptions(num_words=3), **more}
     return LitConsistencyLens(subject=subject, losses=losses, **options)
 
 
-def documents(folder: Path, **options: Any) -> ActivationDataModule:
+def story_data(folder: Path, **options: Any) -> ActivationDataModule:
     """Return the stories of a folder, written at first use; by words, or by the subject's bytes."""
     if not (folder / "stories-test.jsonl").exists():
         story_files(folder)
@@ -100,7 +102,7 @@ def data_of(folder, **options):
 
 def module_of(**options):
     subject = SubjectOptions(layer=1, network=DecoderConfig(**SHAPE))
-    return lens(subject, LensLosses(reconstruction=LossWeight(1.0)), **options)
+    return lens_module(subject, LensLosses(reconstruction=LossWeight(1.0)), **options)
 
 
 def trainer_of(folder, callbacks=(), **options):

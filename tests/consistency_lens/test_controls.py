@@ -135,7 +135,7 @@ class Leaking(Case):
 
 @torch.no_grad()
 def test_a_planted_leak_moves_its_row_and_no_other():
-    honest, leaking = (case_of(batch_of(60), kind, moved=False) for kind in (Case, Leaking))
+    honest, leaking = (case_of(batch_of(60), kind, is_moved=False) for kind in (Case, Leaking))
     one, other = rows_of(honest), rows_of(leaking)
     assert fve(leaking, other["no_activation"]) > fve(honest, one["no_activation"]) + 0.3
     assert all(torch.equal(one[name], other[name]) for name in one if name != "no_activation")

@@ -11,7 +11,14 @@ from lit_models import LitConsistencyLens
 from lit_models.commands.export import export_checkpoint
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
-from tests.consistency_lens.small_lens import JOINT, documents, fitted, gpt2_folder, lens, trainer
+from tests.consistency_lens.small_lens import (
+    JOINT,
+    fitted,
+    gpt2_folder,
+    lens_module,
+    story_data,
+    trainer,
+)
 
 # Runs that go on here get folders of their own.
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -23,8 +30,8 @@ def trained(tmp_path_factory):
     """Return a folder with a subject, the run of a lens on it, and the lens's export."""
     folder = tmp_path_factory.mktemp("export")
     subject = SubjectOptions(path=str(gpt2_folder(folder / "gpt2")), layer=1)
-    data = documents(folder, tokenizer=None)
-    path = fitted(folder / "run", lens(subject), data, max_steps=3, precision=32)
+    data = story_data(folder, tokenizer=None)
+    path = fitted(folder / "run", lens_module(subject), data, max_steps=3, precision=32)
     export_checkpoint(path, folder / "lens", class_path=CLASS)
     return folder
 
@@ -72,11 +79,11 @@ def test_an_export_gives_the_lens_of_the_checkpoint(trained):
 
 
 def test_a_lens_from_a_checkpoint_is_tested_as_the_run_was(trained, tmp_path):
-    data = documents(trained, tokenizer=None)
+    data = story_data(trained, tokenizer=None)
     path = trained / "run" / "checkpoints" / "last.ckpt"
     subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
     by_path = trainer(tmp_path / "a", precision=32).test(
-        lens(subject), data, ckpt_path=path, weights_only=True, verbose=False
+        lens_module(subject), data, ckpt_path=path, weights_only=True, verbose=False
     )
     loaded = LitConsistencyLens.load_from_checkpoint(path)
     assert trainer(tmp_path / "b", precision=32).test(loaded, data, verbose=False) == by_path
@@ -105,8 +112,8 @@ def test_another_subject_is_refused(moved):
 
 def test_a_joint_run_begins_from_the_warm_start_of_another(trained, tmp_path):
     subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
-    data = documents(trained, tokenizer=None)
-    module = lens(subject, JOINT, init_from=str(trained / "lens"))
+    data = story_data(trained, tokenizer=None)
+    module = lens_module(subject, JOINT, init_from=str(trained / "lens"))
     joint = read_checkpoint(fitted(tmp_path / "joint", module, data, max_steps=1, precision=32))
     warm = read_checkpoint(trained / "lens")
     for name, value in joint["state_dict"].items():

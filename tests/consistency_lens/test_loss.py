@@ -1,4 +1,4 @@
-"""The loss: its terms worked by hand, their schedules, and the teacher's text."""
+"""The loss: its terms worked by hand, their schedules, the networks that they move, the teacher."""
 
 from math import log
 from types import SimpleNamespace
@@ -15,11 +15,15 @@ from lit_models.consistency_lens.loss import (
     LossWeight,
     TeacherText,
     TemperatureSchedule,
+    check_phases,
     effect,
+    leaves_one_idle,
     lens_terms,
     text_nats,
 )
+from lit_models.training.checkpoints import read_checkpoint
 from tests.causal_lm.folders import VOCAB
+from tests.consistency_lens.small_lens import BOTH, JOINT, WARM, fitted, lens_module, story_data
 from tests.consistency_lens.tiny import activations, documents, effects, lens_of, moved
 
 HALF, FOURTH = [log(0.5), log(0.5)], [log(0.25), log(0.75)]
@@ -76,20 +80,20 @@ def test_effect_ends_before_the_documents_last_word_and_8_places_behind_the_posi
     assert (gradient.abs().amax(1) > 0).all()
 
 
-def batch_of(lens):
+def batch_on(lens):
     ids, lengths = documents()
     batch = {"input_ids": ids, "lengths": lengths, "position": torch.tensor([3, 9, 2])}
     return {**batch, "noise_key": torch.tensor([1, 2, 3])}
 
 
 def terms(lens, names, batch=None):
-    batch = batch or batch_of(lens)
+    batch = batch or batch_on(lens)
     return lens_terms(lens, batch, activations(), set(names), 0.8, TeacherText())
 
 
 def test_the_term_of_each_name_is_what_its_definition_says() -> None:
     lens = moved(lens_of())
-    found, batch = terms(lens, loss.TERMS), batch_of(lens)
+    found, batch = terms(lens, loss.TERMS), batch_on(lens)
     assert tuple(found) == loss.TERMS
     own = lens.verbalizer.explain(activations(), batch["noise_key"], 0.8)
     rebuilt = lens.reconstructor(own.embeddings)
@@ -106,7 +110,7 @@ def test_the_term_of_each_name_is_what_its_definition_says() -> None:
 
 def test_a_term_of_one_sample_is_the_same_alone_and_only_what_is_asked_for_is_computed() -> None:
     lens = moved(lens_of())
-    batch = batch_of(lens)
+    batch = batch_on(lens)
     together = terms(lens, loss.TERMS)
     one = {name: values[[1]] for name, values in batch.items()}
     alone = lens_terms(lens, one, activations()[[1]], set(loss.TERMS), 0.8, TeacherText())
@@ -197,12 +201,12 @@ def test_impossible_schedules_are_refused(make, message):
 #                      0  1  2  3  4  5  6  7
 COUNTS = torch.tensor([0, 9, 9, 5, 3, 3, 1, 7])  # in the training part; 0 is no word
 IDS = torch.tensor([[0, 6, 4, 1, 5, 3, 4, 2, 1, 7], [0, 4, 4, 1, 4, 0, 6, 6, 6, 6]])
-POSITION = torch.tensor([8, 4])
+PLACES = torch.tensor([8, 4])
 
 
 def words(num_words: int, **options: object) -> list[list[int]]:
     teacher = TeacherText(**options)  # type: ignore[arg-type]
-    return teacher.words(IDS, POSITION, num_words, COUNTS, COUNTS > 0).tolist()
+    return teacher.words(IDS, PLACES, num_words, COUNTS, COUNTS > 0).tolist()
 
 
 def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word() -> None:
@@ -244,8 +248,8 @@ def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_s
 def test_padding_and_neighbours_change_no_text() -> None:
     longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
     teacher = TeacherText(rare=3)
-    alone = [teacher.words(longer[[i]], POSITION[[i]], 5, COUNTS, COUNTS > 0) for i in range(2)]
-    assert torch.equal(torch.cat(alone), teacher.words(IDS, POSITION, 5, COUNTS, COUNTS > 0))
+    alone = [teacher.words(longer[[i]], PLACES[[i]], 5, COUNTS, COUNTS > 0) for i in range(2)]
+    assert torch.equal(torch.cat(alone), teacher.words(IDS, PLACES, 5, COUNTS, COUNTS > 0))
 
 
 def test_words_are_counted_over_the_training_part_in_pieces(
@@ -263,3 +267,62 @@ def test_words_are_counted_over_the_training_part_in_pieces(
 def test_impossible_numbers_of_rare_words_are_refused(rare: int) -> None:
     with pytest.raises(ValueError, match=r"0 or more, and no more than the 6 words .* or raise"):
         TeacherText(rare).check(6)
+
+
+WAITS = LensLosses(
+    teacher_reconstruction=LossWeight(1.0, end=1),
+    teacher_text=LossWeight(1.0, end=3),
+    reconstruction=LossWeight(1.0, begin=3),
+)
+
+
+def test_a_network_without_a_term_stands_still_in_spite_of_momentum(tmp_path):
+    states = []
+    for steps in (1, 3):
+        path = fitted(
+            tmp_path / str(steps), lens_module(losses=WAITS), story_data(tmp_path), max_steps=steps
+        )
+        states.append(read_checkpoint(path)["state_dict"])
+    for name, value in states[0].items():
+        is_same = torch.equal(value, states[1][name])
+        assert is_same == ("lens.verbalizer." not in name), name
+
+
+ONE = LossWeight(1.0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        *((losses, False) for losses in (WARM, JOINT, BOTH, LensLosses(effect=ONE))),
+        *((WAITS, True), (LensLosses(fluency=ONE), True)),
+        (LensLosses(teacher_reconstruction=ONE), True),
+    ],
+)
+def test_a_recipe_says_whether_a_network_ever_waits(losses, expected):
+    assert leaves_one_idle(losses) is expected
+    assert lens_module(losses=losses).reaches_all_parameters is not expected
+
+
+def test_a_run_with_nothing_to_learn_at_some_step_is_refused(tmp_path):
+    ends = LensLosses(reconstruction=LossWeight(1.0, end=2))
+    check_phases(ends, 2)
+    with pytest.raises(ValueError, match=r"no term of losses counts from step 2 on, and .* 3 st"):
+        check_phases(ends, 3)
+    with pytest.raises(ValueError, match="no end"):
+        check_phases(ends, None)
+    with pytest.raises(ValueError, match="counts from step 2 on"):
+        fitted(tmp_path / "run", lens_module(losses=ends), story_data(tmp_path), max_steps=3)
+
+
+def test_a_reference_that_is_not_kept_yet_is_refused():
+    early = LensLosses(
+        teacher_text=LossWeight(1.0),
+        reconstruction=LossWeight(1.0, begin=4),
+        reference=LossWeight(0.1, begin=3),
+    )
+    with pytest.raises(ValueError, match=r"reference begins at step 3, .* together, at step 4"):
+        check_phases(early, 10)
+    never = LensLosses(teacher_text=LossWeight(1.0), reference=LossWeight(0.1, begin=9))
+    with pytest.raises(ValueError, match=r"reference begins at step 9, .* never do here"):
+        check_phases(never, 10)

@@ -1,20 +1,265 @@
-"""Verbalizer and reconstructor: with a cache as without, from an identity on; drawn words."""
+"""Subject, verbalizer and reconstructor in every kind of network: read, patched, copied, cached."""
 
 import math
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_models.consistency_lens.lens import Explanation, Lens, gumbel_noise, straight_through
+from lit_models.causal_lm.adapters import LoraOptions
+from lit_models.causal_lm.network import Decoder, Documents, frequencies, rotations
+from lit_models.consistency_lens.lens import (
+    Explanation,
+    Lens,
+    LensOptions,
+    gumbel_noise,
+    straight_through,
+)
+from lit_models.consistency_lens.module import LitConsistencyLens
+from lit_models.consistency_lens.subject import BaseOptions, PatchedSubject, Subject
+from lit_models.training.strategies import separate_frozen
 from tests.consistency_lens.tiny import (
     NETWORKS,
     activations,
+    documents,
+    effects,
     explained_without_cache,
     lens_of,
     moved,
+    network_of,
+    patched_logits,
 )
+
+LAYERS = (0, 1, 2)  # the last one, too
+POSITION = torch.tensor([3, 11, 6])
+ROWS = torch.arange(3)
+
+
+def by_hand(network: Decoder, ids: Tensor, layer: int, replacement: Tensor | None) -> list[Tensor]:
+    """The activations of a block and the logits, block by block, one row after the other."""
+    found, logits = [], []
+    for row in range(len(ids)):
+        hidden, places = network.embedding(ids[[row]]), torch.arange(ids.shape[1])[None]
+        rotation = None
+        if network.positions is None:
+            config = network.config
+            frequency = frequencies(config.head_size, config.rope_theta, ids.device)
+            rotation = rotations(places, frequency, hidden.dtype)
+        else:
+            hidden = hidden + network.positions(places)
+        for index, block in enumerate(network.layers):
+            hidden = block(hidden, rotation, Documents())
+            if index == layer:
+                hidden = hidden.clone()
+                if replacement is not None:
+                    hidden[0, POSITION[row]] = replacement[row]
+                found.append(hidden)
+        logits.append(network.norm(hidden) @ network.head.weight.T)
+    return [torch.cat(found), torch.cat(logits)]
+
+
+def by_transformers(
+    network: torch.nn.Module, ids: Tensor, layer: int, replacement: Tensor | None
+) -> list[Tensor]:
+    """The same of a model of transformers, called as its users call it, with a plain hook."""
+    found = []
+
+    def hook(block: torch.nn.Module, given: object, output: object) -> object:
+        hidden = (output[0] if isinstance(output, tuple) else output).clone()
+        if replacement is not None:
+            hidden[ROWS, POSITION] = replacement
+        found.append(hidden)
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    handle = network.blocks()[layer].register_forward_hook(hook)
+    logits = network.model(input_ids=ids, use_cache=False).logits
+    handle.remove()
+    return [found[0], logits]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind: str, layer: int) -> None:
+    network = network_of(kind)
+    reference = by_hand if isinstance(network, Decoder) else by_transformers
+    subject, (ids, _), other = Subject(network, layer), documents(), activations()
+
+    true, logits = reference(network, ids, layer, None)
+    torch.testing.assert_close(subject.activations(ids), true, rtol=1e-9, atol=1e-9)
+    plain = patched_logits(subject, ids, POSITION, None)
+    torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
+    own = subject.activations(ids)[ROWS, POSITION]  # in its own place it changes no bit
+    assert torch.equal(patched_logits(subject, ids, POSITION, own), plain)
+
+    _, changed = reference(network, ids, layer, other)
+    found = patched_logits(subject, ids, POSITION, other)
+    torch.testing.assert_close(found, changed, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(found[ROWS, POSITION], logits[ROWS, POSITION])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_neither_padding_nor_neighbours_change_an_activation(kind: str) -> None:
+    subject, (ids, lengths) = Subject(network_of(kind), 1), documents()
+    together = subject.activations(ids)
+    for row, length in enumerate(lengths.tolist()):
+        alone = subject.activations(ids[[row], :length])[0]
+        torch.testing.assert_close(together[row, :length], alone, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_no_block_above_the_layer_is_computed_for_activations(kind: str) -> None:
+    subject, (ids, _) = Subject(network_of(kind), 1), documents()
+    expected = subject.activations(ids)
+    for parameter in subject.network.blocks()[2].parameters():
+        parameter.fill_(torch.nan)
+    assert not patched_logits(subject, ids, POSITION, None).isfinite().any()
+    called: list[bool] = []
+    for part in subject.network.blocks()[2].children():
+        part.register_forward_hook(lambda *given: called.append(True))
+    assert torch.equal(subject.activations(ids), expected)
+    assert not called
+
+
+def test_no_hook_is_left_even_where_the_forward_fails() -> None:
+    network = network_of("own GPT-2")
+    subject = Subject(network, 1)
+    with pytest.raises(IndexError):
+        subject.activations(torch.full((1, 4), 10_000))
+    assert not any(block._forward_hooks for block in network.blocks())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_effects_are_those_of_the_whole_model(kind: str, layer: int) -> None:
+    subject, replacement = Subject(network_of(kind), layer), activations()
+    (ids, lengths), position = documents((12, 12, 12)), torch.tensor([2, 5, 9])
+    batch: Any = {"input_ids": ids, "position": position, "lengths": lengths}
+    nats, following, number, _ = PatchedSubject(subject, batch).effect(replacement)
+    whole = effects(subject, ids, position, replacement)
+    torch.testing.assert_close(nats, whole[ROWS, position], rtol=1e-9, atol=1e-9)
+    assert nats.min() > 0
+    behind = [row[at + 1 : min(at + 9, 11)] for row, at in zip(whole, position, strict=True)]
+    torch.testing.assert_close(following, torch.stack([row.sum() for row in behind]))
+    assert number.tolist() == [len(row) for row in behind]
+
+
+FROZEN = BaseOptions(is_frozen=True)
+TARGETS = {"GPT-2": ["c_attn"]}
+
+
+def lora(kind: str) -> BaseOptions:
+    return BaseOptions(lora=LoraOptions(TARGETS.get(kind, ["q_proj"]), rank=2))
+
+
+def shared(lens: Lens, part: str) -> dict[str, bool]:
+    """Whether each parameter of a copy is the subject's own."""
+    own = {id(p) for p in lens.subject.parameters()}
+    network = getattr(lens, part).network
+    return {n: id(p) in own for n, p in network.named_parameters(remove_duplicate=False)}
+
+
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_words_are_shared_and_blocks_are_not_unless_they_stand_still(kind: str) -> None:
+    plain = lens_of(kind)
+    frozen = lens_of(kind, verbalizer=FROZEN, reconstructor=FROZEN)
+    for part in ("verbalizer", "reconstructor"):
+        learns = {n for n, p in getattr(plain, part).network.named_parameters() if p.requires_grad}
+        assert learns
+        assert {name for name, is_shared in shared(plain, part).items() if not is_shared} == learns
+        assert all(shared(frozen, part).values())
+        assert not any(p.requires_grad for p in getattr(frozen, part).network.parameters())
+    for lens in (plain, frozen):
+        assert lens.verbalizer.network.embedding.weight is lens.subject.network.embedding.weight
+        assert not any(p.requires_grad for p in lens.subject.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(NETWORKS))
+def test_adapters_begin_as_nothing_and_lie_on_the_subjects_own_layers(kind: str) -> None:
+    adapted = lens_of(kind, verbalizer=lora(kind), reconstructor=lora(kind))
+    plain, text = lens_of(kind), torch.tensor([[3, 7, 1, 9]] * 3)
+    logits = [lens.verbalizer(activations(), text) for lens in (adapted, plain)]
+    rebuilt = [lens.reconstructor(lens.words(text)) for lens in (adapted, plain)]
+    torch.testing.assert_close(*logits)
+    torch.testing.assert_close(*rebuilt)
+    for part in ("verbalizer", "reconstructor"):
+        own = {name for name, is_shared in shared(adapted, part).items() if not is_shared}
+        assert own
+        assert all("lora_" in name for name in own)
+
+
+def test_what_a_checkpoint_leaves_out_is_all_that_is_shared() -> None:
+    for options in ({}, {"verbalizer": FROZEN, "reconstructor": lora("own GPT-2")}):
+        lens = lens_of(**options)
+        kept = set(lens.state_dict()) - lens.unsaved_names()
+        learns = {name for name, p in lens.named_parameters() if p.requires_grad}
+        copies = {name for name in kept if name.startswith("reference.")}
+        assert kept - copies == learns | {"mean", "variance", "reference_step"}
+        assert {name.removeprefix("reference.") for name in copies} == learns
+
+
+def test_the_reference_is_a_copy_of_what_learns_and_shares_the_rest() -> None:
+    lens = moved(lens_of(verbalizer=lora("own GPT-2"), reconstructor=FROZEN))
+    lens.keep_reference()
+    for part in ("verbalizer", "reconstructor"):
+        pairs = zip(
+            getattr(lens, part).parameters(), lens.reference[part].parameters(), strict=True
+        )
+        for own, kept in pairs:
+            assert torch.equal(own, kept)
+            assert (own is kept) == (not own.requires_grad)
+
+
+def test_parameters_of_a_late_network_are_named_until_its_step() -> None:
+    lens = lens_of(verbalizer=BaseOptions(unfreeze_at=3))
+    network = [p for p in lens.verbalizer.network.parameters() if p.requires_grad]
+    for step in (0, 2):
+        assert {id(p) for p in lens.unready(step)} == {id(p) for p in network}
+    assert lens.unready(3) == []
+
+
+def test_fsdp_gives_each_block_frozen_parameters_of_its_own() -> None:
+    frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    blocks = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+    for block in blocks:  # held twice in each
+        block[0].weight = block[1].weight = frozen
+    separate_frozen(list(blocks))
+    assert blocks[0][0].weight is blocks[0][1].weight is frozen
+    assert blocks[1][0].weight is blocks[1][1].weight
+    assert blocks[1][0].weight is not frozen
+    assert torch.equal(blocks[1][0].weight, frozen)
+    assert not blocks[1][0].weight.requires_grad
+
+
+def test_options_survive_a_checkpoint() -> None:
+    stored_recipe = LitConsistencyLens.stored_recipe
+    options = LensOptions(num_prompt=2, verbalizer=lora("own GPT-2"))
+    recipe = stored_recipe({"lens_recipe": {"lens": asdict(options), "tokenizer": {}}})
+    assert LensOptions(**recipe["lens"]) == options
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BaseOptions(True, unfreeze_at=5), "each say what of a network learns; give one"),
+        (
+            lambda: BaseOptions(lora=LoraOptions(["q_proj"], base_dtype="bfloat16")),
+            "on the weights that the subject has: leave lora.base_dtype out",
+        ),
+        (lambda: LensOptions(num_words=0), "lens.num_words must be at least 1, got 0"),
+    ],
+)
+def test_impossible_options_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
 
 KEYS = torch.tensor([4, 5, 6])
 

@@ -7,46 +7,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from datamodules.tokenizers.text import byte_tokenizer
-from tests.causal_lm.folders import saved
+from tests.causal_lm.folders import saved_with_bytes
 from tests.distributed.lens_family import story_files
-from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
 SIZES = {"GPT2": {"n_positions": 64, "n_layer": 3}}
 LLAMA = {"num_hidden_layers": 3}
 # The shipped config of such a model, at a size for tests.
-QUICK = {
-    "model": {
-        "init_args": {
-            "lr_scheduler": {"init_args": {"restarts": [3], "warmup": 1}},
-            "subject": {"layer": 1},
-            "lens": {"num_words": 3},
-            "losses": {
-                "teacher_text": {"end": 3},
-                "teacher_reconstruction": {"end": 3},
-                "reconstruction": {"begin": 3},
-                "reference": {"begin": 3},
-                "effect": {"weight": 0.1, "begin": 4},
-            },
-            "temperature": {"begin": 3, "until": 6},
-        }
-    },
-    "data": {"init_args": {"global_batch_size": 8, "loader": {"num_workers": 0}}},
-    "trainer": {
-        "max_steps": 6,
-        "val_check_interval": 3,
-        "limit_val_batches": 1,
-        "limit_test_batches": 2,
-        "accelerator": "cpu",
-        "devices": 1,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    },
+MODEL = {
+    "lr_scheduler.restarts": [3],
+    "lr_scheduler.warmup": 1,
+    "subject.layer": 1,
+    "lens.num_words": 3,
+    "losses.teacher_text.end": 3,
+    "losses.teacher_reconstruction.end": 3,
+    "losses.reconstruction.begin": 3,
+    "losses.reference.begin": 3,
+    "losses.effect": "{weight: 0.1, begin: 4}",
+    "temperature": "{begin: 3, until: 6}",
 }
+TRAINER = {"max_steps": 6, "val_check_interval": 3, "limit_val_batches": 1, "limit_test_batches": 2}
+QUICK = [
+    *(f"--model.{name}={value}" for name, value in MODEL.items()),
+    *(f"--trainer.{name}={value}" for name, value in TRAINER.items()),
+    *("--data.global_batch_size=8", "--data.loader.num_workers=0"),
+    *("--trainer.accelerator=cpu", "--trainer.devices=1"),
+    *("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"),
+]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +57,8 @@ def test_a_model_of_transformers_passes_through_all_stages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model, store = tmp_path / "model", tmp_path / "store"
-    saved(model, kind, vocab_size=257, **SIZES.get(kind, LLAMA))
-    saved_tokenizer(byte_tokenizer(), model)
+    saved_with_bytes(model, kind, **SIZES.get(kind, LLAMA))
     story_files(tmp_path)
-    (tmp_path / "quick.yaml").write_text(yaml.safe_dump(QUICK))
 
     def done(*arguments: str) -> str:
         status, output = unisono(*arguments, f"--model.subject.path={model}")
@@ -84,7 +71,7 @@ def test_a_model_of_transformers_passes_through_all_stages(
         *[f"--data.predict_output={store}", "--data.context_length=48", "--model.subject.layer=1"],
         *["--data.loader.num_workers=0", "--trainer.accelerator=cpu"],
     )
-    quick = ["--config", f"consistency_lens/{config}.yaml", "--config", "quick.yaml", *options]
+    quick = ["--config", f"consistency_lens/{config}.yaml", *QUICK, *options]
     quick += ["--trainer.default_root_dir=run", f"--data.activations={store}"]
     done("fit", *quick)
     table = done("test", *quick, "--ckpt_path", "auto")

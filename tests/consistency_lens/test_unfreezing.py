@@ -1,4 +1,4 @@
-"""What stands still, what learns late and what learns at all: on one device and on two."""
+"""Steps of a lens: what stands still, what learns late, on one device and on two; their replay."""
 
 from functools import partial
 from pathlib import Path
@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import seed_everything
 from torch import Tensor
 
+from lit_models.commands.replay import replay_step
 from lit_models.consistency_lens.lens import LensOptions
+from lit_models.training.lineage import Start, find_step, verify_run
 from tests.consistency_lens.lens_runs import (
     FROZEN,
     JOBS,
@@ -18,11 +21,15 @@ from tests.consistency_lens.lens_runs import (
     UNFREEZE_AT,
     fit,
 )
+from tests.consistency_lens.small_lens import fitted, lens_module, story_data
 from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+]
 
 PARTS = ("verbalizer", "reconstructor")
 Weights = dict[int, dict[str, Tensor]]
@@ -136,3 +143,37 @@ def test_two_devices_learn_what_one_learns_and_agree(two: Path, stories: Path, n
         for f, n in ((two, name), (stories, f"alone {name}"))
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the run folder of a whole run, which learns together from step 2 on."""
+    folder = tmp_path_factory.mktemp("whole")
+    fitted(folder / "run", lens_module(), story_data(folder, micro_batch_size=8), max_steps=4)
+    return folder / "run"
+
+
+def test_the_ledger_of_a_lens_proves_its_steps(whole):
+    assert verify_run(whole).faults == []
+    lines = ledger_lines(whole)
+    assert [set(line["terms"]) for line in lines[1:3]] == [
+        {"teacher_text", "teacher_reconstruction"},
+        {"reconstruction", "reference"},
+    ]
+    # The first step together: the networks are their own reference.
+    assert lines[2]["terms"]["reference"] == pytest.approx(0, abs=1e-12)
+    assert lines[3]["terms"]["reference"] > 1e-8
+
+
+@pytest.mark.parametrize("step", [1, 3, 4])  # the third is the first together
+def test_a_step_of_a_lens_is_replayed(whole, step):
+    data = story_data(whole.parent)
+    found = find_step(whole, step)
+    values = {"max_epochs": 9, "max_steps": 4, "precision": "64-true"}
+    seed_everything(1, verbose=False)
+    result = replay_step(
+        found, Start(None, 0, []), lens_module(), data, whole, values, advance=True
+    )
+    assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
+    assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
+    assert len(result.samples) == 16

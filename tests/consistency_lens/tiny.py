@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from datamodules.activations.store import statistics_of
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import Network, PretrainedDecoder
+from lit_models.causal_lm.pretrained import Network
 from lit_models.consistency_lens.controls import Baselines, Case, EvaluationOptions
 from lit_models.consistency_lens.lens import (
     Explanation,
@@ -22,7 +22,7 @@ from lit_models.consistency_lens.lens import (
 )
 from lit_models.consistency_lens.loss import TeacherText
 from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
-from tests.causal_lm.folders import VOCAB, made
+from tests.causal_lm.folders import VOCAB, of_transformers
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
 OWN_GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
@@ -46,11 +46,6 @@ def own(**shape: Any) -> Decoder:
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
     return network
-
-
-def of_transformers(kind: str, **shape: Any) -> PretrainedDecoder:
-    model = made(kind, **shape)
-    return PretrainedDecoder(model, model.config.to_dict())
 
 
 NETWORKS = {
@@ -205,17 +200,14 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, moved=True, rare=0, **options):
+def case_of(batch=None, kind=Case, is_moved=True, rare=0, **options):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
     lens = Lens(small_subject(), Tokenizer(V), LensOptions(num_words=4))
     lens.eval()
     lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
-    if moved:  # else verbalizer and reconstructor are the subject
-        torch.manual_seed(1)
-        for parameter in lens.parameters():
-            if parameter.requires_grad:
-                parameter += 0.02 * torch.randn_like(parameter)
+    if is_moved:  # else verbalizer and reconstructor are the subject
+        moved(lens, 0.02)
     found = statistics()
     lens.mean.copy_(torch.from_numpy(found.mean))
     lens.variance.fill_(found.variance)
