@@ -77,9 +77,6 @@ class LoraLinear(nn.Module):
         narrow = F.linear(self.dropout(x.to(self.lora_A.dtype)), self.lora_A)  # [..., r]
         return output + (F.linear(narrow, self.lora_B) * self.scale).to(output.dtype)
 
-    def extra_repr(self) -> str:
-        return f"rank={len(self.lora_A)}, scale={self.scale:g}"
-
 
 def lora_recipe(
     network: nn.Module, options: LoraOptions, base: str | None = None

@@ -87,13 +87,20 @@ class _ChunkedNats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are due."""
         wants_rows, wants_weight = (keeps_graph and wanted for wanted in ctx.needs_input_grad[:2])
-        dtype = _product_dtype(rows, weight)
+        device = rows.device.type
+        dtype = torch.promote_types(rows.dtype, weight.dtype)  # of the products
+        if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+        row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
+        size = max(1, (CHUNK_BYTES if device == "cpu" else CHUNK_BYTES_ON_GPU) // row_bytes)
+        if device == "cpu":
+            size = min(size, CHUNK_ROWS_ON_CPU)
         total = rows.new_zeros((), dtype=_softmax_dtype(dtype))
         nats = rows.new_zeros(len(rows), dtype=_softmax_dtype(dtype))
         grad_rows = torch.empty_like(rows) if wants_rows else None
         grad_weight = torch.zeros_like(weight) if wants_weight and not len(rows) else None
-        with torch.autocast(rows.device.type, enabled=False):
-            head, size = weight.to(dtype), _chunk_size(weight)
+        with torch.autocast(device, enabled=False):
+            head = weight.to(dtype)
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
                 chunk, target = rows[part].to(dtype), targets[part].unsqueeze(1)
@@ -146,23 +153,8 @@ def _softmax(rows: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     return (largest - of_target) - rest, softmax
 
 
-def _product_dtype(rows: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the dtype of the products: that of autocast where it is on."""
-    kind = rows.device.type
-    if torch.is_autocast_enabled(kind) and rows.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return torch.promote_types(rows.dtype, weight.dtype)
-
-
 def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-def _chunk_size(weight: Tensor) -> int:
-    on_cpu = weight.device.type == "cpu"
-    row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
-    rows = max(1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_ON_GPU) // row_bytes)
-    return min(rows, CHUNK_ROWS_ON_CPU) if on_cpu else rows
 
 
 class Perplexity(SumCount):

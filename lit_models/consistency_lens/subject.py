@@ -125,7 +125,10 @@ class Subject(nn.Module):
         super().__init__()
         check_layer(layer, len(network.blocks()))
         self.network, self.layer = network.requires_grad_(False).eval(), layer
-        self.lower = lowest_blocks(network, layer + 1)
+        # A network of the lowest blocks alone: the very same blocks and parameters, not copies.
+        shared: list[Any] = [*network.parameters(), *network.blocks()]
+        self.lower = copy.deepcopy(network, {id(part): part for part in shared})
+        keep_layers(self.lower, layer + 1)
 
     @property
     def block(self) -> nn.Module:
@@ -281,14 +284,6 @@ def keep_layers(network: Network, num_layers: int) -> None:
         if isinstance(module, nn.ModuleList) and len(module) and module[0] is blocks[0]:
             del module[num_layers:]
     network.model.config.get_text_config().num_hidden_layers = num_layers
-
-
-def lowest_blocks(network: Network, num_layers: int) -> Network:
-    """Return a network of a network's lowest blocks: the very same blocks and parameters."""
-    shared: list[Any] = [*network.parameters(), *network.blocks()]
-    made = copy.deepcopy(network, {id(part): part for part in shared})  # these are not copied
-    keep_layers(made, num_layers)
-    return made
 
 
 def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:

@@ -452,19 +452,6 @@ def temperatures() -> Tensor:
     return torch.linspace(*ends.tolist(), NUM_TEMPERATURES, dtype=torch.float64).exp()
 
 
-def given_temperature(given: Mapping[str, float]) -> dict[str, float]:
-    """Return the temperature of each head, by default 1; ValueError for another head, or where it
-    is not above 0."""
-    for name, value in given.items():
-        if name not in TERMS:
-            raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
-        if not 0 < value < math.inf:
-            raise ValueError(
-                f"temperature.{name} must be a number above 0, got {value}; 1 changes nothing."
-            )
-    return {**dict.fromkeys(TERMS, 1.0), **given}
-
-
 @torch.no_grad()
 def nats_by_temperature(
     network: OccupationNetwork, memory: Memory, flat_logits: Tensor, batch: Mapping[str, Any]

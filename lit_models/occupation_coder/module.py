@@ -1,5 +1,6 @@
 """The occupation coder as a LightningModule. Batch: OccupationBatch."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -20,7 +21,6 @@ from lit_models.occupation_coder.decoding import (
     TemperatureSearch,
     answers,
     decode,
-    given_temperature,
     nats_by_temperature,
 )
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder, freeze_encoder
@@ -77,6 +77,9 @@ class LitOccupationCoder(ExactModule):
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
         init_from_part: `encoder` takes the encoder alone.
+
+    Raises:
+        ValueError: `temperature` names another head, or is not above 0.
     """
 
     monitor: ClassVar[str] = "val/f1"
@@ -110,7 +113,14 @@ class LitOccupationCoder(ExactModule):
         self.encoder_factory, self.decoder_factory = encoder, decoder
         self.loss, self.decoding = loss or OccupationLossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
-        self.first_temperature = given_temperature(temperature or {})
+        self.first_temperature = {**dict.fromkeys(TERMS, 1.0), **(temperature or {})}
+        for name, value in self.first_temperature.items():
+            if name not in TERMS:
+                raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"temperature.{name} must be a number above 0, got {value}; 1 changes nothing."
+                )
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known

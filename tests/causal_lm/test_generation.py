@@ -1,7 +1,6 @@
 """Generation, with a cache as without one; drawing a token; scores of continuations."""
 
 import json
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -100,15 +99,6 @@ def test_a_batch_neighbour_changes_nothing():
     assert shuffled == [together[i] for i in order]
 
 
-def test_a_prompt_and_a_seed_decide_the_text():
-    network, options = own_llama(), GenerationOptions(10, 1.0, seed=1)
-    assert completed(network, [[7]], options, [5]) == completed(network, [[7]], options, [5])
-    assert completed(network, [[7]], options, [5]) != completed(network, [[7]], options, [6])
-    assert completed(network, [[7]], options, [5]) != completed(
-        network, [[7]], replace(options, seed=2), [5]
-    )
-
-
 def test_a_compiled_network_is_not_compiled_for_each_length():
     network, options = own_llama(), GenerationOptions(5)
     expected = completed(network, PROMPTS, options)
@@ -118,12 +108,6 @@ def test_a_compiled_network_is_not_compiled_for_each_length():
 
     network.compile_blocks(backend)
     assert completed(network, PROMPTS, options) == expected
-
-
-def test_the_global_generators_are_not_touched():
-    network, before = own_llama(), torch.random.get_rng_state()
-    completed(network, PROMPTS, GenerationOptions(4, 1.0))
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_prompt_must_fit():

@@ -23,12 +23,17 @@ from lit_models.training.sharding import whole
 from tests.consistency_lens.small_lens import lens_module, story_data, trainer
 
 UNFREEZE_AT, STEPS = 4, 7
-LORA = BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2))
-LATE = BaseOptions(unfreeze_at=UNFREEZE_AT)
-FROZEN = BaseOptions(is_frozen=True)
+BASES = {
+    "late": BaseOptions(unfreeze_at=UNFREEZE_AT),
+    "lora": BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2)),
+    "frozen": BaseOptions(is_frozen=True),
+}
+OPTIONS = {
+    name: LensOptions(3, verbalizer=base, reconstructor=base) for name, base in BASES.items()
+}
 JOBS: dict[str, tuple[str, LensOptions]] = {
-    name + end: (strategy, LensOptions(3, verbalizer=base, reconstructor=base))
-    for name, base in (("late", LATE), ("lora", LORA), ("frozen", FROZEN))
+    name + end: (strategy, options)
+    for name, options in OPTIONS.items()
     for strategy, end in (("ddp", ""), ("fsdp", ", fsdp"))
 }
 

@@ -12,7 +12,6 @@ from datamodules import ActivationDataModule
 from datamodules.core.planned import LoaderOptions
 from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models import LitConsistencyLens
-from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
@@ -32,7 +31,6 @@ WARM = LensLosses(teacher_text=LossWeight(1.0), teacher_reconstruction=LossWeigh
 JOINT = LensLosses(reconstruction=LossWeight(1.0), effect=LossWeight(0.5), fluency=LossWeight(0.1))
 adamw = partial(torch.optim.AdamW, lr=0.01)
 PETS, PLACES = ["owl", "fox", "cat"], ["den", "hut", "inn", "bay"]
-SHAPE = {"max_positions": 32, "hidden_size": 16, "num_layers": 3, "num_heads": 2}
 
 
 def gpt2_folder(folder: Path, seed: int = 3) -> Path:
@@ -101,11 +99,5 @@ def data_of(folder, **options):
 
 
 def module_of(**options):
-    subject = SubjectOptions(layer=1, network=DecoderConfig(**SHAPE))
-    return lens_module(subject, LensLosses(reconstruction=LossWeight(1.0)), **options)
-
-
-def trainer_of(folder, callbacks=(), **options):
-    folder.mkdir(exist_ok=True)
-    options = {"max_epochs": 1, "num_sanity_val_steps": 0, **options}
-    return toy_trainer(folder, callbacks=[*default_callbacks(), *callbacks], **options)
+    """A lens without a warm start."""
+    return lens_module(losses=LensLosses(reconstruction=LossWeight(1.0)), **options)

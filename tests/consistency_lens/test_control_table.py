@@ -39,7 +39,7 @@ from lit_models.consistency_lens.tables import (
     rendered,
 )
 from lit_models.training.checkpoints import read_checkpoint
-from tests.consistency_lens.small_lens import data_of, module_of, stories, trainer_of
+from tests.consistency_lens.small_lens import data_of, module_of, stories, trainer
 from tests.consistency_lens.tiny import case_of
 
 pytestmark = [
@@ -237,8 +237,8 @@ def test_the_headline_is_what_the_token_mean_does_not_say(rows):
 def test_a_test_without_training_leaves_its_table_and_names_what_it_lacks(tmp_path, capsys):
     seed_everything(1)
     options = EvaluationOptions(num_draws=1, num_examples=0)
-    trainer = trainer_of(tmp_path / "run", limit_test_batches=1)
-    trainer.test(module_of(evaluation=options), data_of(tmp_path), verbose=False)
+    runs = trainer(tmp_path / "run", limit_test_batches=1)
+    runs.test(module_of(evaluation=options), data_of(tmp_path), verbose=False)
     out = capsys.readouterr().out
     content = json.loads((tmp_path / "run" / "controls.json").read_text())
     assert content["notes"] == [NO_REFERENCE, IS_RANDOM]
@@ -314,7 +314,7 @@ def test_examples_stand_at_even_distances():
 def test_a_test_leaves_a_page_sorted_by_error(tmp_path):
     seed_everything(1)
     module = module_of(evaluation=EvaluationOptions(num_draws=1, num_examples=5))
-    trainer_of(tmp_path / "run").test(module, data_of(tmp_path), verbose=False)
+    trainer(tmp_path / "run").test(module, data_of(tmp_path), verbose=False)
     found = Page((tmp_path / "run" / "examples.html").read_text("utf-8"))
     errors = [float(row[0]) for row in found.rows[1:]]
     assert len(errors) == 5
@@ -338,18 +338,18 @@ def trained(tmp_path_factory):
     """Return a folder of stories and a lens that has learnt two steps from a part of them."""
     folder = tmp_path_factory.mktemp("trained")
     seed_everything(1)
-    trainer = trainer_of(folder / "fit", max_steps=2, limit_val_batches=0)
-    trainer.fit(module_of(evaluation=OPTIONS), data_of(folder, tokenizer=BYTES, split=split(0)))
-    trainer.save_checkpoint(folder / "lens.ckpt")
+    runs = trainer(folder / "fit", max_steps=2, limit_val_batches=0)
+    runs.fit(module_of(evaluation=OPTIONS), data_of(folder, tokenizer=BYTES, split=split(0)))
+    runs.save_checkpoint(folder / "lens.ckpt")
     return folder
 
 
 def evaluated(folder, name, precision=64, **options):
     """Return the logged values and controls.json."""
-    trainer = trainer_of(folder / name, precision=precision)
+    runs = trainer(folder / name, precision=precision)
     module, path = module_of(evaluation=OPTIONS), folder / "lens.ckpt"
     data = data_of(folder, tokenizer=BYTES, **options)
-    [values] = trainer.test(module, data, ckpt_path=path, weights_only=True, verbose=False)
+    [values] = runs.test(module, data, ckpt_path=path, weights_only=True, verbose=False)
     return values, json.loads((folder / name / "controls.json").read_text())
 
 

@@ -13,7 +13,7 @@ from datamodules.tokenizers.text import (
     byte_tokenizer,
     word_tokenizer,
 )
-from tests.consistency_lens.small_lens import data_of, module_of, trainer_of
+from tests.consistency_lens.small_lens import data_of, module_of, trainer
 
 TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
 TOKENIZERS = {
@@ -55,7 +55,7 @@ def predicted(folder, name, **options):
     seed_everything(1)
     data = data_of(folder, predict_output=str(folder / f"{name}.jsonl"), **options)
     module = module_of()
-    trainer_of(folder / name).predict(module, data, return_predictions=False)
+    trainer(folder / name).predict(module, data, return_predictions=False)
     lines = (folder / f"{name}.jsonl").read_text("utf-8").splitlines()
     return module, data, [json.loads(line) for line in lines]
 

@@ -10,13 +10,10 @@ from lightning.pytorch import seed_everything
 from torch import Tensor
 
 from lit_models.commands.replay import replay_step
-from lit_models.consistency_lens.lens import LensOptions
 from lit_models.training.lineage import Start, find_step, verify_run
 from tests.consistency_lens.lens_runs import (
-    FROZEN,
     JOBS,
-    LATE,
-    LORA,
+    OPTIONS,
     STEPS,
     UNFREEZE_AT,
     fit,
@@ -32,6 +29,7 @@ pytestmark = [
 ]
 
 PARTS = ("verbalizer", "reconstructor")
+LATE = OPTIONS["late"]
 Weights = dict[int, dict[str, Tensor]]
 
 
@@ -63,15 +61,12 @@ def check_schedule(weights: Weights) -> None:
 def test_until_its_step_a_network_is_moved_by_nothing(
     stories: Path, optimizer: Any, request: pytest.FixtureRequest
 ) -> None:
-    lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
-    check_schedule(fit(stories / request.node.name, lens, optimizer=optimizer)[1])
+    check_schedule(fit(stories / request.node.name, LATE, optimizer=optimizer)[1])
 
 
 def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
-    late = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
-    frozen = LensOptions(3, verbalizer=FROZEN, reconstructor=FROZEN)
-    for name, lens in (("norm-late", late), ("norm-frozen", frozen)):
-        fit(stories / name, lens)
+    for name in ("late", "frozen"):
+        fit(stories / f"norm-{name}", OPTIONS[name])
     one, other = (ledger_lines(stories / n) for n in ("norm-late", "norm-frozen"))
     norms = [[line["grad_norm"] for line in lines] for lines in (one, other)]
     assert norms[0][:UNFREEZE_AT] == pytest.approx(norms[1][:UNFREEZE_AT], rel=1e-9)
@@ -79,29 +74,24 @@ def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
 
 
 def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories: Path) -> None:
-    lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
-    _, whole = fit(stories / "whole", lens)
-    fit(stories / "cut", lens, max_steps=UNFREEZE_AT - 1)
+    _, whole = fit(stories / "whole", LATE)
+    fit(stories / "cut", LATE, max_steps=UNFREEZE_AT - 1)
     last = str(stories / "cut" / "checkpoints" / "last.ckpt")
-    _, resumed = fit(stories / "cut", lens, ckpt_path=last)
+    _, resumed = fit(stories / "cut", LATE, ckpt_path=last)
     for name, weight in whole[STEPS].items():
         torch.testing.assert_close(resumed[STEPS][name], weight, rtol=1e-8, atol=1e-10)
 
 
 def test_accumulated_micro_batches_learn_as_late(stories: Path) -> None:
-    lens = LensOptions(3, verbalizer=LATE, reconstructor=LATE)
-    _, whole = fit(stories / "one batch", lens)
-    _, cut = fit(stories / "many", lens, data={"micro_batch_size": 2})
+    _, whole = fit(stories / "one batch", LATE)
+    _, cut = fit(stories / "many", LATE, data={"micro_batch_size": 2})
     for name, weight in whole[STEPS].items():
         torch.testing.assert_close(cut[STEPS][name], weight, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(("kind", "base"), [("frozen", FROZEN), ("lora", LORA)])
-def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(
-    stories: Path, kind: str, base: Any
-) -> None:
-    lens = LensOptions(3, verbalizer=base, reconstructor=base)
-    _, weights = fit(stories / kind, lens)
+@pytest.mark.parametrize("kind", ["frozen", "lora"])
+def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(stories: Path, kind: str) -> None:
+    _, weights = fit(stories / kind, OPTIONS[kind])
     saved = torch.load(stories / kind / "checkpoints" / "last.ckpt", weights_only=True)
     names = {name.removeprefix("lens.") for name in saved["state_dict"] if "lens." in name}
     assert names - {"mean", "variance", "reference_step"} == {n for n in names if _is_own(n)}

@@ -159,11 +159,6 @@ def schedule_of(run: Any) -> WarmupDecay:
     return run.trainer.lr_scheduler_configs[0].scheduler
 
 
-@pytest.mark.parametrize("name", EFFECTS)
-def test_an_option_of_one_run_has_its_effect(everything: SimpleNamespace, name: str) -> None:
-    assert EFFECTS[name](everything)
-
-
 def test_every_option_of_the_migration_page_is_tried_here() -> None:
     page = (Path(__file__).parents[2] / "lit_models/migration.md").read_text()
     table = page.partition("## `finetune.py`")[2].partition("| launch |")[0]
@@ -220,11 +215,10 @@ FURTHER_EFFECTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", FURTHER_EFFECTS)
-def test_an_option_of_data_and_trainer_has_its_effect(
-    untrained: SimpleNamespace, name: str
-) -> None:
-    assert FURTHER_EFFECTS[name](untrained)
+@pytest.mark.parametrize("name", [*EFFECTS, *FURTHER_EFFECTS])
+def test_an_option_has_its_effect(request: pytest.FixtureRequest, name: str) -> None:
+    run = request.getfixturevalue("everything" if name in EFFECTS else "untrained")
+    assert {**EFFECTS, **FURTHER_EFFECTS}[name](run)
 
 
 @pytest.fixture
