@@ -15,7 +15,7 @@ from lit_models.causal_lm.export import hugging_face_files
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network, network_from_config
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference, written
 from tests.causal_lm.test_finetune import trained
 from tests.toy import LitToy, ToyData, toy_trainer
@@ -79,10 +79,8 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     network = checkpoint(tmp_path / "a.ckpt", kind, has_lora)
-    done = export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    export(tmp_path / "a.ckpt", to=tmp_path / "model")
     (tmp_path / "a.ckpt").unlink()
-    assert done.reader == f'transformers: AutoModelForCausalLM.from_pretrained("{tmp_path}/model")'
-    assert done.files_needed == []
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
@@ -116,7 +114,7 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
 
 def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
     checkpoint(tmp_path / "a.ckpt", "own llama")
-    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    export(tmp_path / "a.ckpt", to=tmp_path / "model")
     told = json.loads((tmp_path / "model" / "unisono.json").read_text())
     assert told["class_path"] == "lit_models.LitCausalLM"
     assert told["source"] == {
@@ -134,8 +132,7 @@ def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "own llama"])
 def test_an_adapter_alone_is_what_its_base_lacks(kind, tmp_path):
     network = checkpoint(tmp_path / "a.ckpt", kind)
-    done = export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
-    assert done.reader == f'PEFT: PeftModel.from_pretrained(model, "{tmp_path}/lora")'
+    export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
     base = network_from_config(NETWORKS[kind])
     base.load_state_dict(network.state_dict(), strict=False)
     if kind.startswith("own"):
@@ -160,7 +157,7 @@ def test_an_adapter_alone_is_what_its_base_lacks(kind, tmp_path):
 def test_peft_computes_the_same(kind, tmp_path):
     peft = pytest.importorskip("peft", reason="extra: peft")
     network = checkpoint(tmp_path / "a.ckpt", kind)
-    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
+    export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
     base = network_from_config(NETWORKS[kind])
     base.load_state_dict(network.state_dict(), strict=False)
     theirs, ids = peft.PeftModel.from_pretrained(base.model, tmp_path / "lora"), torch.arange(12)
@@ -172,7 +169,7 @@ def test_peft_computes_the_same(kind, tmp_path):
 def test_queries_keys_and_values_of_an_own_gpt2_are_no_layers_of_peft(tmp_path):
     checkpoint(tmp_path / "a.ckpt", "own gpt2")
     with pytest.raises(ValueError, match="PEFT has no place for these adapters; leave --adapter"):
-        export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
+        export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
 
 
 def test_the_command_says_who_reads_what_it_wrote(tmp_path, unisono):
@@ -181,10 +178,11 @@ def test_the_command_says_who_reads_what_it_wrote(tmp_path, unisono):
     assert status == 0, output
     assert f'transformers: AutoModelForCausalLM.from_pretrained("{tmp_path}/model")' in output
     assert f'LitCausalLM.from_exported("{tmp_path}/model")' in output
+    assert "needs" not in output
     options = [f"--to={tmp_path / 'lora'}", "--adapter=true"]
     status, output = unisono("export", str(tmp_path / "a.ckpt"), *options)
     assert status == 0, output
-    assert "PEFT: PeftModel" in output
+    assert f'PEFT: PeftModel.from_pretrained(model, "{tmp_path}/lora")' in output
     assert "from_exported" not in output
 
 
@@ -192,7 +190,7 @@ def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
     from transformers import AutoModelForCausalLM
 
     checkpoint(tmp_path / "a.ckpt", "llama", base_dtype="bfloat16")
-    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    export(tmp_path / "a.ckpt", to=tmp_path / "model")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert {p.dtype for p in theirs.parameters()} == {torch.float32}
 
@@ -200,22 +198,22 @@ def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
 def test_only_an_export_is_ever_replaced(tmp_path):
     checkpoint(tmp_path / "a.ckpt", "gpt2")
     model, path = tmp_path / "model", tmp_path / "a.ckpt"
-    export_checkpoint(path, model)
-    export_checkpoint(path, model, overwrite=True, adapter=True)  # its files are others
+    export(path, to=model)
+    export(path, to=model, overwrite=True, adapter=True)  # its files are others
     assert not (model / "model.safetensors").exists()
-    export_checkpoint(path, model, overwrite=True)
+    export(path, to=model, overwrite=True)
     before = (model / "model.safetensors").read_bytes()
     for file in model.iterdir():  # as if transformers had written it
         if file.name not in ("config.json", "model.safetensors"):
             file.unlink()
     with pytest.raises(ValueError, match=r"other files \(config.json, model.safetensors\) and is"):
-        export_checkpoint(path, model, overwrite=True)
+        export(path, to=model, overwrite=True)
     assert (model / "model.safetensors").read_bytes() == before
 
 
 def test_a_damaged_folder_is_named(tmp_path):
     checkpoint(tmp_path / "a.ckpt", "own gpt2")
-    export_checkpoint(tmp_path / "a.ckpt", tmp_path / "model")
+    export(tmp_path / "a.ckpt", to=tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -226,11 +224,11 @@ def test_a_damaged_folder_is_named(tmp_path):
 def test_an_adapter_that_is_not_there_is_refused(tmp_path):
     checkpoint(tmp_path / "a.ckpt", "own gpt2", has_lora=False)
     with pytest.raises(ValueError, match="was trained without LoRA and has no adapter"):
-        export_checkpoint(tmp_path / "a.ckpt", tmp_path / "lora", adapter=True)
+        export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
     toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(LitToy(), ToyData())
     toy = tmp_path / "checkpoints" / "last.ckpt"
     with pytest.raises(ValueError, match="a LitToy has no adapters; leave --adapter out"):
-        export_checkpoint(toy, tmp_path / "lora", class_path="tests.toy.LitToy", adapter=True)
+        export(toy, to=tmp_path / "lora", class_path="tests.toy.LitToy", adapter=True)
     assert not (tmp_path / "lora").exists()
 
 

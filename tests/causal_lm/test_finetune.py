@@ -25,7 +25,7 @@ from lit_models.causal_lm.adapters import (
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.training import ExactDropout, default_callbacks
 from tests.causal_lm.folders import made, packed_logits, saved
 from tests.causal_lm.tiny import SMALL, trained_on_blocks
@@ -275,9 +275,7 @@ def test_a_run_with_adapters_is_resumed_and_reloaded(base, tmp_path):
 
 def test_an_export_is_a_base_without_adapters(base, tmp_path):
     tuned = fit(tmp_path / "tuned", init_from=str(base), lora=LORA).eval()
-    export_checkpoint(
-        last(tmp_path / "tuned"), tmp_path / "model", class_path="lit_models.LitCausalLM"
-    )
+    export(last(tmp_path / "tuned"), to=tmp_path / "model", class_path="lit_models.LitCausalLM")
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     places = (torch.arange(5)[None], torch.zeros_like(ids))
     exported = LitCausalLM.from_exported(tmp_path / "model").to(torch.float64)

@@ -19,7 +19,7 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig, check_isolation
 from lit_models.cli import changes
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint, write_folder
 from lit_models.training.ledger import Ledger
@@ -240,7 +240,7 @@ def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
     written = run(home / "run", model())
     write_shards(read_checkpoint(written), home / "shards.ckpt")
-    export_checkpoint(written, home / "exported", class_path="lit_models.LitCausalLM")
+    export(written, to=home / "exported", class_path="lit_models.LitCausalLM")
     return {"file": written, "shards": home / "shards.ckpt", "export": home / "exported"}
 
 
@@ -315,7 +315,7 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoints(
         assert len(output.splitlines()) <= 24
     status, output = unisono(*evaluate, *lora)
     assert status == 0, output
-    export_checkpoint(Path("run/checkpoints/last.ckpt"), Path("export"))
+    export(Path("run/checkpoints/last.ckpt"), to=Path("export"))
     status, output = unisono("validate", *DATA_OPTIONS, "--ckpt_path=export", *lora)
     assert status == 0, output
     assert "has no effect beside this checkpoint" in output

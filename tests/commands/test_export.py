@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lit_models import LitOccupationCoder
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.training.checkpoints import AVERAGED, load_part, read_checkpoint
 from lit_models.training.export import (
     Layout,
@@ -66,7 +66,7 @@ def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
 
 def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "any").touch()
-    export_checkpoint(toy_checkpoint, tmp_path / "toy", class_path=TOY)
+    export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     for name in ("model.safetensors", "config.json"):
         modes = {path.stat().st_mode for path in (tmp_path / "toy" / name, tmp_path / "any")}
         assert len(modes) == 1, name
@@ -81,7 +81,7 @@ def test_a_run_starts_from_an_exported_folder(
 ) -> None:
     from tests.wrong_inputs import FIT
 
-    export_checkpoint(coder_checkpoint, tmp_path / "coder")
+    export(coder_checkpoint, to=tmp_path / "coder")
     shutil.copy(folder_with_run / "train.csv", tmp_path)
     monkeypatch.chdir(tmp_path)
     options = ["--model.init_from=coder", "--trainer.max_steps=1", "--model.optimizer.lr=0.0"]
@@ -94,8 +94,8 @@ def test_a_run_starts_from_an_exported_folder(
 
 def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"does not name its class; give it with --class_path"):
-        export_checkpoint(toy_checkpoint, tmp_path / "toy")
-    export_checkpoint(toy_checkpoint, tmp_path / "toy", class_path=TOY)
+        export(toy_checkpoint, to=tmp_path / "toy")
+    export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     exported = LitToy.from_exported(tmp_path / "toy")
     loaded = LitToy.load_from_checkpoint(toy_checkpoint).eval()
     data = ToyData()
@@ -112,13 +112,15 @@ def test_averaged_weights_are_exported_by_default(toy_checkpoint: Path, tmp_path
     content[AVERAGED] = {name: torch.full_like(content["state_dict"][name], 0.25)}
     path = tmp_path / "averaged.ckpt"
     torch.save(content, path)
-    assert export_checkpoint(path, tmp_path / "a", class_path=TOY).weights == "averaged"
+    export(path, to=tmp_path / "a", class_path=TOY)
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["weights"] == "averaged"
     assert load_file(tmp_path / "a" / "model.safetensors")[name].eq(0.25).all()
-    assert export_checkpoint(path, tmp_path / "b", "last", TOY).weights == "last"
+    export(path, to=tmp_path / "b", weights="last", class_path=TOY)
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["weights"] == "last"
     stored = load_file(tmp_path / "b" / "model.safetensors")
     assert torch.equal(stored[name], content["state_dict"][name])
     with pytest.raises(ValueError, match=r"holds no averaged weights.*--weights=last"):
-        export_checkpoint(toy_checkpoint, tmp_path / "c", "averaged", TOY)
+        export(toy_checkpoint, to=tmp_path / "c", weights="averaged", class_path=TOY)
 
 
 def test_tied_and_strided_tensors_come_back(tmp_path: Path) -> None:
@@ -150,17 +152,17 @@ def test_a_folder_is_replaced_only_when_asked_and_only_an_export(
 ) -> None:
     target = tmp_path / "toy"
     target.mkdir()
-    export_checkpoint(toy_checkpoint, target, class_path=TOY)  # an empty folder may be there
+    export(toy_checkpoint, to=target, class_path=TOY)  # an empty folder may be there
     before = (target / "config.json").read_bytes()
     with pytest.raises(ValueError, match=r"holds an export already.*--overwrite=true"):
-        export_checkpoint(toy_checkpoint, target, class_path=TOY)
+        export(toy_checkpoint, to=target, class_path=TOY)
     assert (target / "config.json").read_bytes() == before
-    export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
+    export(toy_checkpoint, to=target, class_path=TOY, overwrite=True)
     (target / "mine.txt").write_text("x")
     with pytest.raises(ValueError, match=r"other files \(mine.txt\) and is never replaced"):
-        export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
+        export(toy_checkpoint, to=target, class_path=TOY, overwrite=True)
     with pytest.raises(ValueError, match=r"is a file; name a folder"):
-        export_checkpoint(toy_checkpoint, target / "mine.txt", class_path=TOY)
+        export(toy_checkpoint, to=target / "mine.txt", class_path=TOY)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
 
 
@@ -168,14 +170,14 @@ def test_a_failure_keeps_the_export_that_was_there(
     toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "toy"
-    export_checkpoint(toy_checkpoint, target, class_path=TOY)
+    export(toy_checkpoint, to=target, class_path=TOY)
 
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("lit_models.training.export.save_file", full)
     with pytest.raises(OSError, match="could not be written: .*No space left.*--to"):
-        export_checkpoint(toy_checkpoint, target, class_path=TOY, overwrite=True)
+        export(toy_checkpoint, to=target, class_path=TOY, overwrite=True)
     assert LitToy.from_exported(target)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
 
@@ -201,7 +203,7 @@ def test_a_failure_keeps_the_export_that_was_there(
 def test_a_damaged_folder_is_named(
     toy_checkpoint: Path, tmp_path: Path, name: str, harm: Callable | None, message: str
 ) -> None:
-    export_checkpoint(toy_checkpoint, tmp_path / "toy", class_path=TOY)
+    export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     file = tmp_path / "toy" / name
     if harm is None:
         file.unlink()

@@ -8,7 +8,7 @@ import torch
 
 from datamodules.text.prompts import prompt_tokens
 from lit_models import LitConsistencyLens
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from tests.consistency_lens.small_lens import (
@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
     subject = SubjectOptions(path=str(gpt2_folder(folder / "gpt2")), layer=1)
     data = story_data(folder, tokenizer=None)
     path = fitted(folder / "run", lens_module(subject), data, max_steps=3, precision=32)
-    export_checkpoint(path, folder / "lens", class_path=CLASS)
+    export(path, to=folder / "lens", class_path=CLASS)
     return folder
 
 

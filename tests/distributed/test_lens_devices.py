@@ -9,7 +9,7 @@ import torch
 
 from datamodules.activations.store import ActivationStore
 from lit_models import LitConsistencyLens
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from lit_models.training.lineage import verify_run
 from tests.distributed.launch import run
@@ -105,7 +105,7 @@ def test_the_reference_is_the_networks_of_the_step_at_which_it_is_kept(runs):
 def test_shards_of_a_lens_are_exported_as_the_file_of_one_device(runs, tmp_path):
     modules = []
     for name in ("one", "shards"):
-        export_checkpoint(last(runs / name), tmp_path / name, class_path=CLASS)
+        export(last(runs / name), to=tmp_path / name, class_path=CLASS)
         modules.append(LitConsistencyLens.from_exported(tmp_path / name).state_dict())
     averaged = read_checkpoint(last(runs / "one"))[AVERAGED]
     assert averaged

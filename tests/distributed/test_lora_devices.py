@@ -8,7 +8,7 @@ import torch
 
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitCausalLM
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from tests.causal_lm.test_export import GPT2, LLAMA, logits
 from tests.distributed.families import write_documents
 from tests.distributed.launch import run
@@ -78,7 +78,7 @@ def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[0][-1] < losses[0][0]
 
-    export_checkpoint(path, tmp_path / "model")
+    export(path, to=tmp_path / "model")
     trained = LitCausalLM.load_from_checkpoint(path).eval()
     ids = AutoTokenizer.from_pretrained(tmp_path / "model")("the old baker", return_tensors="pt")
     with torch.no_grad():

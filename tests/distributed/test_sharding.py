@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
 from tests.distributed.test_matrix import assert_same, facts, run_jobs, weights
@@ -172,6 +172,6 @@ def test_shards_of_two_steps_are_never_mixed(copy):
 def test_an_export_of_shards_is_that_of_the_file(runs, tmp_path):
     content = {}
     for name in ("sharded", "shards"):
-        export_checkpoint(last(runs / name), tmp_path / name, class_path=LIT_TIED)
+        export(last(runs / name), to=tmp_path / name, class_path=LIT_TIED)
         content[name] = read_exported(tmp_path / name)["state_dict"]
     torch.testing.assert_close(content["shards"], content["sharded"], rtol=0, atol=0)

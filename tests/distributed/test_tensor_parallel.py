@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_models import LitCausalLM
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.training.lineage import verify_run
 from tests.distributed.families import text_files
 from tests.distributed.jobs import STEPS, run_job
@@ -133,7 +133,7 @@ def test_throughput_counts_the_samples_of_a_group_once(runs):
 
 def test_shards_of_split_layers_are_exported_whole(runs, tmp_path):
     last = runs / "pair half" / "checkpoints" / "last.ckpt"
-    export_checkpoint(last, tmp_path / "exported", class_path="lit_models.LitCausalLM")
+    export(last, to=tmp_path / "exported", class_path="lit_models.LitCausalLM")
     exported = LitCausalLM.from_exported(tmp_path / "exported").state_dict()
     expected = weights(runs / "half")
     assert exported.keys() == expected.keys()

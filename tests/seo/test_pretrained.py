@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from datamodules.text.encoding import TextEncoding
 from lit_models import LitRanker, LitRetriever
 from lit_models.causal_lm.adapters import LoraOptions
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.seo.encoders import PretrainedEncoder
 from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.seo_retriever import adamw, retriever
@@ -90,7 +90,7 @@ def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tm
     expected = module.eval().rank("salt", texts)
     loaded = LitRanker.load_from_checkpoint(path).eval()
     assert torch.equal(loaded.rank("salt", texts), expected)
-    export_checkpoint(path, tmp_path / "out", class_path="lit_models.LitRanker")
+    export(path, to=tmp_path / "out", class_path="lit_models.LitRanker")
     (folder / "bert").rename(folder / "gone")  # neither needs the folder again
     try:
         assert torch.equal(LitRanker.from_exported(tmp_path / "out").rank("salt", texts), expected)

@@ -11,7 +11,7 @@ from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.collection import CollectionRequest, QuerySplit
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.seo.networks import RankingLoss
 from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
@@ -222,7 +222,7 @@ def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
 
 def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):
     path = trained / "checkpoints" / "last.ckpt"
-    export_checkpoint(path, tmp_path / "ranker", class_path="lit_models.LitRanker")
+    export(path, to=tmp_path / "ranker", class_path="lit_models.LitRanker")
     exported = LitRanker.from_exported(tmp_path / "ranker")
     loaded = LitRanker.load_from_checkpoint(path).eval()
     assert exported.loss == RankingLoss("lambda")

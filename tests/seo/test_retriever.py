@@ -19,7 +19,7 @@ from datamodules.search.queries import read_run
 from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.seo.metrics import shown_systems
 from lit_models.seo.retriever import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import adamw, retriever
@@ -110,9 +110,9 @@ def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
 def test_an_exported_folder_encodes_alike(
     retriever_run: Path, trained: LitRetriever, tmp_path: Path
 ) -> None:
-    export_checkpoint(
+    export(
         retriever_run / "checkpoints/last.ckpt",
-        tmp_path / "out",
+        to=tmp_path / "out",
         class_path="lit_models.LitRetriever",
     )
     exported = LitRetriever.from_exported(tmp_path / "out").double()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_models import LitTextScorer
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.seo.networks import HeadOptions, pooled_chunks
 from tests.distributed.seo_family import HEADS, SMALL_ENCODER, adamw, scored_texts, text_scorer
 from tests.toy import toy_trainer
@@ -121,7 +121,7 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     shares = [sum(row["trade"] == t for row in rows) for t in ("baker", "smith", "weaver")]
     assert found["test/baseline_trade_accuracy"] == pytest.approx(max(shares) / sum(shares))
     checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    export_checkpoint(checkpoint, tmp_path / "exported", class_path="lit_models.LitTextScorer")
+    export(checkpoint, to=tmp_path / "exported", class_path="lit_models.LitTextScorer")
     exported = LitTextScorer.from_exported(tmp_path / "exported").double()
     batch = batch_of(data.datasets["test"], range(8))
     for name, outputs in module.eval()(batch).items():

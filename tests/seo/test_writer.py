@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_models.causal_lm.generation import GenerationOptions
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training import ErrorTable, Ledger
 from tests.seo.pages import pages_of, predict, write_pages, writer
@@ -79,7 +79,7 @@ def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
 
 def test_an_exported_folder_writes_the_same(trained, tmp_path):
     folder, _, module = trained
-    export_checkpoint(folder / "a.ckpt", tmp_path / "model", class_path=NAME)
+    export(folder / "a.ckpt", to=tmp_path / "model", class_path=NAME)
     loaded = LitSnippetWriter.from_exported(tmp_path / "model")
     assert loaded.target == "title"
     data = pages_of(str(folder / "pages.jsonl"))

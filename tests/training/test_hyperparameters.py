@@ -16,7 +16,7 @@ import yaml
 import datamodules
 import lit_models
 from lit_models import LitCausalLM, LitOccupationCoder
-from lit_models.commands.export import export_checkpoint
+from lit_models.commands.export import export
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from tests.wrong_inputs import FIT, ONE_DEVICE
 
@@ -57,7 +57,7 @@ def planted(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path / "here")
     Path("mine.py").write_text(MINE)
     Path("mine.yaml").write_text("class_path: mine.Schedule\n")
-    export_checkpoint(Path("runs/mine/checkpoints/last.ckpt"), Path("exported"))
+    export(Path("runs/mine/checkpoints/last.ckpt"), to=Path("exported"))
     return tmp_path / "here"
 
 
