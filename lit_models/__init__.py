@@ -15,16 +15,7 @@ _HOME = {
     "LitTextScorer": "lit_models.seo.scorer",
 }
 
-__all__ = [
-    "LitCausalLM",
-    "LitConsistencyLens",
-    "LitOccupationCoder",
-    "LitRanker",
-    "LitRetriever",
-    "LitSnippetWriter",
-    "LitSubject",
-    "LitTextScorer",
-]
+__all__ = sorted(_HOME)
 
 
 def late_names(package: str, homes: dict[str, str] = _HOME) -> Callable[[str], Any]:

@@ -16,6 +16,7 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from pydoc import locate
@@ -37,6 +38,7 @@ from lit_models.errors import (
     OneScreenErrors,
     UsageError,
     say,
+    say_first,
     screen,
     usage_errors,
 )
@@ -44,13 +46,12 @@ from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.checkpoints import (
     checkpoint_to_use,
-    is_sharded,
     newest_checkpoint,
     read_checkpoint,
 )
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan
-from lit_models.training.export import START_ONLY, is_exported
+from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import Ledger, ledger_of
@@ -114,29 +115,47 @@ class UnisonoParser(OneScreenErrors, LightningArgumentParser):
     """The parser whose errors name the nearest option."""
 
 
+@dataclass
+class Options:
+    """Options of a run beside those of its model, data and trainer.
+
+    Args:
+        test_after_fit: Test the best checkpoint after fit.
+        trust_checkpoint: Import whatever a checkpoint or an exported folder names as a class.
+        exactness: What is equal on any number of devices: gradients but for rounding, or all bits.
+        exact_dropout: Key dropout masks by sample: the same on any number of devices.
+    """
+
+    test_after_fit: bool = False
+    trust_checkpoint: bool = False
+    exactness: Literal["gradient", "bitwise"] = "gradient"
+    exact_dropout: bool = False
+
+
 class UnisonoCLI(LightningCLI):
     """Runs one verb in one run folder; the checkpoint's values lie below all given ones.
 
     Args:
         argv: the verb and its options, config files found already.
         choice: the run folder and the checkpoint.
-        parser_class: of the command line.
     """
 
-    def __init__(
-        self, argv: list[str], choice: Run, parser_class: type[UnisonoParser] = UnisonoParser
-    ) -> None:
+    def __init__(self, argv: list[str], choice: Run) -> None:
         self.argv, self.choice = argv, choice
         self.verdict: rules.Verdict | None = None
         trust = config_files.given_value(argv, TRUST) is True
         self.classes = StoredClasses(trust, config_files.given_words(argv))
-        self.checkpoint_model = model_values(choice.ckpt_path, self.classes)
+        self.checkpoint_model: dict[str, Any] = {}
+        self.resumed_step: int | None = None
+        if choice.ckpt_path is not None:
+            found = stored_values(choice.ckpt_path, self.classes)
+            self.checkpoint_model, self.resumed_step = found
         config_files.read_in_parsers()
         super().__init__(
             LightningModule,
             LightningDataModule,
             save_config_callback=RunConfig,
-            parser_class=parser_class,
+            parser_class=UnisonoParser,
             seed_everything_default=0,  # a random one would differ between ranks of torchrun
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -157,27 +176,7 @@ class UnisonoCLI(LightningCLI):
         return {verb: LightningCLI.subcommands()[verb]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--test_after_fit", type=bool, default=False, help="Test the best checkpoint after fit."
-        )
-        parser.add_argument(
-            f"--{TRUST}",
-            type=bool,
-            default=False,
-            help="Import whatever a checkpoint or an exported folder names as a class.",
-        )
-        parser.add_argument(
-            "--exactness",
-            type=Literal["gradient", "bitwise"],
-            default="gradient",
-            help="What is equal on any number of devices: gradients but for rounding, or all bits.",
-        )
-        parser.add_argument(
-            "--exact_dropout",
-            type=bool,
-            default=False,
-            help="Key dropout masks by sample: the same on any number of devices.",
-        )
+        parser.add_class_arguments(Options)
         self.verb_parser = parser
         if self.checkpoint_model:
             parser.set_defaults({"model": self.checkpoint_model})
@@ -193,16 +192,39 @@ class UnisonoCLI(LightningCLI):
             self.config = parser.parse_args(self.argv)
 
     def _parse_ckpt_path(self) -> None:
-        """Replaces Lightning's, in which the checkpoint's values win over explicit ones."""
-        path = self.choice.ckpt_path
+        """Says what differs from the checkpoint; in Lightning's its values win over explicit ones.
+
+        Raises:
+            UsageError: the checkpoint is another class's, or an evaluation asks for another value
+                of an option that its class names as `settled_options`.
+        """
+        path, config, model = self.choice.ckpt_path, self.options.model, self.checkpoint_model
         if path is None:
             return
-        with usage_errors():
-            lines = differences(
-                self.checkpoint_model, self.options.model, path, self.argv[0] != "fit"
+        trained = model.get("class_path")
+        if trained and config.class_path.rpartition(".")[2] != trained.rpartition(".")[2]:
+            raise UsageError(
+                f"{path} is a checkpoint of {trained}, but --model is {config.class_path}. Take a "
+                "checkpoint of that class, or leave --model out."
             )
-        for line in lines if is_first_process() else ():
-            say(line)
+        then, now = model.get("init_args", {}), config.init_args.as_dict()
+        settled = settled_options(config.class_path) if self.argv[0] != "fit" else {}
+        changed = list(changes(then, now))
+        refused = [change for change in changed if change[0].split(".")[0] in settled]
+        if refused:
+            both = "; ".join(
+                f"model.{name} {old} there and {new} here" for name, old, new in refused
+            )
+            raise UsageError(
+                f"an evaluation computes what the weights of {path} were trained for, and other "
+                f"values have no effect: {both}. Leave them out to take the checkpoint's."
+            )
+        for name, old, new in changed:
+            say_first(f"model.{name}: the checkpoint has {old}, this run uses {new}")
+        # An export, or the checkpoint of a script, does not name them; it knows them all the same.
+        for name, default in settled.items():
+            if name not in then and name in now and not _are_same(now[name], default):
+                say_first(f"model.{name}: {now[name]} has no effect beside this checkpoint")
 
     def before_instantiate_classes(self) -> None:
         config = self.options
@@ -213,7 +235,7 @@ class UnisonoCLI(LightningCLI):
             options = getattr(logger, "init_args", None)
             if options is not None and options.get("save_dir") == ".":  # the default of W&B's
                 options.save_dir = self.choice.folder
-        limit = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(self.argv[0])
+        limit = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(self.subcommand)
         if limit is not None and config.trainer[limit] == 0:
             raise UsageError(
                 f"trainer.{limit} is 0, so that `{self.argv[0]}` has nothing to evaluate; give "
@@ -228,12 +250,24 @@ class UnisonoCLI(LightningCLI):
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
                 "newest checkpoint of this run"
             )
-        for line in self.verdict.warnings if is_first_process() else ():
-            say(screen(line, "warning"))
+        for line in self.verdict.warnings:
+            say_first(screen(line, "warning"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given, verdict = self.config_init[self.subcommand].trainer, self.verdict
         assert verdict is not None
+        is_fit, strategy = self.subcommand == "fit", given.strategy
+        settings = rules.settings_of(self.options)
+        with usage_errors():  # what `trainer.strategy: auto` becomes, and why
+            chosen = choose_strategy(settings, verdict, self.model, is_fit, given.precision)
+            if is_fit and self.options.exactness == "bitwise":
+                name = settings.strategy if chosen is None else chosen[0]
+                bitwise.check_run(name, given.precision, verdict.world_size)
+        if chosen is not None:
+            strategy, reason = chosen
+            say_first(reason)
+        if isinstance(strategy, str):
+            kwargs["strategy"] = replicated(strategy) or strategy
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         own: list[Callback] = [
@@ -244,16 +278,11 @@ class UnisonoCLI(LightningCLI):
         # Before the rehearsal of the default ones: the real dropout.
         first: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
         own += [BitwiseSum()] if self.options.exactness == "bitwise" else []
-        chosen = self._chosen_strategy(verdict)
-        strategy = given.strategy if chosen is None else chosen
-        if isinstance(strategy, str):
-            kwargs["strategy"] = replicated(strategy) or strategy
         missing = missing_kinds([*first, *self._default_callbacks(), *own], callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
-            step = resumed_step(self.choice.ckpt_path)
-            defaults = default_loggers(self.choice.folder, step)
+            defaults = default_loggers(self.choice.folder, self.resumed_step if is_fit else None)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         if not any(isinstance(callback, ModelSummary) for callback in callbacks):
@@ -272,9 +301,9 @@ class UnisonoCLI(LightningCLI):
         is_planned = isinstance(data, PlannedDataModule)
         left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger, Preemption)
         left_out += () if is_planned else (Rehearsal, PredictionWriter, ErrorTable)
-        if is_first_process() and not (is_exact or (is_planned and self.subcommand != "fit")):
+        if not (is_exact or (is_planned and self.subcommand != "fit")):
             written = "" if is_planned else ", and no predictions are written"
-            say(
+            say_first(
                 screen(
                     f"{type(module).__name__} on {type(data).__name__} is plain Lightning: there "
                     "is no ledger, losses and metrics may change with the number of devices"
@@ -283,21 +312,6 @@ class UnisonoCLI(LightningCLI):
                 )
             )
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
-
-    def _chosen_strategy(self, verdict: rules.Verdict) -> str | None:
-        """Returns what `trainer.strategy: auto` becomes, and prints why; None where it stays."""
-        config, is_training = self.options, self.subcommand == "fit"
-        settings, precision = rules.settings_of(config), config.trainer.precision
-        with usage_errors():
-            chosen = choose_strategy(settings, verdict, self.model, is_training, precision)
-            if is_training and config.exactness == "bitwise":
-                name = settings.strategy if chosen is None else chosen[0]
-                bitwise.check_run(name, precision, verdict.world_size)
-        if chosen is None:
-            return None
-        if is_first_process():
-            say(chosen[1])
-        return chosen[0]
 
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested at the end."""
@@ -341,10 +355,9 @@ class UnisonoCLI(LightningCLI):
         names = sorted(found, key=lambda name: name.rpartition("/")[2] != watched)
         verb = "test" if self.subcommand == "fit" else self.subcommand
         is_shown = verb in getattr(self.model, "tables_of", ())
-        if found and verbose and not is_shown and is_first_process():
-            width = max(map(len, names))
+        if verbose and not is_shown:
             for name in names:
-                say(f"{name:<{width}}  {figure(found[name])}")
+                say_first(f"{name:<{max(map(len, names))}}  {figure(found[name])}")
         return found
 
     def predict(self, **kwargs: Any) -> None:
@@ -394,30 +407,6 @@ def values_of(argv: list[str]) -> dict[str, Any]:
     return yaml.safe_load(printed.getvalue())
 
 
-def with_help_classes(argv: list[str]) -> list[str]:
-    """Returns the arguments with --KEY.help=CLASS for --KEY.help, the class that this command line
-    takes; and --help for --help=all.
-
-    Raises:
-        UsageError: the key has no class.
-    """
-    out = ["--help" if word == "--help=all" else word for word in argv]
-    for place, word in enumerate(out):
-        if not word.startswith("--") or not word.endswith(".help"):
-            continue
-        key = word.removeprefix("--").removesuffix(".help")
-        node: Any = values_of([w for w in out if w != word])
-        for part in key.split("."):
-            node = node.get("init_args", node).get(part) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or "class_path" not in node:
-            raise UsageError(
-                f"{word}: no class is named there. Name one, {word}=CLASS, or see what the key is "
-                f"with --{key.split('.')[0]}.help."
-            )
-        out[place] = f"{word}={node['class_path']}"
-    return out
-
-
 def brief_help(argv: list[str]) -> str:
     """Returns a verb's help on one screen: the keys that are changed most, and their values."""
     verb = argv[0]
@@ -434,15 +423,27 @@ def brief_help(argv: list[str]) -> str:
         value = values[key] if len(values[key]) < 19 else f"{values[key][:17]}…"
         lines.append(f"  --{key:<26} {value:<18}  {words}"[:COLUMNS])
     more = (
-        "All keys with their values: --print_config. What they mean: --model.help,\n"
-        "--data.help, --model.optimizer.help and so on; of the trainer: --help=all.\n"
+        "All keys with their values: --print_config. What they mean: --help=all,\n"
+        f"--model.help={values.get('model.class_path', 'CLASS')},\n"
+        f"--data.help={values.get('data.class_path', 'CLASS')}\n"
         "Shipped configs: `unisono --help`. From other programs: lit_models/migration.md."
     )
     return "\n".join([*lines, "", more])
 
 
 class ParsedCLI(UnisonoCLI):
-    """Parses a command line as its run does, and does nothing with it."""
+    """Parses a command line as its run does, and does nothing with it; arguments as of
+    `parsed_options`."""
+
+    def __init__(self, argv: list[str], is_stage: bool) -> None:
+        self.is_stage = is_stage
+        super().__init__(argv, Run("runs"))
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        if self.is_stage:
+            self.config = parser.parse_args(self.argv)
+        else:
+            super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
         """Look at nothing of this machine: the run has another one."""
@@ -457,26 +458,12 @@ class ParsedCLI(UnisonoCLI):
         """Train nothing."""
 
 
-class _ParsedStage(ParsedCLI):
-    """The same for a stage whose beginning an earlier one has still to write."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(self.argv)
-
-
-class _DataParser(UnisonoParser):
-    def add_lightning_class_args(self, *args: Any, **kwargs: Any) -> list[str]:
-        required = kwargs.pop("required", True) and "model" not in args
-        return super().add_lightning_class_args(*args, required=required, **kwargs)
-
-
-def parsed_options(argv: list[str], needs_model: bool = True, is_stage: bool = False) -> Any:
+def parsed_options(argv: list[str], is_stage: bool = False) -> Any:
     """Returns the parsed options of a verb, as its run would have them; runs nothing.
 
     Args:
         argv: the verb and its options, as typed.
-        needs_model: a config without a module is refused.
-        is_stage: weights to start from may still be missing.
+        is_stage: weights to start from may still be missing, which an earlier stage writes.
 
     Raises:
         UsageError: a config cannot be read, or a start from weights that are not there.
@@ -484,14 +471,13 @@ def parsed_options(argv: list[str], needs_model: bool = True, is_stage: bool = F
     """
     with usage_errors():
         argv = [argv[0], *config_files.expand_configs(argv[1:])]
-    kind = _ParsedStage if is_stage else ParsedCLI
-    return kind(argv, Run("runs"), UnisonoParser if needs_model else _DataParser).options
+    return ParsedCLI(argv, is_stage).options
 
 
-def parsed(run_options: list[str], needs_model: bool = True) -> dict[str, Any]:
+def parsed(run_options: list[str]) -> dict[str, Any]:
     """Returns the config that `unisono fit` would run with these options, in plain values; raises
     as `parsed_options`."""
-    config: dict[str, Any] = _plain(parsed_options(["fit", *run_options], needs_model))
+    config: dict[str, Any] = _plain(parsed_options(["fit", *run_options]))
     return config
 
 
@@ -529,36 +515,26 @@ def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
     return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
 
 
-def model_values(ckpt_path: str | None, classes: StoredClasses) -> dict[str, Any]:
-    """Returns the `model` key that a checkpoint was made with, or {} where it does not say.
+def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], int | None]:
+    """Returns the `model` key that a checkpoint was made with, {} where it does not say, and its
+    optimizer steps.
 
     Args:
-        ckpt_path: a file, or an exported folder; `None` gives {}.
+        path: of a checkpoint or an exported folder.
         classes: those that it may name.
 
     Raises:
         FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
-    if ckpt_path is None or not (
-        Path(ckpt_path).is_file() or is_sharded(ckpt_path) or is_exported(ckpt_path)
-    ):
-        return {}
-    content = read_checkpoint(ckpt_path, mmap=True, classes=classes)
-    values = dict(content.get("hyper_parameters", {}))
+    content = read_checkpoint(path, mmap=True, classes=classes)
+    values, step = dict(content.get("hyper_parameters", {})), content.get("global_step")
     class_path = values.pop("_class_path", None)
     values.pop("_instantiator", None)
     if class_path is None:
-        return {}
-    classes.check(ckpt_path, class_path, values)
+        return {}, step
+    classes.check(path, class_path, values)
     kept = {k: v for k, v in values.items() if k not in START_ONLY}
-    return {"class_path": class_path, "init_args": kept}
-
-
-def resumed_step(ckpt_path: str | None) -> int | None:
-    """Returns the optimizer steps that a checkpoint holds, or `None` without one."""
-    if ckpt_path is None or not (Path(ckpt_path).is_file() or is_sharded(ckpt_path)):
-        return None
-    return int(read_checkpoint(ckpt_path, mmap=True).get("global_step", 0))
+    return {"class_path": class_path, "init_args": kept}, step
 
 
 def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
@@ -588,10 +564,9 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     if init_from is None:
         return {}
     try:
-        read_checkpoint(init_from, mmap=True, classes=classes)
+        model, _ = stored_values(init_from, classes)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"model.init_from: {error}") from error
-    model = model_values(init_from, classes)
     networks = {
         name: value
         for name, value in model.get("init_args", {}).items()
@@ -599,46 +574,6 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     }
     kept = {name: value for name, value in networks.items() if part in (None, name)}
     return {**model, "init_args": kept} if kept else {}
-
-
-def differences(
-    model: dict[str, Any], config: Any, ckpt_path: str, is_evaluation: bool
-) -> list[str]:
-    """Returns a line for each value of the run that differs from the checkpoint's.
-
-    Args:
-        model: as model_values returns it.
-        config: the parsed `model` key, a namespace with class_path and init_args.
-        ckpt_path: for the message.
-        is_evaluation: the options that the class names as `settled_options` are then the
-            checkpoint's, whatever the run says.
-
-    Raises:
-        ValueError: the checkpoint is another class's, or an evaluation asks for another value of
-            a settled option.
-    """
-    trained = model.get("class_path")
-    if trained and config.class_path.rpartition(".")[2] != trained.rpartition(".")[2]:
-        raise ValueError(
-            f"{ckpt_path} is a checkpoint of {trained}, but --model is {config.class_path}. Take a "
-            "checkpoint of that class, or leave --model out."
-        )
-    then, now = model.get("init_args", {}), config.init_args.as_dict()
-    settled = settled_options(config.class_path) if is_evaluation else {}
-    changed = list(changes(then, now))
-    refused = [change for change in changed if change[0].split(".")[0] in settled]
-    if refused:
-        both = "; ".join(f"model.{name} {old} there and {new} here" for name, old, new in refused)
-        raise ValueError(
-            f"an evaluation computes what the weights of {ckpt_path} were trained for, and other "
-            f"values have no effect: {both}. Leave them out to take the checkpoint's."
-        )
-    lines = [f"model.{n}: the checkpoint has {old}, this run uses {new}" for n, old, new in changed]
-    # An export, or the checkpoint of a script, does not name them; it knows them all the same.
-    for name, default in settled.items():
-        if name not in then and name in now and not _are_same(now[name], default):
-            lines.append(f"model.{name}: {now[name]} has no effect beside this checkpoint")
-    return lines
 
 
 def settled_options(class_path: str) -> dict[str, Any]:
@@ -694,7 +629,7 @@ def launch(argv: list[str]) -> int:
             return 0
         names = [word.partition("=")[0] for word in argv]
         if any(name.endswith((".help", "--help", "--print_config")) for name in names):
-            UnisonoCLI(with_help_classes(argv), Run("runs"))
+            UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], Run("runs"))
             return 0
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         rules.complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
@@ -705,8 +640,8 @@ def launch(argv: list[str]) -> int:
         run = locked(choose) if verb == "fit" and is_first_process() else choose()
     silence_noise(verb)
     try:
-        if run.notice and is_first_process():
-            say(run.notice)
+        if run.notice:
+            say_first(run.notice)
         check_writable(Path(run.folder))
         passed_on = forward_signals()
         ledger = ledger_of(UnisonoCLI(argv, run).trainer)
@@ -796,8 +731,6 @@ def silence_noise(verb: str = "fit") -> None:
     moved = ("The dirpath has changed from ",) if verb != "fit" else ()  # it writes no checkpoints
     for text in (*NOISE, *moved):
         warnings.filterwarnings("ignore", message=re.escape(text))
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_noise)
-
-
-def _is_no_noise(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(NOISE)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: not record.getMessage().startswith(NOISE)
+    )

@@ -23,7 +23,6 @@ LOCAL_RANK = ("--local-rank", "--local_rank")  # of launchers that set the varia
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
 ROOT = "trainer.default_root_dir"
-MOST_VALUES = 100_000  # in a YAML text, each alias counted with all that it stands for
 
 
 class RefusedYaml(yaml.MarkedYAMLError):
@@ -31,13 +30,19 @@ class RefusedYaml(yaml.MarkedYAMLError):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Reads plain values; refuses a key that stands twice and aliases that multiply."""
+    """Reads plain values; refuses a key that stands twice in a mapping."""
 
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None:
-            _num_values(node, {})
-        return node
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in lines:
+                    problem = (
+                        f"the key `{key.value}` stands twice, first in line {lines[key.value]}"
+                    )
+                    raise RefusedYaml(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
 
 # As in YAML 1.2: 1e-3 is a number, and a date is the text that was written.
@@ -50,39 +55,6 @@ StrictLoader.add_implicit_resolver(
     re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
-
-
-def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Returns how many values a node holds, aliases counted with all that they stand for.
-
-    Args:
-        node: of a YAML text.
-        known: id of a node -> its number, so that each is looked at once.
-
-    Raises:
-        RefusedYaml: too many, a value that holds itself, or a key that stands twice in a mapping.
-    """
-    if id(node) in known:
-        if known[id(node)] == 0:
-            raise RefusedYaml(problem="a value holds itself", problem_mark=node.start_mark)
-        return known[id(node)]
-    known[id(node)] = 0
-    inner = node.value if isinstance(node, yaml.CollectionNode) else []
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in lines and key.value != "<<":
-                    first = f"first in line {lines[key.value]}"
-                    problem = f"the key `{key.value}` stands twice, {first}"
-                    raise RefusedYaml(problem=problem, problem_mark=key.start_mark)
-                lines[key.value] = key.start_mark.line + 1
-        inner = [value for _, value in node.value]
-    known[id(node)] = 1 + sum(_num_values(value, known) for value in inner)
-    if known[id(node)] > MOST_VALUES:
-        problem = f"more than {MOST_VALUES:,} values, each alias counted with all it stands for"
-        raise RefusedYaml(problem=problem, problem_mark=node.start_mark)
-    return known[id(node)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,8 +70,7 @@ def load_yaml(text: str, place: str) -> Any:
         place: a file or an option, for messages.
 
     Raises:
-        ValueError: not YAML, a key that stands twice in one mapping, or more or deeper values than
-            any config has.
+        ValueError: not YAML, nested too deep, or a key that stands twice in one mapping.
     """
     try:
         return copy.deepcopy(_value_of(text))
@@ -394,14 +365,12 @@ def find_own_classes(argv: list[str]) -> None:
         argv: a command's options, as typed.
     """
     here = Path.cwd()
-    words = {value for _, value in options(argv) if value}
     with contextlib.suppress(ValueError):  # of a config, which is read again and refused then
-        words |= given_words(argv)
-    for word in words:
-        top = word.partition(".")[0]
-        is_path = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", word)
-        if is_path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
-            sys.path += [str(here)] * (str(here) not in sys.path)
+        for word in given_words(argv):
+            top = word.partition(".")[0]
+            is_path = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", word)
+            if is_path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+                sys.path += [str(here)] * (str(here) not in sys.path)
 
 
 def places_of(argv: list[str], text: str) -> list[str]:

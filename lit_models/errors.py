@@ -91,6 +91,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def say_first(line: str) -> None:
+    """Prints a line to the user, of all processes of a run once."""
+    if is_first_process():
+        say(line)
+
+
 def run_guarded(run: Callable[[], Any]) -> int:
     """Runs a command and returns its exit status; an error is one screen on stderr.
 

@@ -4,9 +4,7 @@ import inspect
 import json
 import os
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -79,12 +77,7 @@ MISTAKES = [
     (["--target-cols", "a", "b"], "Here: --data.columns.codes=.*lit_models/migration.md"),
     (["num_gpus_train=4"], "`num_gpus_train` is no option. Here: --trainer.devices=4"),
     (["--get_multi_gpu_status"], "Here: from lit_models.training import status"),
-    (["--trainer.max_epochs.help"], "no class is named there.*CLASS"),
 ]
-
-BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1]\n" + "".join(
-    f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 6)}]\n" for i in range(40)
-)
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES, ids=lambda value: str(value)[:40])
@@ -116,7 +109,6 @@ def _found(pattern: str, output: str) -> bool:
         ("data:\n  - {a: 1,\n    a: 2}", "bad.yaml:3: .*key `a` stands twice, first in line 2"),
         ("a: " + "[" * 100_000, "bad.yaml: .*brackets are nested too deep"),
         ("a: " + "9" * 10_000, "bad.yaml: .*limit.*for integer"),
-        (BOMB, "bad.yaml:7: .*more than 100,000 values, each alias counted"),
         ("model: sub.yaml\n", "model: line:1: .*the key `a` stands twice, first in line 1"),
     ],
 )
@@ -135,20 +127,6 @@ def test_an_unknown_command_names_the_nearest(unisono: Unisono) -> None:
     status, output = unisono("fitt")
     assert status == 2
     assert "Did you mean fit?" in output
-
-
-def test_help_is_fast_and_imports_no_lightning() -> None:
-    begin = time.monotonic()
-    code = (
-        "import sys; sys.argv = ['unisono', '--help']\n"
-        "from lit_models.__main__ import main\nmain()\n"
-        "assert not {'lightning', 'torch', 'jsonargparse'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "verify" in done.stdout
-    assert "occupation_coder/debug.yaml" in done.stdout
-    assert time.monotonic() - begin < 2
 
 
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}])
@@ -177,13 +155,15 @@ def test_a_command_s_help_is_one_screen_with_the_values_of_its_config(
     assert sum(line.startswith("  --") for line in lines) == 14  # a toy has no files
 
 
-def test_help_on_a_key_is_that_of_the_class_that_this_config_takes(
-    unisono: Unisono, toy_config: Path
-) -> None:
-    for key, words in (("model", "A small network on every"), ("model.optimizer", "torch.optim.A")):
-        status, output = unisono("fit", "--config", "toy.yaml", f"--{key}.help")
-        assert status == 0
-        assert words in output
+def test_help_on_a_key_is_that_of_its_class(unisono: Unisono, toy_config: Path) -> None:
+    status, output = unisono("fit", "--config", "toy.yaml", "--help")
+    for option, words in (
+        ("--model.help=tests.toy.LitToy", "A small network on every"),
+        ("--data.help=tests.toy.ToyData", "--data.num_samples"),
+    ):
+        assert option in output
+        status, meaning = unisono("fit", "--config", "toy.yaml", option)
+        assert (status, words in meaning) == (0, True), meaning
     assert "--help=all" not in unisono("fit", "--config", "toy.yaml", "--help=all")[1]
 
 
@@ -295,25 +275,15 @@ def test_a_script_is_told_that_a_module_needs_a_plan(tmp_path: Path) -> None:
         toy_trainer(tmp_path).fit(LitToy(), BoringDataModule())
 
 
-def test_a_shipped_config_is_found_from_any_folder(unisono: Unisono, toy_config: Path) -> None:
-    status, output = unisono(
-        "fit", "--config", "toy.yaml", "--config", "hardware/ddp.yaml", "--print_config"
-    )
-    assert status == 0, output
-    assert "strategy: ddp" in output
-
-
-def test_several_configs_merge_and_the_command_line_wins(
+def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(
     unisono: Unisono, toy_config: Path
 ) -> None:
     Path("more.yaml").write_text("data: {init_args: {num_samples: 9}}\ntrainer: {max_epochs: 7}\n")
-    status, output = unisono(
-        "fit", "--config", "toy.yaml", "--config", "more.yaml", "--trainer.max_epochs=4",
-        "--print_config",
-    )  # fmt: skip
+    configs = ["--config=toy.yaml", "--config=more.yaml", "--config=hardware/ddp.yaml"]
+    status, output = unisono("fit", *configs, "--trainer.max_epochs=4", "--print_config")
     assert status == 0, output
-    assert "num_samples: 9" in output
-    assert "max_epochs: 4" in output
+    for value in ("strategy: ddp", "num_samples: 9", "max_epochs: 4"):
+        assert value in output
 
 
 def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(
@@ -322,6 +292,7 @@ def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(
     assert unisono("fit", "--config", "toy.yaml")[0] == 0
     status, output = unisono("fit", "--config", "toy.yaml")
     assert status == 0, output
+    assert re.search(r"^epoch 1/1 .* loss [\d.]+  val/loss [\d.]+ ", output, re.M)
     assert "runs/toy holds a run already: this one writes to runs/toy-2" in output
     assert Path("runs/toy-2/ledger.jsonl").exists()
     files = {p.name for p in Path("runs/toy").iterdir()}
@@ -351,13 +322,18 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(
 
 
 def test_evaluation_takes_the_model_from_the_checkpoint(unisono: Unisono, toy_config: Path) -> None:
-    assert unisono("fit", "--config", "toy.yaml", "--model.optimizer.lr=0.03")[0] == 0
+    options = ["--trainer.max_epochs=2", "--model.optimizer.lr=0.03"]
+    assert unisono("fit", "--config", "toy.yaml", *options)[0] == 0
+    records = Path("runs/toy/metrics.csv")
+    steps = [line.partition(",")[0] for line in records.read_text().splitlines()]
     status, output = unisono(
-        "test", "--data=tests.toy.ToyData", "--ckpt_path=runs/toy/checkpoints/best.ckpt",
+        "test", "--data=tests.toy.ToyData", "--ckpt_path=runs/toy/checkpoints/previous.ckpt",
         "--trainer.devices=1", "--trainer.accelerator=cpu",
     )  # fmt: skip
     assert status == 0, output
     assert "test/loss" in output
+    after = [line.partition(",")[0] for line in records.read_text().splitlines()]
+    assert after[: len(steps)] == steps  # those behind its checkpoint, too
     assert "lr: 0.03" in Path("runs/toy/config-test.yaml").read_text()
 
 
@@ -379,11 +355,6 @@ def test_a_start_that_fails_leaves_no_config(unisono: Unisono, toy_config: Path)
     status, _ = unisono("fit", "--config", "toy.yaml", "--model.init_from=absent.ckpt")
     assert status != 0
     assert not Path("runs/toy/config.yaml").exists()
-
-
-def test_a_progress_line_has_the_latest_validation(unisono: Unisono, toy_config: Path) -> None:
-    output = unisono("fit", "--config", "toy.yaml")[1]
-    assert re.search(r"^epoch 1/1 .* loss [\d.]+  val/loss [\d.]+ ", output, re.M)
 
 
 def test_auto_without_a_run_starts_fresh_for_fit_and_is_refused_for_test(

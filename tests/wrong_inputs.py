@@ -78,3 +78,12 @@ def contents(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
+
+
+def error_of(output: str) -> str:
+    """The error in an output, on one line: a screen of 24 lines of 80 columns, no traceback."""
+    shown = output[max(output.find("error: "), 0) :]
+    assert "Traceback" not in output
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+    return " ".join(shown.split())

@@ -164,7 +164,6 @@ def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = N
 
     Raises:
         ValueError: a name, a value or a reference is wrong.
-        FileNotFoundError: a config does not exist.
     """
     if not stages:
         raise ValueError(
@@ -238,11 +237,6 @@ def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
     if is_trainer != bool(stage.config):
         rule = "needs a config" if is_trainer else "takes no config; leave it out"
         raise ValueError(f"{place}: {stage.verb} {rule}.")
-    for name in stage.config:
-        try:
-            find_config(name)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{place}: {error}") from error
     if stage.devices is not None and not is_trainer:
         raise ValueError(f"{place}: {stage.verb} runs on no devices; leave devices out.")
     for option in stage.options:

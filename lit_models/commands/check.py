@@ -6,7 +6,7 @@ def check(run_options: list[str] | None = None) -> int:
 
     Args:
         run_options: those of `unisono fit`, such as --config and --data.train_files=mine.csv; a
-            module is not needed, but a pretrained one brings the tokenizer that counts.
+            pretrained model brings the tokenizer that counts.
 
     Returns:
         1 where a row breaks a rule, else 0.
@@ -19,14 +19,14 @@ def check(run_options: list[str] | None = None) -> int:
     from lit_models.cli import built_part, parsed
     from lit_models.training.exact import ExactModule
 
-    config = parsed(run_options or [], needs_model=False)
+    config = parsed(run_options or [])
     module = built_part(config, "data", LightningDataModule)
     if not hasattr(module, "audit"):
         raise ValueError(
             f"`unisono check` asks a datamodule for its audit, and {type(module).__name__} has "
             "none; give a config of one of Unisono's, or write the method."
         )
-    if config.get("model") and isinstance(module, PlannedDataModule):
+    if isinstance(module, PlannedDataModule):
         model = built_part(config, "model", LightningModule)
         module.model = model.model_facts() if isinstance(model, ExactModule) else module.model
     audit = module.audit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -232,14 +233,12 @@ def submit(
     if not found:
         return 0
     LOGS.mkdir(exist_ok=True)
-    number, place = 1, Path("jobs", name)
-    while True:  # the first of jobs/NAME, jobs/NAME-2, … in which no other script is overwritten
+    for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
+        place = Path("jobs", name if number == 1 else f"{name}-{number}")
         texts = {file: one.text(place / file, lines) for file, one in found.items()}
         there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.sh")}
         if not there or there == texts:
             break
-        number += 1
-        place = Path("jobs", f"{name}-{number}")
     place.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         (place / file).write_text(text, encoding="utf-8")
@@ -252,8 +251,8 @@ def submit(
             print(f"submit it  job=$({command.replace('JOB', '$job')})")
         return 0
     numbers = submit_all(jobs)
-    for path, number in zip(jobs, numbers, strict=True):
-        print(f"submitted  job {number}: {path.stem}, logs {LOGS}/train_{number}.out, .err")
+    for path, job in zip(jobs, numbers, strict=True):
+        print(f"submitted  job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err")
     if not is_chain and verb == "fit":
         root = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
         root = root or given_option(options, ROOT) or ""

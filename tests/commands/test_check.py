@@ -10,6 +10,8 @@ from lit_models.commands import run_command
 from lit_models.commands.check import check as check_command
 from tests.text_corpora import saved_tokenizer
 
+ANY_MODEL = "--model=lightning.pytorch.demos.boring_classes.BoringModel"
+
 
 def check(data: dict) -> int:
     """Check the data of a config, with options beside its class as the command line has them."""
@@ -17,7 +19,7 @@ def check(data: dict) -> int:
     options = {name: value for name, value in data.items() if name not in spec}
     words = {k: v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
     return check_command(
-        [f"--data={json.dumps(spec)}", *(f"--data.{k}={v}" for k, v in words.items())]
+        [ANY_MODEL, f"--data={json.dumps(spec)}", *(f"--data.{k}={v}" for k, v in words.items())]
     )
 
 
@@ -134,7 +136,7 @@ def test_data_without_an_audit_or_without_a_class_are_refused():
 def test_a_command_without_data_says_what_it_lacks(capsys):
     with pytest.raises(SystemExit):
         check_command([])
-    assert "required: fit.data; give the" in capsys.readouterr().err
+    assert "required: fit.data, fit.model; give the" in capsys.readouterr().err
 
 
 def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys):
@@ -142,12 +144,14 @@ def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys)
     text.write_text("A hen sat on a mat. " * 20)
     rows.write_text('{"prompt": "Hen?", "completion": " Yes."}\n{"prompt": "x"}\n')
     options = ["--data.tokenizer.kind=bpe", "--data.tokenizer.vocab_size=262"]
-    argv = ["--data.class_path=datamodules.TextDataModule", f"--data.train_files={text}", *options]
+    argv = [ANY_MODEL, "--data.class_path=datamodules.TextDataModule", *options]
+    argv.append(f"--data.train_files={text}")
     assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
     shown = capsys.readouterr().out
     assert "262 tokens" in shown  # both options of the group arrive
     assert "validation" in shown
-    argv = ["--data.class_path=datamodules.InstructionDataModule", f"--data.train_files={rows}"]
+    argv = [ANY_MODEL, "--data.class_path=datamodules.InstructionDataModule"]
+    argv.append(f"--data.train_files={rows}")
     assert run_command("check", argv) == 1
     shown = capsys.readouterr().out
     assert "1 bad rows (keys 1)" in shown

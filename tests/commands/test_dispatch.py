@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.__main__ import tell_where_it_crashes
-from lit_models.commands import arguments_of, command_files, run_command, summaries
+from lit_models.commands import arguments_of, command_files, summaries
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[2]
@@ -84,15 +83,6 @@ def test_a_mistyped_option_of_a_command_names_the_nearest(unisono: Unisono) -> N
     status, output = unisono("verify", "--rn=runs/x")
     assert status == 2
     assert "no option `--rn`. Did you mean --run?" in output
-
-
-def test_the_exit_status_is_what_the_command_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import lit_models.commands.verify as verify
-
-    monkeypatch.setattr(verify, "verify", lambda: 3)
-    assert run_command("verify", []) == 3
 
 
 def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
@@ -196,22 +186,15 @@ def test_there_may_be_no_standard_error() -> None:
     assert "usage: unisono" in done.stdout
 
 
-def test_who_wants_no_stacks_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import faulthandler; from lit_models.__main__ import tell_where_it_crashes; "
-        "tell_where_it_crashes(); print(faulthandler.is_enabled())"
-    )
-    for value, expected in (("", "False"), ("1", "True")):
-        monkeypatch.setenv("PYTHONFAULTHANDLER", value)
-        told = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
-        assert told.strip() == expected
-
-
-def test_processes_of_a_run_inherit_what_prints_their_crashes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")  # so that it is put back, whatever it was
-    monkeypatch.delenv("PYTHONFAULTHANDLER")
-    tell_where_it_crashes()
+@pytest.mark.parametrize("value", ["", "1"])
+def test_who_wants_no_stacks_gets_none_and_processes_of_a_run_are_told(value: str) -> None:
     asked = "import faulthandler; print(faulthandler.is_enabled())"
-    assert subprocess.check_output([sys.executable, "-c", asked], text=True).strip() == "True"
+    code = (
+        "import subprocess, sys; from lit_models.__main__ import tell_where_it_crashes; "
+        f"tell_where_it_crashes(); {asked}; sys.stdout.flush(); "
+        f"subprocess.run([sys.executable, '-c', {asked!r}])"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONFAULTHANDLER"}
+    environ |= {} if value else {"PYTHONFAULTHANDLER": ""}
+    told = subprocess.check_output([sys.executable, "-c", code], text=True, env=environ)
+    assert told.split() == [str(bool(value))] * 2

@@ -152,6 +152,7 @@ def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) 
     assert content["faults"] == {"values of the batch": [20], "gradient of model.0": []}
     assert content["loss"] == "nan"
     assert "not finite values of the batch; sample 20" in " ".join(output.split())
+    assert "left out" in output  # the final weights know nothing of it
 
 
 def test_a_nan_weight_is_found_in_all_samples(run: Path, replayed) -> None:
@@ -265,17 +266,6 @@ def test_a_damaged_checkpoint_is_passed_over(run: Path, replayed) -> None:
     content, output = replayed(run, 8)
     assert content["checkpoint"] is None
     assert "passed over: previous.ckpt" in output
-
-
-def test_a_step_that_was_left_out_is_told(tmp_path, monkeypatch, replayed):
-    options = ["--trainer.callbacks+=lit_models.training.NonFinite"]
-    options += ["--trainer.callbacks.policy=skip"]
-    with pytest.warns(match="step 4: loss or gradient is not finite.*skip"):
-        run = fit(tmp_path, "--data.nan_sample=3", "--trainer.max_steps=8", *options)
-    monkeypatch.chdir(tmp_path)
-    found, output = replayed(run, 4, status=1)
-    assert "left out" in output
-    assert found["faults"]["values of the batch"] == [3]
 
 
 def test_a_checkpoint_of_discarded_steps_is_no_start(tmp_path, monkeypatch, replayed):

@@ -1,24 +1,128 @@
 """Reports in headless Chromium: no errors, curves drawn, readable at any width, light and dark."""
 
+import json
 import math
+import os
+import re
+import shutil
+import subprocess
+from html import escape, unescape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_models.commands.report import report
-from tests.commands import browser
 from tests.commands.run_folders import run_folder
 
 pytestmark = pytest.mark.slow
 WIDTHS = (400, 1280)
 CONTRAST, SMALLEST = 4.5, 11.0  # of text: WCAG 2, level AA; pixels
 LONG = tuple((1, 300 * n, 300 * (n + 1)) for n in range(3))
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+PACKAGE = "chromium"
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         "--no-first-run", "--disable-extensions", "--enable-logging=stderr",
+         "--virtual-time-budget=5000")  # fmt: skip
+DARK = "--blink-settings=preferredColorScheme=0"
+# Looks at the page inside each frame: the browser's own window is never as narrow as a telephone.
+LOOK = """
+const parse = text => text.match(/[\\d.]+/g).map(Number);
+const light = rgb => { const [r, g, b] = rgb.slice(0, 3).map(v => (v /= 255) <= 0.04045
+  ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const solid = text => { const c = parse(text); return c.length < 4 || c[3] === 1; };
+function look(frame) {
+  const page = frame.contentDocument, root = page.documentElement, view = frame.contentWindow;
+  const style = element => view.getComputedStyle(element);
+  const behind = element => { while (element && !solid(style(element).backgroundColor))
+    element = element.parentElement;
+    return element ? style(element).backgroundColor : "rgb(0,0,0)"; };
+  page.querySelectorAll("details").forEach(d => { d.open = true; });
+  let contrast = 99, size = 99, worst = "";
+  for (const element of page.body.querySelectorAll("*")) {
+    const has = [...element.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!has || !element.getClientRects().length) continue;
+    const [a, b] = [style(element).color, behind(element)].map(c => light(parse(c)));
+    const found = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    size = Math.min(size, parseFloat(style(element).fontSize));
+    if (found < contrast) { contrast = found; worst = element.outerHTML.slice(0, 80); }
+  }
+  const ink = canvas => new Set(new Uint32Array(canvas.getContext("2d").getImageData(0, 0,
+    canvas.width, canvas.height).data.buffer)).size;
+  return {
+    width: root.clientWidth, needed: root.scrollWidth, contrast, worst, size,
+    background: style(page.body).backgroundColor,
+    columns: style(page.querySelector("main")).gridTemplateColumns.split(" ").length,
+    headings: [...page.querySelectorAll("h1, h2, h3")].map(h => +h.tagName[1]),
+    curves: [...page.querySelectorAll(".plot")].map(plot => ({
+      colours: ink(plot.querySelector("canvas")),
+      legend: plot.querySelector(".u-legend").textContent,
+      width: plot.querySelector("canvas").getBoundingClientRect().width})),
+  };
+}
+"""
+
+
+def install() -> str | None:
+    """Install Chromium unless it is there; return why it cannot be had, else None."""
+    if any(map(shutil.which, NAMES)):
+        return None
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return "Chromium is not installed, and this is no root of a Debian"
+    if subprocess.run(["apt-get", "update", "-qq"], capture_output=True).returncode:
+        return "apt-get update cannot fetch"
+    fetch = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", PACKAGE]
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    only = subprocess.run([*fetch, "--download-only"], env=environ, capture_output=True, text=True)
+    if only.returncode:
+        return f"apt-get cannot fetch {PACKAGE}: {only.stderr.strip()[-200:]}"
+    subprocess.run(fetch, env=environ, check=True, capture_output=True)
+    return None
+
+
+def look_at(
+    page: str, folder: Path, widths: tuple[int, ...], is_dark: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what a browser sees of a page at each width, and what it wrote to its console.
+
+    Args:
+        page: HTML.
+        folder: where to put what the browser needs.
+        widths: in pixels.
+        is_dark: whether the reader prefers dark.
+
+    Raises:
+        RuntimeError: the browser gives no answer.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    frames = "".join(
+        f'<iframe srcdoc="{escape(page)}" style="border:0;width:{width}px;height:900px"></iframe>'
+        for width in widths
+    )
+    script = f"""{LOOK}
+addEventListener("load", () => {{
+  const found = [...document.querySelectorAll("iframe")].map(look);
+  document.body.innerHTML = "";
+  document.body.append(Object.assign(document.createElement("pre"),
+    {{id: "found", textContent: JSON.stringify(found)}}));
+}});"""
+    path = folder / "frames.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8><body>{frames}<script>{script}</script>")
+    browser = next(found for name in NAMES if (found := shutil.which(name)))
+    command = [browser, *FLAGS, *([DARK] if is_dark else []), "--window-size=1400,1000",
+               f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    answer = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    if answer is None:
+        raise RuntimeError(f"no answer from {browser}: {done.stderr[-2000:]}")
+    return json.loads(unescape(answer[1])), console
 
 
 @pytest.fixture(scope="module")
 def chromium() -> None:
-    reason = browser.install()
+    reason = install()
     if reason is not None:
         pytest.skip(reason)
 
@@ -41,7 +145,7 @@ def pages(folder: Path) -> dict[str, str]:
 def test_a_report_is_drawn_and_readable(
     chromium: None, tmp_path: Path, kind: str, is_dark: bool
 ) -> None:
-    found, console = browser.seen(pages(tmp_path)[kind], tmp_path / "browser", WIDTHS, is_dark)
+    found, console = look_at(pages(tmp_path)[kind], tmp_path / "browser", WIDTHS, is_dark)
     assert console == []
     for seen, width in zip(found, WIDTHS, strict=True):
         assert seen["needed"] <= seen["width"] <= width

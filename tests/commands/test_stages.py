@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lit_models.commands import run_command
-from lit_models.commands.chain import Stage, chosen_stages, read_stages
+from lit_models.commands.chain import Stage, chosen_stages, read_stages, run_stages
 
 DEBUG = "causal_lm/debug.yaml"
 SUBJECT = {"verb": "fit", "config": DEBUG}
@@ -122,8 +122,9 @@ def test_what_is_wrong_is_named(stages: dict[str, Any], message: str) -> None:
 
 
 def test_a_missing_config_and_a_change_of_no_stage_are_named() -> None:
-    with pytest.raises(FileNotFoundError, match="stage a: --config causal_lm/debg.yaml: this file"):
-        read_stages({"a": {"verb": "fit", "config": "causal_lm/debg.yaml"}})
+    wrong = read_stages({"a": {"verb": "fit", "config": "causal_lm/debg.yaml"}})
+    with pytest.raises(FileNotFoundError, match="--config causal_lm/debg.yaml: this file"):
+        run_stages(wrong, wrong, Path("none"), 1)
     with pytest.raises(ValueError, match="--change.dmp: there is no such stage. Did you mean dump"):
         read_stages(CHAIN, {"dmp": {"devices": 2}})
     assert isinstance(read_stages({"a": SUBJECT})[0], Stage)

@@ -103,12 +103,6 @@ def test_a_script_says_what_was_asked_for(submit) -> None:
     ) in commands(Path("jobs/mine/torchrun.sh"))
 
 
-def test_a_process_on_a_gpu_gets_cores_that_make_its_batches(submit) -> None:
-    assert submit("--gpus-per-node=2")[0] == 0
-    assert "--cpus-per-task=4" in directives(JOB)
-    assert "\nsrun --kill-on-bad-exit=1 --cpus-per-task=4 " in commands(JOB)
-
-
 def test_what_was_not_asked_for_is_not_there(submit) -> None:
     assert submit()[0] == 0
     asked = " ".join(directives(JOB))

@@ -166,7 +166,6 @@ def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(
         (["--launcher=x"], "--launcher is set by the job; leave it out"),
         (["--change.first.options.trainer.max_epoch=2"], "trainer.max_epoch`. Did you mean"),
         (["--seed=x"], "argument --seed: invalid int value"),
-        (["--change.frist.verb=fit"], "--change.frist: there is no such stage. Did you mean first"),
         (["--sede=2"], "there is no option `--sede`. Did you mean --seed"),
         (["--only=frist"], "--only=frist: there is no such stage. Did you mean first"),
     ],

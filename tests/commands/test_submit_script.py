@@ -97,21 +97,34 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 137])
-def test_a_run_that_ends_by_itself_is_not_requeued(node: Node, status: int) -> None:
-    assert node.run(STATUS=status) == status
-    assert (node.asked, node.srun) == ([], ["started toy_7"])
+@pytest.mark.parametrize(
+    ("environ", "status", "asked"),
+    [
+        *(({"STATUS": status}, status, []) for status in (0, 1, 2, 137)),
+        ({"STATUS": 75}, 0, REQUEUED),
+        ({"STATUS": 75, "REFUSES": 1}, 75, REQUEUED),  # not hidden
+    ],
+)
+def test_a_run_that_has_stopped_is_requeued_and_no_other(
+    node: Node, environ: dict[str, int], status: int, asked: list[str]
+) -> None:
+    assert node.run(**environ) == status
+    assert (node.asked, node.srun) == (asked, ["started toy_7"])
 
 
-def test_a_run_that_has_stopped_is_requeued(node: Node) -> None:
-    assert node.run(STATUS=75) == 0
-    assert node.asked == REQUEUED
-
-
-def test_the_warning_is_passed_on_and_the_run_is_waited_for(node: Node) -> None:
-    assert node.signalled(signal.SIGUSR1, TENTHS=100, HEARD=75) == 0
-    assert node.srun == ["started toy_7", "heard"]
-    assert node.asked == REQUEUED
+@pytest.mark.parametrize(
+    ("environ", "status", "asked"),
+    [
+        ({"TENTHS": 100, "HEARD": 75}, 0, REQUEUED),
+        ({"TENTHS": 4}, 0, []),  # it ends well all the same
+        ({"TENTHS": 100, "HEARD": 1}, 1, []),  # a failure is one
+    ],
+)
+def test_the_warning_is_passed_on_and_the_run_is_waited_for(
+    node: Node, environ: dict[str, int], status: int, asked: list[str]
+) -> None:
+    assert node.signalled(signal.SIGUSR1, **environ) == status
+    assert (node.asked, node.srun) == (asked, ["started toy_7", "heard"])
 
 
 def test_a_warning_that_is_lost_on_its_way_is_repeated(node: Node) -> None:
@@ -122,20 +135,10 @@ def test_a_warning_that_is_lost_on_its_way_is_repeated(node: Node) -> None:
     assert node.asked == REQUEUED
 
 
-def test_a_run_that_ends_well_in_spite_of_the_warning_is_over(node: Node) -> None:
-    assert node.signalled(signal.SIGUSR1, TENTHS=4) == 0
-    assert (node.srun[-1], node.asked) == ("heard", [])
-
-
 def test_the_status_is_that_of_the_run_however_often_the_wait_is_disturbed(node: Node) -> None:
     signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
     assert node.signalled(*signals, TENTHS=7, STATUS=3) == 3
     assert (node.srun.count("heard"), node.asked) == (2, [])
-
-
-def test_a_failure_after_the_warning_is_a_failure(node: Node) -> None:
-    assert node.signalled(signal.SIGUSR1, TENTHS=100, HEARD=1) == 1
-    assert node.asked == []
 
 
 def test_a_warning_that_comes_before_the_run_can_hear_it_requeues(node: Node) -> None:
@@ -195,8 +198,3 @@ def test_a_cancelled_job_stays_cancelled_and_has_saved(node: Node, state: str) -
     (node.folder / "state.txt").write_text(state)
     assert node.signalled(signal.SIGTERM, TENTHS=3, STATUS=75) == 75
     assert node.asked == REQUEUED[:1]
-
-
-def test_a_requeue_that_slurm_refuses_is_not_hidden(node: Node) -> None:
-    assert node.run(STATUS=75, REFUSES=1) == 75
-    assert node.asked == REQUEUED

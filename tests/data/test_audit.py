@@ -220,11 +220,12 @@ def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
     folder = write_beir(tmp_path / "beir")
     mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
     collection = {"folder": str(folder), "split": {"validation_share": 0.0}}
-    data = "--data=datamodules.RankingDataModule"
-    assert check([data, f"--data.collection={json.dumps(collection)}"]) == 0
+    given = ["--model=lightning.pytorch.demos.boring_classes.BoringModel"]
+    given += ["--data=datamodules.RankingDataModule"]
+    assert check([*given, f"--data.collection={json.dumps(collection)}"]) == 0
     assert "every row can be used" in capsys.readouterr().out
     collection["files"] = {"test": str(mine)}
-    assert check([data, f"--data.collection={json.dumps(collection)}"]) == 1
+    assert check([*given, f"--data.collection={json.dumps(collection)}"]) == 1
     shown = capsys.readouterr().out
     assert "mine.tsv:5: no query has the id" in " ".join(shown.split())
     assert "--data.on_bad_rows=reject" in shown
