@@ -13,6 +13,7 @@ import re
 import shlex
 import signal
 import time
+import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from inspect import signature
 from pathlib import Path
 from pydoc import locate
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch.distributed as dist
 import yaml
@@ -35,8 +36,8 @@ from lit_models import config_files
 from lit_models.errors import (
     COLUMNS,
     USAGE,
-    OneScreenErrors,
     UsageError,
+    explained,
     say,
     say_first,
     screen,
@@ -111,8 +112,14 @@ KEYS: dict[str, tuple[str, tuple[str, ...]]] = {  # key -> its meaning, the comm
 }
 
 
-class UnisonoParser(OneScreenErrors, LightningArgumentParser):
-    """The parser whose errors name the nearest option."""
+class UnisonoParser(LightningArgumentParser):
+    """The parser whose errors are one screen and name the nearest option."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
+            traceback.print_exception(ex)
+        say(screen(explained(message, getattr(ex, "subcommand_parser", None) or self)))
+        raise SystemExit(USAGE)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lit_models.config_files import (
     config_paths,
@@ -198,22 +198,7 @@ def _foreign(error: Exception) -> str:
     return "\n".join([*lines, shown])
 
 
-class OneScreenErrors:
-    """Mixed into a jsonargparse parser: errors without the usage text, with the nearest name."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Prints the message and leaves with status 2.
-
-        Raises:
-            SystemExit: always.
-        """
-        if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
-            traceback.print_exception(ex)
-        say(screen(_explained(message, getattr(ex, "subcommand_parser", None) or self)))
-        raise SystemExit(USAGE)
-
-
-def _explained(message: str, parser: Any) -> str:
+def explained(message: str, parser: Any) -> str:
     """Returns a parser's message with the nearest option or value, which its text alone names."""
     if found := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
         words = found[1].split()
