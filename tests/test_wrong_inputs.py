@@ -57,14 +57,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     "an empty file": (
         FIT, {"train.csv": ""}, "train.csv is empty; it needs a header and rows",
     ),
-    "a binary file": (
-        FIT, {"train.csv": SOUND + "sm\0th,en,83110\n"},
-        r"train.csv:62: a NUL byte: this is a binary file.*save it as csv \(UTF-8\)",
-    ),
-    "a wrong encoding": (
-        FIT, {"train.csv": SOUND.encode() + "bødker på ø,en,83110\n".encode() + b"sm\xf8r,en,1\n"},
-        "train.csv:63: byte 0xF8 at place 3 of the line is not UTF-8, as most.*table.encoding=",
-    ),
     "two rows glued by a quote": (
         FIT, {"train.csv": GLUED},
         f'train.csv:62: ""smith,en,83110": a quote opens.*glues rows together; close it.*{REJECT}',

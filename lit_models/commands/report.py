@@ -212,10 +212,9 @@ def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
             lineage -= lost
             if found:
                 found[-1]["end"] = found[-1]["end"] or ("broke off" if lost else "ended")
-            one = {"number": line["attempt"], "devices": line["world_size"], "begin": begin}
-            one |= {"last": begin, "seconds": 0.0, "repeated": len(lost), "end": "", "began": None}
-            if "started_at" in line:
-                one["began"] = datetime.fromisoformat(line["started_at"]).astimezone(UTC)
+            began = datetime.fromisoformat(line["started_at"]).astimezone(UTC)
+            one = {"number": line["attempt"], "devices": line["world_size"], "began": began}
+            one |= {"begin": begin, "last": begin, "repeated": len(lost), "seconds": 0.0, "end": ""}
             found.append(one)
         elif found and line.get("event") == "stopped":
             found[-1]["end"] = f"stopped by {line['reason']}"
@@ -240,8 +239,7 @@ def ending(run: RunRecord) -> tuple[str, str]:
     trainer, per_epoch = run.config.get("trainer") or {}, run.plan.get("steps_per_epoch") or 0
     limits = [trainer.get("max_steps") or -1, (trainer.get("max_epochs") or -1) * per_epoch]
     planned = min((int(limit) for limit in limits if limit > 0), default=None)
-    is_over = run.topology.get("is_over")
-    if is_over or (is_over is None and planned is not None and last >= planned):
+    if run.topology.get("is_over"):
         return "good", f"Finished {at}."
     of = f" of {planned:,}" if planned else ""
     if run.age_s < max(FRESH_S, 20 * run.median_seconds):
@@ -298,7 +296,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         name for name in ("errors-test.csv", "errors-val.csv") if (run.folder / name).exists()
     ]
     clock = ""
-    if attempts and attempts[0]["began"] and attempts[-1]["began"]:
+    if attempts:
         last = attempts[-1]["began"] + timedelta(seconds=attempts[-1]["seconds"])
         clock = f"Began {attempts[0]['began']:%F %T}, last step {last:%F %T} (UTC)."
     return {

@@ -13,6 +13,7 @@ from lit_models.commands.report import report
 from lit_models.training.lineage import chained, plan_hash
 
 STEPS_PER_EPOCH, SAMPLES = 3, 24
+STARTS = ("2026-11-21T23:59:58+00:00", "2026-11-22T10:00:00+02:00", "2026-11-23T10:00:00+00:00")
 ATTEMPTS = ((1, 0, 4), (2, 2, 6))  # world size, resumed from, last step: 3 and 4 come twice
 TOPOLOGY: dict[str, Any] = {
     "strategy": "ddp",
@@ -78,7 +79,8 @@ def run_folder(
     lines: list[dict[str, Any]] = []
     for number, (world, begin, end) in enumerate(attempts, 1):
         begun = {"attempt": number, "resumed_from_step": begin, "world_size": world}
-        lines.append({**begun, "num_replicas": world, **start})
+        begun |= {"num_replicas": world, "started_at": STARTS[number - 1]}
+        lines.append({**begun, **start})
         repeated = min((later[1] for later in attempts[number:]), default=end)
         for step in range(begin + 1, end + 1):
             loss = (losses or {}).get(step, 1 / step)
