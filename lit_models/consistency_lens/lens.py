@@ -24,7 +24,6 @@ from lit_models.consistency_lens.subject import (
     freeze_unused,
     output_of,
     read,
-    share_frozen,
 )
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32
@@ -269,8 +268,12 @@ class Lens(nn.Module):
         activation = torch.zeros(1, len(self.mean))
         freeze_unused(self.verbalizer, lambda: self.verbalizer(activation, text))
         freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text)))
-        for part in (self.verbalizer, self.reconstructor):
-            share_frozen(part.network, self.subject.network)
+        own = dict(network.named_parameters(remove_duplicate=False))
+        for part in (self.verbalizer, self.reconstructor):  # what is frozen is the subject's own
+            for name, parameter in list(part.network.named_parameters(remove_duplicate=False)):
+                if not parameter.requires_grad:
+                    owner, _, last = name.rpartition(".")
+                    setattr(part.network.get_submodule(owner), last, own[name])
         self.reference = nn.ModuleDict()  # frozen copies, which share what is frozen already
         for name, part in (("verbalizer", self.verbalizer), ("reconstructor", self.reconstructor)):
             shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}

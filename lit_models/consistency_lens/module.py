@@ -316,12 +316,6 @@ class LitConsistencyLens(ExactModule):
                 )
         super().on_load_checkpoint(checkpoint)
 
-    @classmethod
-    def stored_recipe(cls, checkpoint: dict[str, Any]) -> Recipe:
-        recipe = super().stored_recipe(checkpoint)
-        options = LensOptions(**recipe["lens"])  # with the defaults of whatever came later
-        return {**recipe, "lens": asdict(options)}
-
     def take_recipe(self, trained: Recipe) -> None:
         self.recipe = continued(trained, self.recipe, self._trainer)
 
@@ -352,9 +346,9 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
             f"the checkpoint was trained with another {' and '.join(changed)} than this run has; "
             "give the model.subject, model.lens and data of its training, or begin a new run."
         )
-    known = [*trained.get(TRAINED_ON, [])]  # none in older recipes
+    known = trained[TRAINED_ON]
     if trainer is not None and trainer.state.fn == "fit":
-        known += recipe[TRAINED_ON]
+        known = known + recipe[TRAINED_ON]
     return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
 
 

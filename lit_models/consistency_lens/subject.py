@@ -300,15 +300,6 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
             parameter.requires_grad_(False)
 
 
-def share_frozen(made: Network, network: Network) -> None:
-    """Let the frozen parameters of a copy be those of the network, in place."""
-    own = dict(network.named_parameters(remove_duplicate=False))
-    for name, parameter in list(made.named_parameters(remove_duplicate=False)):
-        if not parameter.requires_grad:
-            owner, _, last = name.rpartition(".")
-            setattr(made.get_submodule(owner), last, own[name])
-
-
 FOLLOWING = 8  # positions behind the replaced one that are looked at
 MOST_NUMBERS = 1 << 24  # logits that are worked on at once
 
