@@ -143,47 +143,6 @@ class DocumentFacts(NamedTuple):
     group_names: list[str]
 
 
-def document_facts(
-    files: Sequence[Path],
-    hashes: np.ndarray,
-    reading: Reading,
-    column: str | None,
-    tokenizer: TextTokenizer,
-) -> DocumentFacts:
-    """Return the attributes and the file of each document of a part.
-
-    Args:
-        files: of the part.
-        hashes: [D] uint64 of the documents' texts.
-        reading: place of the texts.
-        column: of the attributes, if any are read.
-        tokenizer: of the subject.
-
-    Raises:
-        ValueError: a row's attributes are no mapping of names to words.
-    """
-    known: dict[int, tuple[int, dict[str, str]]] = {}
-    for number, path in enumerate(files):
-        is_text = path.suffix.lower() in TEXT_SUFFIXES
-        if len(files) == 1 and (is_text or column is None):
-            break  # nothing is known, and all are of the one file
-        rows = _rows_of(path, reading.text_column, column)
-        texts = (document.text for document in read_documents(path, reading))
-        for text, words in ((text, {}) for text in texts) if is_text else rows:
-            if text:  # an empty one is in no store
-                known.setdefault(text_hash(text), (number, words))
-    names = list(dict.fromkeys(name for _, words in known.values() for name in words))
-    every = {word for _, words in known.values() for word in words.values()}
-    token_of = first_tokens(sorted(every), tokenizer)
-    group = np.zeros(len(hashes), np.int64)
-    attributes = np.full((len(hashes), len(names)), NONE, np.int64)
-    for document, key in enumerate(hashes.tolist()):
-        group[document], words = known.get(key, (0, {}))
-        for name, word in words.items():
-            attributes[document, names.index(name)] = token_of[word]
-    return DocumentFacts(names, attributes, group, group_names(files))
-
-
 def group_names(files: Sequence[Path]) -> list[str]:
     """Return a name for each of several files: stems, with the folder or the whole path where two
     would be alike, or one mean all files."""
@@ -306,10 +265,29 @@ class DocumentsDataModule(PlannedDataModule):
         return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
 
     def facts(self, part: int) -> DocumentFacts:
-        """Return the attributes and files of a part's documents."""
+        """Return the attributes and files of a part's documents; a ValueError where a row's
+        attributes are no mapping of names to words."""
         files, hashes = self.paths(part) or self.paths(TRAIN), self.store.hashes(part)
-        column, tokenizer = self.attributes_column, self.store.tokenizer
-        return document_facts(files, hashes, self.reading, column, tokenizer)
+        known: dict[int, tuple[int, dict[str, str]]] = {}
+        for number, path in enumerate(files):
+            is_text = path.suffix.lower() in TEXT_SUFFIXES
+            if len(files) == 1 and (is_text or self.attributes_column is None):
+                break  # nothing is known, and all are of the one file
+            rows = _rows_of(path, self.reading.text_column, self.attributes_column)
+            texts = (document.text for document in read_documents(path, self.reading))
+            for text, words in ((text, {}) for text in texts) if is_text else rows:
+                if text:  # an empty one is in no store
+                    known.setdefault(text_hash(text), (number, words))
+        names = list(dict.fromkeys(name for _, words in known.values() for name in words))
+        every = {word for _, words in known.values() for word in words.values()}
+        token_of = first_tokens(sorted(every), self.store.tokenizer)
+        group = np.zeros(len(hashes), np.int64)
+        attributes = np.full((len(hashes), len(names)), NONE, np.int64)
+        for document, key in enumerate(hashes.tolist()):
+            group[document], words = known.get(key, (0, {}))
+            for name, word in words.items():
+                attributes[document, names.index(name)] = token_of[word]
+        return DocumentFacts(names, attributes, group, group_names(files))
 
     def audit(self) -> Audit:
         self.store, rule = self.open_store(), self.positions

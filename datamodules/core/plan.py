@@ -193,31 +193,18 @@ def _cut_by_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sort the whole epoch by length, so that the number of steps is the same in every epoch."""
     order = order[np.argsort(lengths[order], kind="stable")]
-    sorted_lengths = lengths[order].astype(np.int64)
-    if len(order) and sorted_lengths[-1] > budget:
+    widths = np.maximum(lengths[order].astype(np.int64), 1)
+    if len(order) and widths[-1] > budget:
         raise ValueError(
             f"global_batch_tokens is {budget}, but sample {order[-1]} alone has "
-            f"{sorted_lengths[-1]} positions; raise it or lower max_length."
+            f"{widths[-1]} positions; raise it or lower max_length."
         )
-    offsets, start = [0], 0
-    while start < len(order):
-        end = _end_within_budget(sorted_lengths, start, budget)
-        offsets.append(end)
-        start = end
+    offsets = [0]
+    while offsets[-1] < len(order):
+        rows = widths[offsets[-1] :][: budget // widths[offsets[-1]]]  # that may fit
+        padded = np.arange(1, len(rows) + 1) * rows  # positions of the first 1, 2, … rows
+        offsets.append(offsets[-1] + int(np.searchsorted(padded, budget, side="right")))
     return order, np.array(offsets, np.int64)
-
-
-def _end_within_budget(sorted_lengths: np.ndarray, start: int, budget: int) -> int:
-    """Return the largest end for which (end - start) padded rows stay within the budget."""
-    low = start + 1
-    high = min(len(sorted_lengths), start + max(1, budget // max(1, int(sorted_lengths[start]))))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if (middle - start) * max(1, int(sorted_lengths[middle - 1])) <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _shuffle_steps(

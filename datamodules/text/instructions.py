@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,6 @@ from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root
-from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     HALF_RULE,
     BadRow,
@@ -26,8 +24,6 @@ from datamodules.files.rows import (
     JsonRow,
     RowFault,
     half_character,
-    hand_over_rejected,
-    read_rejected,
     sound_rows,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
@@ -35,8 +31,8 @@ from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.prompts import ASSISTANT, as_messages
 from datamodules.text.store import (
     CorpusRequest,
-    StorePart,
-    TokenFolder,
+    TokenStore,
+    TokenStream,
     naming_places,
     part_files,
     token_dtype,
@@ -56,7 +52,7 @@ EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete th
 STORE_VERSION = 4
 ROWS_PER_BATCH = 1024
 DTYPES = {  # of a part: the type of each array; that of tokens depends on the vocabulary
-    **{"is_trained": bool, "starts": np.int64, "sizes": np.int64, "keys": np.uint64},
+    **{"starts": np.int64, "num_positions": np.int64, "hashes": np.uint64, "is_trained": bool},
     **{"files": np.int32, "lines": np.int64, "texts": np.uint8, "text_ends": np.int64},
 }
 
@@ -270,26 +266,18 @@ class Marker:
 
 
 @dataclass(frozen=True, eq=False)
-class InstructionPart(StorePart):
-    """The samples of one part: N of them, n tokens in all.
+class InstructionStream(TokenStream):
+    """The samples of one part, each a document.
 
     Args:
-        tokens: [n] uint16 or uint32.
         is_trained: [n] bool.
-        starts: [N] int64, first token of each sample.
-        sizes: [N] int64, its tokens.
-        keys: [N] uint64, equal for exact duplicates.
-        files: [N] int32, index in the store's `files`.
-        lines: [N] int64.
+        files: [D] int32, index in the store's `files`.
+        lines: [D] int64.
         texts: [m] uint8, `Instruction.extra` of all samples in UTF-8.
-        text_ends: [N] int64, where that of each sample ends.
+        text_ends: [D] int64, where that of each sample ends.
     """
 
-    tokens: np.ndarray
     is_trained: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-    keys: np.ndarray
     files: np.ndarray
     lines: np.ndarray
     texts: np.ndarray
@@ -301,25 +289,13 @@ class InstructionPart(StorePart):
         return self.texts[start : self.text_ends[sample]].tobytes().decode()
 
 
-class InstructionStore(TokenFolder):
-    """A folder of tokenised instructions."""
-
-    @cached_property
-    def bad_rows(self) -> list[BadRow]:
-        """The rows that are left out because they break a rule."""
-        return read_rejected(self.folder)
-
-    def part(self, part: int) -> InstructionPart:
-        """Return the samples of one part: 0 train, 1 validation, 2 test."""
-        return InstructionPart.opened(self.folder, part)
-
-
 @dataclass(frozen=True)
 class InstructionRequest(CorpusRequest):
     """As `CorpusRequest`; the separator stands between a prompt and its completion."""
 
     separator: str = ""
     kind = "instructions"
+    stream_type = InstructionStream
 
     def facts(self) -> dict[str, Any]:
         own = {"names": self._names(), "separator": self.separator, "rows": STORE_VERSION}
@@ -327,11 +303,6 @@ class InstructionRequest(CorpusRequest):
 
     def _names(self) -> list[str]:
         return [str(path) for paths in self.files.values() for path in paths]
-
-    def open(self) -> InstructionStore:
-        """Return the store; bad rows are left out and listed in it, and a ValueError where there is
-        no other or chats have no template. Other errors of `made`."""
-        return InstructionStore(self.made())
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         """Return what turns rows into tokens."""
@@ -348,6 +319,8 @@ class InstructionRequest(CorpusRequest):
             yield from ((part, number, row) for row in sound_rows(path, self.sample, bad_rows))
 
     def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
+        """Fill the folder; bad rows are left out and listed in it, and a ValueError where there is
+        no other or chats have no template."""
         of_files: list[int] = []
 
         def keys() -> Iterator[str]:
@@ -386,15 +359,15 @@ class InstructionRequest(CorpusRequest):
                         num_bytes[part] += int(byte_lengths[ids].sum())
                     extra = row.extra.encode() if part != TRAIN else b""
                     arrays["texts"].add(np.frombuffer(extra, np.uint8))
-                    places = {"starts": arrays["tokens"].length, "sizes": len(ids), "files": file}
-                    places |= {"lines": row.line, "text_ends": arrays["texts"].length}
-                    for name, value in {**places, "keys": hashes[index]}.items():
+                    places = {"starts": arrays["tokens"].length, "num_positions": len(ids) - 1}
+                    places |= {"hashes": hashes[index], "text_ends": arrays["texts"].length}
+                    for name, value in {**places, "files": file, "lines": row.line}.items():
                         arrays[name].add(np.array([value]))
                     arrays["tokens"].add(ids)
                     arrays["is_trained"].add(is_trained)
                     for values in (ids, is_trained, np.array([part], np.int64)):
                         content.update(values.tobytes())
-        if not any(arrays["sizes"].length for arrays in files):
+        if not any(arrays["starts"].length for arrays in files):
             empty = "the files hold no rows; write prompts and completions, or chats, into them."
             raise ValueError(bad_rows.message() if bad_rows.count else empty)
         bad_rows.settle(folder)
@@ -443,33 +416,34 @@ class InstructionDataset(RowDataset):
 
     def __init__(
         self,
-        store: InstructionStore,
+        store: TokenStore,
         part: int,
         context_length: int,
         layout: str,
         too_long: TooLong,
     ) -> None:
-        self.store, self.part, name = store, store.part(part), PART_NAMES[part]
-        whole, is_trained = self.part.sizes - 1, self.part.is_trained  # positions, one less
+        self.store, stream, name = store, store.stream(part), PART_NAMES[part]
+        whole, is_trained = stream.num_positions, stream.is_trained
         sizes = np.minimum(whole, context_length)
-        starts, is_long = self.part.starts + whole - sizes, whole > context_length
-        before = count_trained(is_trained, self.part.starts + 1, whole)
+        starts, is_long = stream.starts + whole - sizes, whole > context_length
+        before = count_trained(is_trained, stream.starts + 1, whole)
         targets = before.copy()
         targets[is_long] = count_trained(is_trained, starts[is_long] + 1, sizes[is_long])
         stays = ~is_long | (too_long == "cut")
-        self.losses: list[str] = []
+        losses = []
         if is_long.any():
             fate = "their beginnings are cut off" if too_long == "cut" else "they are left out"
             num_answers = (stays & (targets < before)).sum()
             lost = f", {num_answers:,} lose a part of an answer" if num_answers else ""
             long = f"{is_long.sum():,} {name} samples exceed data.context_length {context_length:,}"
-            self.losses.append(f"{long}: {fate}{lost}")
+            losses.append(f"{long}: {fate}{lost}")
         if num_without := (stays & (targets == 0)).sum():
-            self.losses.append(f"{num_without:,} {name} samples have no target: left out")
+            losses.append(f"{num_without:,} {name} samples have no target: left out")
+        self.losses = losses
         self.samples = np.flatnonzero(stays & (targets > 0))
-        self.starts, self.sizes = starts[self.samples], sizes[self.samples]
-        super().__init__(self.sizes, context_length, layout)
-        self.target_counts = {TERM: self.per_row(targets[self.samples])}
+        used = self.samples
+        super().__init__(stream, starts[used], sizes[used], context_length, layout)
+        self.target_counts = {TERM: self.per_row(targets[used])}
         self.fingerprint = f"{store.fingerprint}-{part}-{layout}-{context_length}-{too_long}"
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
@@ -478,21 +452,18 @@ class InstructionDataset(RowDataset):
         for i in self.pieces_of(sample_id):
             piece, sample = self.piece(i), self.samples[i]
             answer = piece.labels[piece.labels != IGNORED]
-            file = self.store.facts["files"][self.part.files[sample]]
-            shown["place"].append(f"{file}:{self.part.lines[sample]}")
+            file = self.store.facts["files"][self.stream.files[sample]]
+            shown["place"].append(f"{file}:{self.stream.lines[sample]}")
             shown["text"].append(repr(self.store.tokenizer.decode(piece.input_ids)))
             decoded = self.store.tokenizer.decode(answer, skip_special_tokens=False)
             shown["trained on"].append(repr(decoded))
         return {name: "\n".join(lines) for name, lines in shown.items()}
 
-    def piece(self, number: int) -> Piece:
-        """Return one instruction; what is not trained on has no label."""
-        start = int(self.starts[number])
-        end = start + int(self.sizes[number]) + 1
-        tokens = self.part.tokens[start:end].astype(np.int64)
-        return Piece(
-            tokens[:-1], np.where(self.part.is_trained[start + 1 : end], tokens[1:], IGNORED)
-        )
+    def stretch(self, start: int, size: int) -> Piece:
+        """Return some positions; what is not trained on has no label."""
+        input_ids, labels = super().stretch(start, size)
+        is_trained = self.stream.is_trained[start + 1 : start + size + 1]
+        return Piece(input_ids, np.where(is_trained, labels, IGNORED))
 
 
 class InstructionDataModule(LanguageModelDataModule):
@@ -514,7 +485,7 @@ class InstructionDataModule(LanguageModelDataModule):
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
-    store: InstructionStore | None
+    noun = "samples"
 
     def __init__(
         self,
@@ -533,11 +504,6 @@ class InstructionDataModule(LanguageModelDataModule):
         if self.split.by != "documents":
             raise ValueError(f'split.by "{self.split.by}" would cut samples apart; use documents.')
 
-    def prepared(self, store: InstructionStore) -> None:
-        """Copy rejected rows to the run."""
-        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
-        hand_over_rejected(store.folder, Path(run_folder))
-
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage, and say what does not fit.
 
@@ -546,7 +512,7 @@ class InstructionDataModule(LanguageModelDataModule):
         """
         if stage == "predict":
             return self.build_prompts()
-        dataset = self.part_dataset(self.store, PART_NAMES.index(stage))
+        dataset = self.part_dataset(PART_NAMES.index(stage))
         losses = "; ".join(dataset.losses)
         if not len(dataset.lengths):
             raise ValueError(
@@ -559,31 +525,11 @@ class InstructionDataModule(LanguageModelDataModule):
             rank_zero_only(log.warning)(losses)
         return dataset
 
-    def part_dataset(self, store: Any, part: int) -> InstructionDataset:
+    def part_dataset(self, part: int) -> InstructionDataset:
         """Return the samples of a part that fit."""
-        return InstructionDataset(store, part, self.context_length, self.layout, self.too_long)
-
-    def audit(self) -> Audit:
-        """Return what is in the files, and what is wrong with them."""
-        store = self.store_request().open()  # bad rows are listed, and no error
-        audit = Audit("samples", "tokens", limit=self.context_length + 1)
-        audit.bad_rows = list(store.bad_rows)
-        audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
-        for number, name in enumerate(PART_NAMES):
-            dataset = self.part_dataset(store, number)
-            audit.warnings += dataset.losses
-            part = AuditPart(name, dataset.part.sizes, dataset.part.keys)
-            if len(dataset.lengths):
-                self.add_part(audit, part, store.num_bytes(number), dataset, store.tokenizer)
-            elif len(dataset.part.sizes):
-                audit.parts.append(part)
-        if inside := store.facts["begins_inside_token"]:
-            audit.warnings.append(
-                f"{inside:,} samples have an answer that begins inside a token; in use the prompt "
-                "ends before it and the model meets other tokens. Move the space or line break at "
-                "the end of the prompt to the beginning of the answer."
-            )
-        return audit
+        assert self.store is not None
+        options = (self.context_length, self.layout, self.too_long)
+        return InstructionDataset(self.store, part, *options)
 
     def request_of(
         self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
@@ -592,12 +538,3 @@ class InstructionDataModule(LanguageModelDataModule):
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_instructions(cache_root())], VALIDATION: [], TEST: []}
-
-    def make_store(self, request: InstructionRequest) -> InstructionStore:
-        store = request.open()
-        if store.bad_rows and self.on_bad_rows == "error":
-            found = BadRows("error")
-            for row in store.bad_rows:
-                found.add(row)
-            raise ValueError(found.message())
-        return store

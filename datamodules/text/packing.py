@@ -3,8 +3,8 @@
 Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pieces of them.
 """
 
-from abc import abstractmethod
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,13 +120,29 @@ class RowDataset(PlannedDataset):
     """Rows of pieces of documents. A sample is a list of pieces, which share a row.
 
     Args:
+        stream: of the documents.
+        starts: [N] first position of each piece in it.
         sizes: [N] positions of each piece.
         context_length: most positions of a row.
         layout: `packed` fills rows by best fit; `documents` gives each piece its own, and joins
             those of a micro-batch without padding.
+
+    Attributes:
+        losses: a sentence for each kind of document that is cut or left out.
     """
 
-    def __init__(self, sizes: np.ndarray, context_length: int, layout: str) -> None:
+    losses: Sequence[str] = ()
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        context_length: int,
+        layout: str,
+    ) -> None:
+        self.stream: Any = stream
+        self.starts, self.sizes = starts, sizes
         self.context_length, self.is_padded = context_length, layout != "documents"
         if layout == "packed":
             self.order, self.offsets = best_fit(sizes, context_length)
@@ -143,9 +159,14 @@ class RowDataset(PlannedDataset):
         """Return the numbers of the pieces of one row."""
         return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]].tolist()
 
-    @abstractmethod
     def piece(self, number: int) -> Piece:
         """Return one piece."""
+        return self.stretch(int(self.starts[number]), int(self.sizes[number]))
+
+    def stretch(self, start: int, size: int) -> Piece:
+        """Return some positions of the stream."""
+        tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
+        return Piece(tokens[:-1], tokens[1:])
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
         """Return the pieces of one row."""
@@ -172,14 +193,10 @@ class TokenDataset(RowDataset):
         layout: str,
         tokenizer: TextTokenizer,
     ) -> None:
-        self.stream, self.tokenizer = stream, tokenizer
-        self.starts, self.sizes = cut_into_pieces(stream, context_length)
-        super().__init__(self.sizes, context_length, layout)
+        self.tokenizer = tokenizer
+        super().__init__(stream, *cut_into_pieces(stream, context_length), context_length, layout)
         self.fingerprint = f"{fingerprint}-{layout}-{context_length}"
         self.target_counts = {TERM: self.lengths}
-
-    def piece(self, number: int) -> Piece:
-        return self._stretch(int(self.starts[number]), int(self.sizes[number]))
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the text of each document of the row, special tokens included."""
@@ -189,10 +206,6 @@ class TokenDataset(RowDataset):
             text = self.tokenizer.decode(tokens, skip_special_tokens=False)
             texts[f"document {number}"] = text
         return texts
-
-    def _stretch(self, start: int, size: int) -> Piece:
-        tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
-        return Piece(tokens[:-1], tokens[1:])
 
 
 class BlockDataset(TokenDataset):
@@ -227,9 +240,9 @@ class BlockDataset(TokenDataset):
         start = (int(self.starts[sample_id]) + self.phase(epoch)) % self.num_positions
         size = int(self.lengths[sample_id])
         before_end = min(size, self.num_positions - start)
-        pieces = [self._stretch(start, before_end)]
+        pieces = [self.stretch(start, before_end)]
         if before_end < size:
-            pieces.append(self._stretch(0, size - before_end))
+            pieces.append(self.stretch(0, size - before_end))
         return pieces
 
     def phase(self, epoch: int) -> int:

@@ -174,7 +174,7 @@ class SnippetDataset(InstructionDataset):
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the tokens of one page, and its text, its target and its query."""
-        texts = self.part.extra(int(self.samples[sample_id]))
+        texts = self.stream.extra(int(self.samples[sample_id]))
         return self.piece(sample_id), json.loads(texts)
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
@@ -225,11 +225,12 @@ class PagesDataModule(InstructionDataModule):
         """Tokens that a page may have with what is asked of it."""
         return self.context_length - self.max_target_tokens
 
-    def part_dataset(self, store: Any, part: int) -> InstructionDataset:
+    def part_dataset(self, part: int) -> InstructionDataset:
         """Return the pages of a part that fit; evaluation has one page per sample."""
         if part == TRAIN:
-            return super().part_dataset(store, part)
-        return SnippetDataset(store, part, self.context_length, "documents", "leave_out")
+            return super().part_dataset(part)
+        assert self.store is not None
+        return SnippetDataset(self.store, part, self.context_length, "documents", "leave_out")
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""

@@ -29,7 +29,7 @@ from datamodules.core.store import (
     mapped_array,
 )
 from datamodules.files.documents import Document, Reading, read_documents
-from datamodules.files.rows import HALF_RULE, half_character
+from datamodules.files.rows import HALF_RULE, BadRow, half_character, read_rejected
 from datamodules.files.splitting import PART_NAMES, TRAIN, TextSplit
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
@@ -42,9 +42,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class StorePart:
-    """The arrays of one part of a store; those in files are pickled as `place`, folder and part."""
+class TokenStream:
+    """The tokens of one part; those in files are pickled as `place`, folder and part.
 
+    Args:
+        tokens: [n] uint16 or uint32.
+        starts: [D] int64, first position of each document.
+        num_positions: [D] int64, positions that predict a token.
+        hashes: [D] uint64, equal for documents whose text in this part is equal.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    num_positions: np.ndarray
+    hashes: np.ndarray
     place: tuple[Path, int] | None = field(default=None, kw_only=True)
 
     @classmethod
@@ -58,26 +69,11 @@ class StorePart:
         return super().__reduce_ex__(protocol) if self.place is None else (self.opened, self.place)
 
 
-@dataclass(frozen=True, eq=False)
-class TokenStream(StorePart):
-    """The tokens of one part.
+class TokenStore:
+    """A folder of token streams, complete and opened read-only."""
 
-    Args:
-        tokens: [n] uint16 or uint32.
-        starts: [D] int64, first position of each document.
-        num_positions: [D] int64, positions that predict a token.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    num_positions: np.ndarray
-
-
-class TokenFolder:
-    """A complete store, opened read-only."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, stream_type: type[TokenStream] = TokenStream) -> None:
+        self.folder, self.stream_type = folder, stream_type
         self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
 
     @property
@@ -95,17 +91,18 @@ class TokenFolder:
         """Return how many bytes of UTF-8 the tokens of a part spell; `None` where they do not."""
         return self.facts["num_bytes"][part]
 
+    @cached_property
+    def bad_rows(self) -> list[BadRow]:
+        """The rows that are left out because they break a rule."""
+        return read_rejected(self.folder)
 
-class TokenStore(TokenFolder):
-    """A folder of token streams."""
-
-    def stream(self, part: int) -> TokenStream:
+    def stream(self, part: int) -> Any:
         """Return the stream of one part: 0 train, 1 validation, 2 test."""
-        return TokenStream.opened(self.folder, part)
+        return self.stream_type.opened(self.folder, part)
 
     def hashes(self, part: int) -> np.ndarray:
-        """Return [D] uint64, equal for documents whose text in this part is equal."""
-        return mapped_array(self.folder / f"{PART_NAMES[part]}.hashes.npy")
+        """Return those of a stream, [D] uint64."""
+        return self.stream(part).hashes
 
 
 @dataclass(frozen=True)
@@ -125,6 +122,7 @@ class CorpusRequest:
     given: TextTokenizer | None = None
 
     kind: ClassVar[str]  # of the stores, which share a folder of the cache
+    stream_type: ClassVar[type[TokenStream]] = TokenStream
 
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
@@ -156,8 +154,8 @@ class CorpusRequest:
             ValueError: there is no text, or a file or a text cannot be read.
         """
 
-    def made(self) -> Path:
-        """Return the folder of the store, filled at first use.
+    def open(self) -> TokenStore:
+        """Return the store, made at first use.
 
         Raises:
             ValueError: as `write`.
@@ -172,12 +170,12 @@ class CorpusRequest:
             if self.folder() != folder:
                 raise RuntimeError("a file of the data changed while it was read; start again.")
 
-        return made_once(folder, make)
+        return TokenStore(made_once(folder, make), self.stream_type)
 
 
 @contextmanager
 def part_files(folder: Path, dtypes: Mapping[str, Any]) -> Iterator[list[dict[str, ArrayFile]]]:
-    """Give the growing arrays of each part by name, as `StorePart.opened` reads them."""
+    """Give the growing arrays of each part by name, as `TokenStream.opened` reads them."""
     with ExitStack() as stack:
         yield [
             {
@@ -230,10 +228,6 @@ class TokenRequest(CorpusRequest):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "reading": asdict(self.reading)}
-
-    def open(self) -> TokenStore:
-        """Return the store; errors of `made`."""
-        return TokenStore(self.made())
 
     def _documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the part of the file and each document, those without a text too."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
 from datamodules.files.documents import DocumentsBy, Reading, text_files
-from datamodules.files.rows import SUFFIXES, JsonRow
+from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import expand_files
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
@@ -31,7 +31,7 @@ from datamodules.text.prompts import (
     write_completions,
     write_scores,
 )
-from datamodules.text.store import CorpusRequest, TokenFolder, TokenRequest, TokenStore
+from datamodules.text.store import CorpusRequest, TokenRequest, TokenStore
 from datamodules.tokenizers.text import (
     TextTokenizer,
     TokenizerOptions,
@@ -65,9 +65,11 @@ class LanguageModelDataModule(PlannedDataModule):
         ValueError: no context, files of validation alone, or predict_output is of another kind.
     """
 
-    store: Any = None  # of tokens; `None` before `setup`, and in prediction
+    store: TokenStore | None = None  # `None` before `setup`, and in prediction
     separator = ""  # between a prompt and its completion
     suffixes: tuple[str, ...] = SUFFIXES
+    noun = "documents"
+    on_bad_rows = "error"
 
     def __init__(
         self,
@@ -104,12 +106,20 @@ class LanguageModelDataModule(PlannedDataModule):
     ) -> CorpusRequest:
         """Return how files are read, with which tokenizer where no trained one is given."""
 
-    def make_store(self, request: Any) -> Any:
-        """Return the store of a request, made at first use."""
-        return request.open()
+    @abstractmethod
+    def part_dataset(self, part: int) -> RowDataset:
+        """Return what is used of a part of the store, which may be nothing."""
 
-    def prepared(self, store: Any) -> None:
-        """Say what a user should know of a store, once per machine; a subclass may."""
+    def make_store(self, request: CorpusRequest) -> TokenStore:
+        """Return the store of a request, made at first use; a ValueError where rows break a rule
+        and are not to be left out."""
+        store = request.open()
+        if store.bad_rows and self.on_bad_rows == "error":
+            found = BadRows("error")
+            for row in store.bad_rows:
+                found.add(row)
+            raise ValueError(found.message())
+        return store
 
     def predict_hint(self, command: str) -> str:
         """Return the command with a first prompt."""
@@ -144,19 +154,20 @@ class LanguageModelDataModule(PlannedDataModule):
             files = self.demo_files()
         return self.request_of(dict(sorted(files.items())), self._options())
 
-    def open_store(self, stage: str) -> Any:
+    def open_store(self, stage: str) -> TokenStore:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
         path, is_training = self._options().path, stage == "fit"
         has_gone = path is not None and not Path(path).expanduser().exists()
         # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
         given = self._trained_tokenizer() if has_gone or not is_training else None
         if given is None:
-            is_open = self.store is not None and not is_training
-            return self.store if is_open else self.make_store(self.store_request())
+            if self.store is not None and not is_training:
+                return self.store
+            return self.make_store(self.store_request())
         request = self.store_request(may_lack_training=not is_training)
         folder = None if has_gone else request.folder()
         # The training on the same files has most likely made the store with this tokenizer.
-        if folder and folder.exists() and TokenFolder(folder).tokenizer.digest == given.digest:
+        if folder and folder.exists() and TokenStore(folder).tokenizer.digest == given.digest:
             return self.make_store(request)
         files = {**request.files}
         if files[VALIDATION] and not is_training:
@@ -165,8 +176,10 @@ class LanguageModelDataModule(PlannedDataModule):
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
-        if getattr(getattr(self.trainer, "state", None), "fn", None) != "predict":
-            self.prepared(self.open_store(self._trainer_stage()))
+        stage = self._trainer_stage()
+        if stage != "predict":
+            run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+            hand_over_rejected(self.open_store(stage).folder, Path(run_folder))
 
     def setup(self, stage: str) -> None:
         """Open the store and build the datasets of the stage; prediction reads prompts anew."""
@@ -248,29 +261,40 @@ class LanguageModelDataModule(PlannedDataModule):
         else:
             write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
 
-    def add_part(
-        self,
-        audit: Audit,
-        part: AuditPart,
-        num_bytes: int | None,
-        dataset: RowDataset,
-        tokenizer: TextTokenizer,
-    ) -> None:
-        """Add one part to an audit, with the counts of its rows; `num_bytes` of UTF-8 are what the
-        tokens spell, `None` where they do not spell the text."""
-        num_tokens, num_rows = int(np.sum(part.lengths)), len(dataset.lengths)
-        part.columns |= {
-            "tokens": num_tokens,
-            "trained on": int(dataset.target_counts[TERM].sum()),
-            "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
-            "rows": num_rows,
-        }
-        if dataset.is_padded:
-            share = dataset.lengths.sum() / (num_rows * self.context_length)
-            part.columns["used"] = f"{100 * share:.1f} %"
-        audit.parts.append(part)
-        if part.name == "train":
-            audit.excerpt = trained_pieces(dataset, tokenizer)
+    def audit(self) -> Audit:
+        """Return what is in the files, and what is wrong with them."""
+        self.store = store = self.store_request().open()  # bad rows are listed, and no error
+        audit = Audit(self.noun, "tokens", limit=self.context_length + 1)
+        audit.bad_rows = list(store.bad_rows)
+        audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
+        for number, name in enumerate(PART_NAMES):
+            stream, dataset = store.stream(number), self.part_dataset(number)
+            if not len(stream.starts):
+                continue
+            audit.warnings += dataset.losses
+            audit.parts.append(AuditPart(name, stream.num_positions + 1, stream.hashes))
+            if not len(dataset.lengths):
+                continue
+            num_tokens, num_rows = int(audit.parts[-1].lengths.sum()), len(dataset.lengths)
+            num_bytes = store.num_bytes(number)  # of UTF-8 that the tokens spell, if they do
+            audit.parts[-1].columns |= {
+                "tokens": num_tokens,
+                "trained on": int(dataset.target_counts[TERM].sum()),
+                "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
+                "rows": num_rows,
+            }
+            if dataset.is_padded:
+                share = dataset.lengths.sum() / (num_rows * self.context_length)
+                audit.parts[-1].columns["used"] = f"{100 * share:.1f} %"
+            if number == TRAIN:
+                audit.excerpt = trained_pieces(dataset, store.tokenizer)
+        if inside := store.facts.get("begins_inside_token"):
+            audit.warnings.append(
+                f"{inside:,} samples have an answer that begins inside a token; in use the prompt "
+                "ends before it and the model meets other tokens. Move the space or line break at "
+                "the end of the prompt to the beginning of the answer."
+            )
+        return audit
 
 
 def trained_pieces(dataset: RowDataset, tokenizer: TextTokenizer) -> list[tuple[str, bool]]:
@@ -309,7 +333,6 @@ class TextDataModule(LanguageModelDataModule):
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
-    store: TokenStore | None
     suffixes = TEXT_SUFFIXES
 
     def __init__(
@@ -332,15 +355,24 @@ class TextDataModule(LanguageModelDataModule):
         """
         if stage == "predict":
             return self.build_prompts()
-        assert self.store is not None
-        part = PART_NAMES.index(stage)
-        stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
-        if not stream.num_positions.sum():
+        dataset = self.part_dataset(PART_NAMES.index(stage))
+        if not len(dataset.lengths):
             raise ValueError(f"no text is for {stage}{self._way_to_text(stage)}.")
+        return dataset
+
+    def part_dataset(self, part: int) -> TokenDataset:
+        """Return the documents of a part."""
+        assert self.store is not None
+        stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
+        length, tokenizer = self.context_length, self.tokenizer
         if self.layout == "blocks":
-            seed = self.seed if stage == "train" else None
-            return BlockDataset(stream, fingerprint, self.context_length, self.tokenizer, seed)
-        return TokenDataset(stream, fingerprint, self.context_length, self.layout, self.tokenizer)
+            seed = self.seed if part == TRAIN else None
+            return BlockDataset(stream, fingerprint, length, tokenizer, seed)
+        dataset = TokenDataset(stream, fingerprint, length, self.layout, tokenizer)
+        if num_long := (stream.num_positions > length).sum():
+            long = f"{num_long:,} {PART_NAMES[part]} documents exceed the context"
+            dataset.losses = [f"{long}; they are cut into pieces"]
+        return dataset
 
     def _way_to_text(self, stage: Stage) -> str:
         """Return what helps where a part has no text."""
@@ -356,27 +388,6 @@ class TextDataModule(LanguageModelDataModule):
                 f"blank_line or line, or name data.{stage}_files"
             )
         return f"; name data.{stage}_files, or raise data.split.{stage}_share above {share}"
-
-    def audit(self) -> Audit:
-        """Return what is in the files."""
-        audit = Audit("documents", "tokens", limit=self.context_length + 1)
-        self.store = store = self.open_store("fit")
-        audit.notes.append(("tokenizer", f"{self.tokenizer.vocab_size:,} tokens"))
-        for number, name in enumerate(PART_NAMES):
-            sizes = store.stream(number).num_positions
-            if not sizes.sum():
-                continue
-            dataset: Any = self.build(cast(Stage, name))
-            part = AuditPart(name, sizes + 1, store.hashes(number))
-            self.add_part(audit, part, store.num_bytes(number), dataset, self.tokenizer)
-            num_long, num_empty = (sizes > self.context_length).sum(), (sizes < 1).sum()
-            if num_long and self.layout != "blocks":
-                audit.warnings.append(
-                    f"{num_long:,} {name} documents exceed the context; they are cut into pieces"
-                )
-            if num_empty:
-                audit.warnings.append(f"{num_empty:,} {name} documents teach nothing")
-        return audit
 
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> TokenRequest:
         reading = self.reading if any(self.files.values()) else Reading()

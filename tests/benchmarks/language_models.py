@@ -191,7 +191,9 @@ class RaggedData(LanguageModelDataModule):
         ids = np.concatenate(documents)
         tokens = ids.astype(token_dtype(int(ids.max()) + 1))
         sizes = np.array([len(ids) for ids in documents])
-        self.stream = TokenStream(tokens, np.cumsum(sizes) - sizes, sizes - 1)
+        self.stream = TokenStream(
+            tokens, np.cumsum(sizes) - sizes, sizes - 1, np.arange(len(sizes))
+        )
 
     @property
     def tokenizer(self) -> TextTokenizer:

@@ -2,24 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.activations.documents import (
-    NONE,
-    DocumentFacts,
-    document_facts,
-    first_tokens,
-    group_names,
-)
-from datamodules.files.documents import Reading
+from datamodules import ActivationDataModule, TextSplit, TokenizerOptions
+from datamodules.activations.documents import NONE, DocumentFacts, first_tokens, group_names
 from datamodules.text.store import TokenStore
-from datamodules.tokenizers.text import TokenizerOptions
-from tests.text_corpora import SPACE, TAIL, WORD, request, sentence_piece, text_file
+from tests.text_corpora import SPACE, TAIL, WORD, sentence_piece, text_file
 
-WORDS = TokenizerOptions(kind="words")
 ROWS = [
     {"text": "an owl at home", "attributes": {"pet": "owl"}},
     {"text": "a cat at sea", "attributes": {"place": "sea", "pet": "cat"}},
@@ -34,12 +27,17 @@ def jsonl(path: Path, rows: list[dict]) -> Path:
 
 
 def facts(
-    files: list[Path],
-    column: str | None = "attributes",
-    reading: Reading = Reading(),  # noqa: B008
+    files: list[Path], column: str | None = "attributes", documents_by: Any = "file"
 ) -> tuple[TokenStore, DocumentFacts]:
-    store = request(files, options=WORDS, reading=reading).open()
-    return store, document_facts(files, store.hashes(0), reading, column, store.tokenizer)
+    data = ActivationDataModule(
+        train_files=[str(path) for path in files],
+        tokenizer=TokenizerOptions("words"),
+        split=TextSplit(0),
+        attributes_column=column,
+        documents_by=documents_by,
+    )
+    data.store = data.open_store()
+    return data.store, data.facts(0)
 
 
 def words(store: TokenStore, found: DocumentFacts) -> list[list[str | None]]:
@@ -100,7 +98,7 @@ def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
         text_file(tmp_path / "more.txt", "a hen sat\n"),
     ]
     for column in ("attributes", None):
-        _, found = facts(files, column, Reading(documents_by="line"))
+        _, found = facts(files, column, documents_by="line")
         assert found.group.tolist() == [0, 0, 1, 1, 2]
         assert found.group_names == ["rows", "lines", "more"]
 

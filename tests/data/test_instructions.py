@@ -230,7 +230,7 @@ def test_parts_follow_the_text_alone(make: Make) -> None:
         data = make(*given, name=name, split=split)
         store, found = data.store_request().open(), {}
         for number in range(3):
-            part = store.part(number)
+            part = store.stream(number)
             found |= {given[line - 1]["prompt"]: number for line in part.lines.tolist()}
         return found
 
@@ -464,17 +464,6 @@ def test_files_without_any_sound_row_are_refused(make: Make, tmp_path: Path) -> 
 def test_wrong_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InstructionDataModule(**options)
-
-
-def test_a_list_of_rows_is_one_of_objects(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    for content, message in (
-        ("[1]", "row 1 is a JSON int; every row"),
-        ("[{},", "is no JSON list"),
-    ):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=f"rows.json.*{message}"):
-            InstructionDataModule(str(path), tokenizer=CHATS).prepare_data()
 
 
 def test_an_unknown_character_is_named_with_its_row(make: Make, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_one_page_with_several_queries_is_in_one_part(tmp_path):
         for query in ("one", "two", "")
     ]
     data = module(tmp_path, rows, split=TextSplit(validation_share=0.3, test_share=0.3))
-    parts = [set(data.store.part(part).lines.tolist()) for part in range(3)]
+    parts = [set(data.store.stream(part).lines.tolist()) for part in range(3)]
     groups = [{(line - 1) // 3 for line in lines} for lines in parts]
     assert [len(lines) for lines in parts] == [3 * len(group) for group in groups]
     assert len(groups[1]) == 6
@@ -153,7 +153,7 @@ def test_evaluation_has_a_page_per_sample_with_its_whole_texts(tmp_path):
     dataset = data.build("validation")
     assert isinstance(dataset, SnippetDataset)
     batch = dataset.collate([dataset.example(i, 0) for i in range(30)])
-    lines = data.store.part(1).lines.tolist()
+    lines = data.store.stream(1).lines.tolist()
     assert batch["texts"] == [rows[line - 1]["text"].strip() for line in lines[:30]]
     decode = data.store.tokenizer.decode
     for i, target in enumerate(batch["targets"]):

@@ -79,10 +79,8 @@ def stream_of(sizes):
     for size in sizes:
         starts.append(len(tokens) - 1)
         tokens += [*range(len(tokens), len(tokens) + size), END]
-    positions = [size + 1 for size in sizes]
-    return TokenStream(
-        np.array(tokens, np.uint32), np.array(starts, np.int64), np.array(positions, np.int64)
-    )
+    positions, hashes = np.array(sizes, np.int64) + 1, np.arange(len(sizes), dtype=np.uint64)
+    return TokenStream(np.array(tokens, np.uint32), np.array(starts), positions, hashes)
 
 
 def plain_rows(examples, in_one_row):
@@ -173,7 +171,7 @@ def test_blocks_begin_elsewhere_in_each_epoch_and_evaluation_at_the_beginning():
 
 def test_describe_shows_the_text_with_its_special_tokens():
     tokens = np.array([END, *TOKENIZER.encode("Hi"), END, *TOKENIZER.encode("you"), END], np.uint16)
-    stream = TokenStream(tokens, np.array([0, 3]), np.array([3, 4]))
+    stream = TokenStream(tokens, np.array([0, 3]), np.array([3, 4]), np.arange(2))
     data = TokenDataset(stream, "x", 8, "packed", TOKENIZER)
     assert data.describe(0, 0) == {
         "positions": "7",
@@ -297,7 +295,8 @@ def test_one_document_for_two_parts_names_the_ways_to_divide_it(tmp_path):
 
 def trainer_of(stage):
     """Return what of a Trainer says what it does."""
-    return SimpleNamespace(state=SimpleNamespace(fn=SimpleNamespace(value=stage)))
+    state = SimpleNamespace(fn=SimpleNamespace(value=stage))
+    return SimpleNamespace(state=state, default_root_dir=".")
 
 
 def test_evaluation_uses_the_tokenizer_of_the_model(corpus):
