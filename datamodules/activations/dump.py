@@ -24,7 +24,7 @@ from datamodules.activations.documents import (
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, Chunk, statistics_of
 from datamodules.core.batches import SubjectFacts
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import content_digest, digest_of, replacing
+from datamodules.core.store import ArrayFile, content_digest, digest_of, replacing
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
 from datamodules.text.store import TokenStore
@@ -72,13 +72,10 @@ class DumpedPart(NamedTuple):
         np.save(folder / f"{name}.group.npy", self.facts.group)
         # Written one after the other, and not through a map: a full disk is an error there, and no
         # signal that ends the process.
-        shape = (len(self.piece), self.found.shape[-1])
-        descr = np.lib.format.dtype_to_descr(self.found.dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": shape}
-        with open(folder / f"{name}.activations.npy", "wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+        path, row = folder / f"{name}.activations.npy", self.found.shape[-1:]
+        with ArrayFile(path, self.found.dtype, row) as file:
             for activations, _, _ in self.chunks():
-                file.write(np.ascontiguousarray(activations).data)
+                file.add(activations)
 
 
 def write_store(

@@ -64,16 +64,15 @@ class ActivationStatistics:
 
     def save(self, path: Path) -> None:
         """Write one npz file."""
-        values: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
-        np.savez(path, **values)
+        np.savez(path, **vars(self))
 
     @classmethod
     def load(cls, path: Path) -> "ActivationStatistics":
         """Return what `save` wrote."""
         with np.load(path, allow_pickle=False) as file:
-            values = {name: file[name] for name in file.files}
-        variance, norms = float(values.pop("variance")), tuple(values.pop("norms").tolist())
-        return cls(variance=variance, norms=norms, **values)
+            values = {**file}
+        variance, norms = float(values["variance"]), tuple(values["norms"].tolist())
+        return cls(**{**values, "variance": variance, "norms": norms})
 
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]

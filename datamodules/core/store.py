@@ -32,27 +32,27 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def file_digest(path: Path, root: Path) -> str:
+def file_digest(path: Path) -> str:
     """Return the hex digest of a file's content.
 
     The cache remembers it by place, size, inode and times of the file, of which that of the last
     change of any kind cannot be set back.
     """
-    memory = _memory(path, root)
+    memory = _memory(path)
     remembered = memory.read_text() if memory.exists() else ""
-    return remembered or _remembered(path, content_digest(path), root)
+    return remembered or _remembered(path, content_digest(path))
 
 
-def _memory(path: Path, root: Path) -> Path:
+def _memory(path: Path) -> Path:
     """Return the file that remembers the digest of another, as it is now."""
     status = path.stat()
     facts = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    return root / "digests" / digest_of([str(path.resolve()), *facts])
+    return cache_root() / "digests" / digest_of([str(path.resolve()), *facts])
 
 
-def _remembered(path: Path, digest: str, root: Path) -> str:
+def _remembered(path: Path, digest: str) -> str:
     """Return the digest of a file, which is kept for later."""
-    memory = _memory(path, root)
+    memory = _memory(path)
     with _writing_to(memory.parent):
         write_whole(memory, digest)
     return digest
@@ -101,7 +101,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 ) from error
         else:
             for name, (_, digest) in sums.items():
-                _remembered(folder / name, digest, cache_root())
+                _remembered(folder / name, digest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
@@ -118,7 +118,7 @@ def _damage(folder: Path) -> str | None:
                 return f"{name} is gone"
             if path.stat().st_size != size:
                 return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
-            if file_digest(path, cache_root()) != digest:
+            if file_digest(path) != digest:
                 return f"{name} holds other bytes than were written"
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return f"it has no readable {CHECKSUMS}"
@@ -230,15 +230,16 @@ def mapped_array(path: Path) -> np.ndarray:
 
 
 class ArrayFile:
-    """A npy file of one dimension that grows, in a `with` block.
+    """A npy file that grows, in a `with` block.
 
     Args:
         path: of the file.
         dtype: of its values.
+        row: shape of what is added at once; of single values ().
     """
 
-    def __init__(self, path: Path, dtype: np.dtype | type) -> None:
-        self.dtype, self.length = np.dtype(dtype), 0
+    def __init__(self, path: Path, dtype: np.dtype | type, row: tuple[int, ...] = ()) -> None:
+        self.dtype, self.row, self.length = np.dtype(dtype), row, 0
         self._file = path.open("wb")
         self._write_header()
 
@@ -251,11 +252,11 @@ class ArrayFile:
         self._file.close()
 
     def add(self, values: np.ndarray) -> None:
-        """Append values [n]."""
+        """Append values [n, *row]."""
         self._file.write(values.astype(self.dtype).tobytes())
         self.length += len(values)
 
     def _write_header(self) -> None:
         descr = np.lib.format.dtype_to_descr(self.dtype)
-        facts = {"descr": descr, "fortran_order": False, "shape": (self.length,)}
+        facts = {"descr": descr, "fortran_order": False, "shape": (self.length, *self.row)}
         np.lib.format.write_array_header_1_0(self._file, facts)

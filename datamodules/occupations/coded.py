@@ -96,10 +96,9 @@ def open_index(
     for one in tables:
         columns.text_columns(one)
     check_same_columns(tables)
-    root = cache_root()
     key = {
         "version": INDEX_VERSION,
-        "files": [[str(path.resolve()), file_digest(path, root)] for path in files],
+        "files": [[str(path.resolve()), file_digest(path)] for path in files],
         "columns": [columns.text, columns.language, columns.default_language],
         "encoding": {name: recipe[name] for name in ("normalisation", "max_length", "languages")},
         "on_bad_rows": on_bad_rows,
@@ -141,7 +140,7 @@ def open_index(
         }
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
-    return PredictIndex(made_once(root / "predict" / digest_of(key), make))
+    return PredictIndex(made_once(cache_root() / "predict" / digest_of(key), make))
 
 
 def output_columns(num_codes: int, k_best: int = 1) -> list[str]:

@@ -115,12 +115,12 @@ class StoreRequest:
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
-        root, book = cache_root(), None
+        book = None
         if self.book.path:
             check_file(Path(self.book.path), "data.code_book")
-            book = file_digest(Path(self.book.path), root)
+            book = file_digest(Path(self.book.path))
         files = {
-            PART_NAMES[part]: [[str(path), file_digest(path, root)] for path in paths]
+            PART_NAMES[part]: [[str(path), file_digest(path)] for path in paths]
             for part, paths in self.files.items()
         }
         parts = {
@@ -135,7 +135,7 @@ class StoreRequest:
             "table": asdict(self.table),
             "recipe": None if self.recipe is None else encoding_digest(self.recipe),
         }
-        return root / "occupations" / digest_of(parts)
+        return cache_root() / "occupations" / digest_of(parts)
 
 
 def encoding_digest(recipe: dict[str, Any]) -> str:

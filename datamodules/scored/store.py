@@ -300,16 +300,15 @@ class ScoredRequest:
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
-        root = cache_root()
         facts = {
             "version": STORE_VERSION,
-            "files": [[part, str(p.resolve()), file_digest(p, root)] for part, p in self.files],
+            "files": [[part, str(p.resolve()), file_digest(p)] for part, p in self.files],
             "columns": asdict(self.columns),
             "heads": [[name, asdict(head)] for name, head in self.heads.items()],
             "on_bad_rows": self.on_bad_rows,
             "table": asdict(self.table),
         }
-        return root / "scored_texts" / digest_of(facts)
+        return cache_root() / "scored_texts" / digest_of(facts)
 
 
 class ScoredStore:

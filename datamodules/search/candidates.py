@@ -269,7 +269,7 @@ def run_lists(
             )
         return rows_of(documents, NO_DOCUMENT), rows_of(scores, 0.0)
 
-    digests = [file_digest(path, cache_root()) for path in paths]
+    digests = [file_digest(path) for path in paths]
     return _made(["run", collection.fingerprint, digests, most, queries.digest], make)
 
 

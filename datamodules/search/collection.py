@@ -268,20 +268,20 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
         FileNotFoundError: a file is not there.
         ValueError: a file cannot be read at all, or rows break a rule.
     """
-    refused, reader, root = BadRows(on_bad_rows), request.reader(), cache_root()
+    refused, reader = BadRows(on_bad_rows), request.reader()
     files = reader.files()
     fingerprint = digest_of(
         {
             "version": COLLECTION_VERSION,
             "format": request.layout,
-            "files": {role: [file_digest(p, root) for p in paths] for role, paths in files.items()},
+            "files": {role: [file_digest(p) for p in paths] for role, paths in files.items()},
             "split": asdict(request.split),
         }
     )
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
     home = str(Path(request.folder).resolve()) if request.folder else None  # ids of pages are in it
-    folder = root / "collections" / digest_of([fingerprint, places, home])
+    folder = cache_root() / "collections" / digest_of([fingerprint, places, home])
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
     collection = Collection(folder)

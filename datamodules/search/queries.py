@@ -140,7 +140,7 @@ def file_queries(path: Path) -> Queries:
             no query.
     """
     check_file(path, "data.predict_queries", (*QUERY_TABLES, ".txt"))
-    source = digest_of([COLLECTION_VERSION, path.suffix, file_digest(path, cache_root())])
+    source = digest_of([COLLECTION_VERSION, path.suffix, file_digest(path)])
 
     def rows() -> Iterator[TextRow]:
         if path.suffix.lower() == ".txt":

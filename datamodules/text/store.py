@@ -134,7 +134,7 @@ class CorpusRequest:
         return {
             "version": STORE_VERSION,
             "files": {
-                PART_NAMES[part]: [[p.suffix.lower(), file_digest(p, cache_root())] for p in paths]
+                PART_NAMES[part]: [[p.suffix.lower(), file_digest(p)] for p in paths]
                 for part, paths in self.files.items()
             },
             "tokenizer": self.given.digest if self.given else self.tokenizer.facts(),

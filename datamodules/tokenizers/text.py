@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from datamodules.core.store import cache_root, digest_of, file_digest
+from datamodules.core.store import digest_of, file_digest
 
 Kind = Literal["characters", "words", "bytes", "bpe", "folder"]
 Message = Mapping[str, Any]  # role and content, and what else a template reads
@@ -379,8 +379,7 @@ class TokenizerOptions:
         if self.kind in ("bpe", "words"):
             facts["vocab_size"] = self.vocab_size or DEFAULT_VOCAB_SIZE
         if self.path is not None:
-            root = cache_root()
-            facts["path"] = [[f.name, file_digest(f, root)] for f in _folder_files(self.path)]
+            facts["path"] = [[f.name, file_digest(f)] for f in _folder_files(self.path)]
         if self.chat_template is not None:
             facts["chat_template"] = _named_template(self.chat_template)
         return facts

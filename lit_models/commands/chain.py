@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import psutil
 
-from datamodules.core.store import cache_root, digest_of, file_digest, write_whole
+from datamodules.core.store import digest_of, file_digest, write_whole
 from lit_models.config_files import did_you_mean, find_config, flat, near_names, read_config
 from lit_models.errors import say, usage_errors
 
@@ -367,10 +367,10 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
 
 def outputs_digest(stage: Stage, folder: Path) -> str:
     """Return the digest of all that others can take from a stage: of a fit, the checkpoints."""
-    own, root = folder / stage.name, cache_root()
+    own = folder / stage.name
     place = own / "checkpoints" if stage.verb == "fit" else own
     files = sorted(path for path in place.rglob("*") if path.is_file())
-    return digest_of([[p.relative_to(own).as_posix(), file_digest(p, root)] for p in files])
+    return digest_of([[p.relative_to(own).as_posix(), file_digest(p)] for p in files])
 
 
 def remove_predictions(own: Path) -> None:
@@ -419,7 +419,7 @@ def _paths(text: str, chain: Path) -> list[Path]:
 
 def _path_digest(path: Path) -> str:
     if path.is_file():
-        return file_digest(path, cache_root())
+        return file_digest(path)
     files = sorted(inner for inner in path.rglob("*") if inner.is_file())
     return digest_of([[p.relative_to(path).as_posix(), _path_digest(p)] for p in files])
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.core.batches import ActivationBatch, SubjectFacts
-from datamodules.core.store import cache_root, digest_of, file_digest
+from datamodules.core.store import digest_of, file_digest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import (
@@ -206,8 +206,7 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
             digest.update(weight.contiguous().numpy().tobytes())
         facts["weights"] = [digest.hexdigest()]
     else:
-        root = cache_root()
-        facts["weights"] = [file_digest(path, root) for path in weight_files(options.path)]
+        facts["weights"] = [file_digest(path) for path in weight_files(options.path)]
         with torch.device("meta"):
             network = network_from_config(recipe)
     size, layers = network.embedding.weight.shape[1], len(network.blocks())

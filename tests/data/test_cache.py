@@ -70,12 +70,12 @@ def test_the_quicker_process_wins(tmp_path):
 def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("text\n1\n")
-    first = file_digest(path, tmp_path)
+    first = file_digest(path)
     monkeypatch.delattr("datamodules.core.store.content_digest")  # reading would now fail
-    assert file_digest(path, tmp_path) == first
+    assert file_digest(path) == first
     monkeypatch.undo()
     path.write_text("text\n2\n3\n")
-    assert file_digest(path, tmp_path) != first
+    assert file_digest(path) != first
 
 
 def test_a_file_that_changes_under_its_old_time_is_read_anew(tmp_path):
@@ -83,13 +83,13 @@ def test_a_file_that_changes_under_its_old_time_is_read_anew(tmp_path):
     for place in (path, tmp_path / "other.csv"):
         place.write_text("text\n1\n")
         os.utime(place, times)
-    first = file_digest(path, tmp_path)
+    first = file_digest(path)
     path.write_text("text\n2\n")
     os.utime(path, times)
-    second = file_digest(path, tmp_path)
+    second = file_digest(path)
     assert second != first
     os.replace(tmp_path / "other.csv", path)  # another inode of the same time and size
-    assert file_digest(path, tmp_path) == first
+    assert file_digest(path) == first
 
 
 def flip(path):
@@ -127,7 +127,7 @@ def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
     table = tmp_path / "t.csv"
     table.write_text("text\n")
     with pytest.raises(RuntimeError, match=r"cannot be written \(Not a directory\).*UNISONO_CACHE"):
-        file_digest(table, cache_root())
+        file_digest(table)
     with pytest.raises(RuntimeError, match="the cache folder .*file cannot be written"):
         made_once(cache_root() / "a", lambda target: None)
 
