@@ -611,12 +611,9 @@ def write_scored(
         return columns
 
     if path.suffix.lower() in JSON_SUFFIXES:
-
-        def added_to(number: int) -> tuple[Any, ...]:
-            return tuple(values[0] for values in added(slice(number, number + 1)).values())
-
-        columns = list(added(slice(0)))
-        write_rows(read_rows(files), added_to, columns, len(store.text_of_row), path)
+        of_rows = (added(slice(number, number + 1)) for number in range(len(store.text_of_row)))
+        found = ({name: values[0] for name, values in row.items()} for row in of_rows)
+        write_rows(read_rows(files), found, path)
         return
     write_beside(
         *(files, options, path, len(store.text_of_row)),

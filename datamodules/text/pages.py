@@ -32,9 +32,7 @@ from datamodules.text.prompts import (
     Prompt,
     PromptDataset,
     begun,
-    completed,
     padded_prompts,
-    write_rows,
 )
 from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
@@ -255,16 +253,12 @@ class PagesDataModule(InstructionDataModule):
     def output_mark(self) -> str:
         return "written"
 
-    def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write each row with what was written for it; `results` as `complete` returns them."""
-        dataset = self.datasets["predict"]
-        assert isinstance(dataset, PromptDataset)
-        rows, tokenizer, num_cut = self.predict_rows(), self.prompt_tokenizer(), dataset.num_cut
-
-        def added(number: int) -> tuple[Any, ...]:
-            text, reason = completed(results, number, tokenizer)
-            snippet = " ".join(text.split())
-            return snippet, len(snippet), reason, int(num_cut[number])
-
-        columns = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")
-        write_rows(rows, added, columns, len(num_cut), path)
+    def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+        for found in super().written_columns(results):
+            snippet = " ".join(found["completion"].split())
+            yield {
+                "snippet": snippet,
+                "num_characters": len(snippet),
+                "finish_reason": found["finish_reason"],
+                "page_tokens_cut": found["prompt_tokens_cut"],
+            }

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -310,71 +310,46 @@ def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: i
     return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
-def completed(
-    results: dict[str, np.ndarray], number: int, tokenizer: TextTokenizer
-) -> tuple[str, str]:
-    """Return the text of a completion, and the reason of its end, see `write_completions`."""
-    characters = int(results["num_characters"][number])
-    text = completion_text(tokenizer, results["completion_ids"][number], characters)
-    return text, FINISH_REASONS[int(results["finish_reason"][number])]
-
-
-def write_completions(
-    rows: Iterable[JsonRow],
-    results: dict[str, np.ndarray],
-    path: Path,
-    tokenizer: TextTokenizer,
-    num_cut: np.ndarray,
-) -> None:
-    """Write each row with its completion, its tokens and the reason of its end; see `write_rows`.
+def completion_columns(
+    results: dict[str, np.ndarray], tokenizer: TextTokenizer, num_cut: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each completion: its text, its tokens and the reason of its end.
 
     Args:
-        rows: all rows that were predicted, in their order.
         results: completion_ids [N, M], num_tokens [N], num_characters [N] and finish_reason [N],
             index in `FINISH_REASONS`.
-        path: .jsonl.
         tokenizer: of the model.
         num_cut: [N] tokens at the beginning of a prompt that the model did not see.
     """
+    for number, cut in enumerate(num_cut.tolist()):
+        characters = int(results["num_characters"][number])
+        yield {
+            "completion": completion_text(tokenizer, results["completion_ids"][number], characters),
+            "num_tokens": int(results["num_tokens"][number]),
+            "finish_reason": FINISH_REASONS[int(results["finish_reason"][number])],
+            "prompt_tokens_cut": cut,
+        }
 
-    def added(number: int) -> tuple[Any, ...]:
-        text, reason = completed(results, number, tokenizer)
-        return text, int(results["num_tokens"][number]), reason, int(num_cut[number])
 
-    columns = ("completion", "num_tokens", "finish_reason", "prompt_tokens_cut")
-    write_rows(rows, added, columns, len(num_cut), path)
-
-
-def write_scores(
-    rows: Iterable[JsonRow], results: dict[str, np.ndarray], path: Path, num_cut: np.ndarray
-) -> None:
-    """Write each row with the scores of its choices and the place of the best one, from 0; see
-    `write_completions`. `results` are scores [N, C] in nats, NaN where a row has fewer choices, and
+def score_columns(results: dict[str, np.ndarray], num_cut: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each row with choices: their scores and tokens, and the place of the
+    best one, from 0; `results` are scores [N, C] in nats, NaN where a row has fewer choices, and
     num_tokens [N, C]."""
-
-    def added(number: int) -> tuple[Any, ...]:
+    for number, cut in enumerate(num_cut.tolist()):
         is_there = ~np.isnan(results["scores"][number])
-        scores, sizes = (results[name][number][is_there] for name in ("scores", "num_tokens"))
-        return scores.tolist(), sizes.tolist(), int(np.argmax(scores)), int(num_cut[number])
+        found = {
+            name: results[name][number][is_there].tolist() for name in ("scores", "num_tokens")
+        }
+        yield {**found, "best": int(np.argmax(found["scores"])), "prompt_tokens_cut": cut}
 
-    columns = ("scores", "num_tokens", "best", "prompt_tokens_cut")
-    write_rows(rows, added, columns, len(num_cut), path)
 
-
-def write_rows(
-    rows: Iterable[JsonRow],
-    added: Callable[[int], tuple[Any, ...]],
-    columns: Sequence[str],
-    num_results: int,
-    path: Path,
-) -> None:
+def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path: Path) -> None:
     """Write each row with more columns, whole or not at all, and never over an existing file.
 
     Args:
         rows: all that were predicted, in their order.
-        added: gives the values of the columns for the number of a row.
-        columns: their names; a row's own value of such a name is kept as `input_NAME`.
-        num_results: number of predictions.
+        results: more columns of each, all with the same names; a row's own value of such a name is
+            kept as `input_NAME`.
         path: .jsonl.
 
     Raises:
@@ -382,24 +357,25 @@ def write_rows(
         RuntimeError: there are more or fewer rows than results.
     """
     names: dict[tuple[str, ...], list[str]] = {}
-    number = -1
+    num_rows = num_results = 0
     with new_json_file(path) as file:
-        for number, row in enumerate(rows):
+        for row, columns in zip_longest(rows, results):
+            num_rows, num_results = num_rows + bool(row), num_results + bool(columns)
+            if row is None or columns is None:
+                continue
             keys = tuple(row.values)
             if keys not in names:
                 names[keys] = free_names(list(keys), list(columns))
-            if number < num_results:
-                values = dict(zip(names[keys], row.values.values(), strict=True))
-                values |= zip(columns, added(number), strict=True)
-                # Dates and decimal numbers of parquet files become text.
-                line = json.dumps(values, ensure_ascii=False, default=str)
-                if half_character(line) is not None:  # which stands in no file of UTF-8
-                    line = json.dumps(values, default=str)
-                with naming(path):
-                    file.write(line + "\n")
-        if number + 1 != num_results:
+            values = dict(zip(names[keys], row.values.values(), strict=True)) | columns
+            # Dates and decimal numbers of parquet files become text.
+            line = json.dumps(values, ensure_ascii=False, default=str)
+            if half_character(line) is not None:  # which stands in no file of UTF-8
+                line = json.dumps(values, default=str)
+            with naming(path):
+                file.write(line + "\n")
+        if num_rows != num_results:
             raise RuntimeError(
-                f"the files hold {number + 1} rows, {num_results} were predicted: a file changed "
+                f"the files hold {num_rows} rows, {num_results} were predicted: a file changed "
                 "meanwhile; start the prediction again."
             )
 

@@ -26,10 +26,11 @@ from datamodules.text.prompts import (
     ChoiceDataset,
     PromptDataset,
     check_output,
+    completion_columns,
     read_prompts,
     read_rows,
-    write_completions,
-    write_scores,
+    score_columns,
+    write_rows,
 )
 from datamodules.text.store import CorpusRequest, TokenRequest, TokenStore
 from datamodules.tokenizers.text import (
@@ -251,15 +252,16 @@ class LanguageModelDataModule(PlannedDataModule):
         """Part of the output's name beside that of the input."""
         return "scored" if self.model.options["generation"].mode == "score" else "completed"
 
+    def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
+        """Yield what is written beside each row."""
+        dataset: Any = self.datasets["predict"]
+        if isinstance(dataset, ChoiceDataset):
+            return score_columns(results, dataset.num_cut)
+        return completion_columns(results, self.prompt_tokenizer(), dataset.num_cut)
+
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the completions or scores; `results` as `complete` returns them."""
-        dataset = self.datasets["predict"]
-        assert isinstance(dataset, PromptDataset)
-        rows = self.predict_rows()
-        if isinstance(dataset, ChoiceDataset):
-            write_scores(rows, results, path, dataset.num_cut)
-        else:
-            write_completions(rows, results, path, self.prompt_tokenizer(), dataset.num_cut)
+        write_rows(self.predict_rows(), self.written_columns(results), path)
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""

@@ -17,11 +17,12 @@ from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import (
     PromptDataset,
     check_output,
+    completion_columns,
     read_prompts,
     read_rows,
     recent,
-    write_completions,
-    write_scores,
+    score_columns,
+    write_rows,
 )
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
 
@@ -148,25 +149,27 @@ def rows_of(rows: list[dict]) -> list[JsonRow]:
     return [JsonRow(Path("mine.jsonl"), line, row) for line, row in enumerate(rows, start=1)]
 
 
-def results_of(texts: list[str]) -> dict[str, np.ndarray]:
+def write_completions(
+    rows: list[JsonRow], texts: list[str], path: Path, num_cut: tuple[int, ...] = (0, 0)
+) -> None:
     ids = np.full((len(texts), 9), -1)
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = TOKENIZER.encode(text)
     lengths = np.array([len(text) for text in texts])
-    reasons = np.arange(len(texts)) % 4
-    return {
+    results = {
         "completion_ids": ids,
         "num_tokens": lengths,
         "num_characters": np.maximum(lengths - 1, 0),
-        "finish_reason": reasons,
+        "finish_reason": np.arange(len(texts)) % 4,
     }
+    write_rows(rows, completion_columns(results, TOKENIZER, np.array(num_cut)), path)
 
 
 def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
     rows = rows_of([{"prompt": "ä", "num_tokens": 3}, {"id": [1], "prompt": "b"}])
     out = tmp_path / "new" / "out.jsonl"
-    num_cut = np.array([0, 4])
-    write_completions(rows, results_of(["one.", ""]), out, TOKENIZER, num_cut)
+    num_cut = (0, 4)
+    write_completions(rows, ["one.", ""], out, num_cut)
     assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
         {"prompt": "ä", "input_num_tokens": 3, "completion": "one", "num_tokens": 4}
         | {"finish_reason": "end", "prompt_tokens_cut": 0},
@@ -176,7 +179,7 @@ def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
     assert 'column "num_tokens" is written as "input_num_tokens"' in caplog.text
     assert "ä" in out.read_text("utf-8")  # as it was written, not as an escape
     with pytest.raises(FileExistsError, match=r"out.jsonl exists and is not overwritten"):
-        write_completions(rows, results_of(["a", "b"]), out, TOKENIZER, num_cut)
+        write_completions(rows, ["a", "b"], out, num_cut)
 
 
 def test_parquet_is_read_as_jsonl_and_any_value_is_written(tmp_path):
@@ -186,7 +189,7 @@ def test_parquet_is_read_as_jsonl_and_any_value_is_written(tmp_path):
     data = PromptDataset(read_prompts(rows, TOKENIZER))
     assert data.fingerprint == dataset(tmp_path, [{"prompt": "a"}]).fingerprint
     rows += rows_of([{"prompt": "b", "note": ["\ud83d"]}])  # half a character, as an escape
-    write_completions(rows, results_of(["b", "c"]), tmp_path / "out.jsonl", TOKENIZER, np.zeros(2))
+    write_completions(rows, ["b", "c"], tmp_path / "out.jsonl")
     first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
     assert (first["day"], first["price"]) == ("2024-02-29", "1.50")
     assert second["note"] == ["\ud83d"]
@@ -198,7 +201,7 @@ def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
         "scores": np.array([[-3.5, -1.25], [-2.0, np.nan]]),
         "num_tokens": np.array([[2, 1], [1, 0]]),
     }
-    write_scores(rows, results, tmp_path / "out.jsonl", np.zeros(2, np.int64))
+    write_rows(rows, score_columns(results, np.zeros(2, np.int64)), tmp_path / "out.jsonl")
     first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
     assert (first["scores"], first["num_tokens"]) == ([-3.5, -1.25], [2, 1])
     assert first["best"] == 1
@@ -209,9 +212,7 @@ def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
 def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, num_rows):
     rows = rows_of([{"prompt": "a"}] * num_rows)
     with pytest.raises(RuntimeError, match=f"the files hold {num_rows} rows, 2 were predicted"):
-        write_completions(
-            rows, results_of(["a", "b"]), tmp_path / "o.jsonl", TOKENIZER, np.zeros(2)
-        )
+        write_completions(rows, ["a", "b"], tmp_path / "o.jsonl")
     assert not list(tmp_path.iterdir())
 
 
