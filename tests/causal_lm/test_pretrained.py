@@ -1,5 +1,6 @@
 """Models of transformers as networks: packed rows, recipes without folders, what is refused."""
 
+import copy
 import json
 import shutil
 
@@ -25,7 +26,6 @@ from tests.causal_lm.folders import (
     saved,
     worst_difference,
 )
-from tests.training.test_strategies import part_of
 
 KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
 
@@ -217,6 +217,17 @@ def test_data_that_does_not_fit_is_refused(tmp_path):
             check_recipe(recipe, 12, 30)
     saved(tmp_path, "Qwen2")
     check_recipe(read_recipe(tmp_path), 10_000, 29)
+
+
+def part_of(network, rank, size):
+    """What one device of a group has, cut by hand."""
+    part = copy.deepcopy(network)
+    for _, layer, split in planned_layers(part, part.tensor_plan()):
+        axis = {"columns": 0, "rows": 1}[split.style]
+        layer.weight = nn.Parameter(layer.weight.chunk(size, axis)[rank])
+        if layer.bias is not None and split.style == "columns":
+            layer.bias = nn.Parameter(layer.bias.chunk(size)[rank])
+    return part
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
