@@ -106,13 +106,27 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
     Raises:
         UsageError: an argument names nothing that it could be.
     """
+    from jinja2 import Environment, FileSystemLoader
+
     runs = [read_run(Path(folder), time.time()) for folder in (run, other) if folder is not None]
     path = runs[0].folder / "report.html"
     if len(runs) == 2:
         path = Path(f"compare-{runs[0].name}-{runs[1].name}.html")
     path = Path(to) if to is not None else path
-    _check_target(path)
-    write_page(path, run_facts(runs[0]) if len(runs) == 1 else comparison(*runs))
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if GENERATOR not in file.read(1000):
+                raise UsageError(
+                    f"{path} exists and is no report of this command, so it is not replaced; move "
+                    "it away, or name another file with --to."
+                )
+    facts = run_facts(runs[0]) if len(runs) == 1 else comparison(*runs)
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
+    template = environment.get_template("report.html")
+    vendored = {
+        name: (TEMPLATES / f"uplot.min.{name}").read_text("utf-8") for name in ("js", "css")
+    }
+    write_whole(path, template.render(generator=GENERATOR, uplot=vendored, **facts))
     print(f"written to {path}")
     return 0
 
@@ -556,33 +570,6 @@ def thinned(points: Points) -> Points:
         ends = (f(places, key=lambda i: points[i][1]) for f in (min, max))
         kept |= {places[0], places[-1], *ends}
     return [points[i] for i in sorted(kept)]
-
-
-def _check_target(path: Path) -> None:
-    """Refuse a file that a report must not become."""
-    if path.is_dir():
-        raise UsageError(f"--to {path} is a folder; name a file, such as {path / 'report.html'}.")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--to {path}: there is no folder {path.parent}; make it.")
-    if path.exists():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if GENERATOR not in file.read(1000):
-                raise UsageError(
-                    f"{path} exists and is no report of this command, so it is not replaced; move "
-                    "it away, or name another file with --to."
-                )
-
-
-def write_page(path: Path, facts: dict[str, Any]) -> None:
-    """Write a page as a whole, over an earlier report at most."""
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    template = environment.get_template("report.html")
-    vendored = {
-        name: (TEMPLATES / f"uplot.min.{name}").read_text("utf-8") for name in ("js", "css")
-    }
-    write_whole(path, template.render(generator=GENERATOR, uplot=vendored, **facts))
 
 
 def shown(value: float | None, digits: int = 4) -> str:
