@@ -13,7 +13,7 @@ _HOME = {
     "Augmentation": "datamodules.occupations.batches",
     "CodeBookOptions": "datamodules.occupations.store",
     "CodeSystem": "datamodules.tokenizers.codes",
-    "Columns": "datamodules.occupations.rows",
+    "Columns": "datamodules.occupations.store",
     "InstructionDataModule": "datamodules.text.instructions",
     "LoaderOptions": "datamodules.core.planned",
     "OccupationDataModule": "datamodules.occupations.datamodule",

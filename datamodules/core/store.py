@@ -229,6 +229,31 @@ def mapped_array(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r").view(np.ndarray)
 
 
+class ArrayFolder:
+    """Arrays of a folder, memory-mapped, and its facts; pickled as the name of the folder.
+
+    Attributes:
+        facts: of facts.json.
+        fingerprint: hex digest of the content, one of the facts.
+        arrays: those of the npy files, by their names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
+        self.fingerprint: str = self.facts["fingerprint"]
+        self.arrays = {path.stem: mapped_array(path) for path in folder.glob("*.npy")}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
+
+    def parts(self, values: str, offsets: str, places: np.ndarray) -> list[np.ndarray]:
+        """Return the values between the offsets of these places and of the next ones."""
+        ends = self.arrays[offsets]
+        pairs = zip(ends[places].tolist(), ends[places + 1].tolist(), strict=True)
+        return [self.arrays[values][start:end] for start, end in pairs]
+
+
 class ArrayFile:
     """A npy file that grows, in a `with` block.
 

@@ -74,6 +74,11 @@ class BadRows:
         if self.mode != "error" or is_named:
             self.rows.append(row)
 
+    def add_fault(self, file: Path, line: int, fault: "RowFault") -> None:
+        """Takes the row of a file that has this fault."""
+        kind, value, rule = fault.args
+        self.add(BadRow(str(file), line, value, rule, kind))
+
     def settle(self, folder: Path) -> None:
         """Raises, or writes `rejected.csv` into the folder where there is something to write.
 
@@ -185,8 +190,7 @@ def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> I
         try:
             yield make(row)
         except RowFault as fault:
-            kind, value, rule = fault.args
-            bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
+            bad_rows.add_fault(row.file, row.line, fault)
 
 
 def half_character(text: str) -> str | None:

@@ -15,8 +15,7 @@ from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.core.planned import PlannedDataset
 from datamodules.files.splitting import STATUS_WORDS
 from datamodules.occupations.coded import PredictIndex
-from datamodules.occupations.rows import UNKNOWN
-from datamodules.occupations.store import OccupationStore
+from datamodules.occupations.store import UNKNOWN, OccupationStore
 from datamodules.tokenizers.characters import decode, encode
 
 DROP_LANGUAGE = 0.25
@@ -237,17 +236,14 @@ class DistinctInputs(PlannedDataset):
 
     def __init__(self, index: PredictIndex) -> None:
         self.index = index
-        self.lengths = np.diff(index.text_offsets)
+        self.lengths = np.diff(index.arrays["text_offsets"])
         self.fingerprint = index.fingerprint
         self.target_counts = {}
 
-    def example(self, sample_id: int, epoch: int) -> tuple[np.ndarray, int]:
-        """Code points [S] and language index of one input."""
-        start, end = self.index.text_offsets[sample_id : sample_id + 2]
-        return self.index.code_points[start:end], int(self.index.language_ids[sample_id])
-
-    def collate(self, examples: list[tuple[np.ndarray, int]]) -> dict[str, torch.Tensor]:
-        """The padded batch, without codes."""
-        batch = padded_texts([points for points, _ in examples])
-        batch["language_id"] = torch.tensor([language_id for _, language_id in examples])
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """The padded batch of inputs [B], without codes."""
+        batch = padded_texts(self.index.parts("code_points", "text_offsets", sample_ids))
+        batch["language_id"] = torch.from_numpy(
+            self.index.arrays["language_ids"][sample_ids].astype(np.int64)
+        )
         return batch

@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from datamodules.core.store import (
     ArrayFile,
+    ArrayFolder,
     cache_root,
     digest_of,
     file_digest,
     made_once,
-    mapped_array,
 )
 from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.tables import (
@@ -33,8 +33,7 @@ from datamodules.files.tables import (
     suffix_of,
     write_beside,
 )
-from datamodules.occupations.rows import Columns, RowRules
-from datamodules.occupations.store import text_arrays
+from datamodules.occupations.store import Columns, RowReader, text_arrays
 from datamodules.tokenizers.characters import TextNormalisation
 from datamodules.tokenizers.codes import CodeBook, CodeSystem
 
@@ -43,33 +42,26 @@ NO_TEXT = -1
 RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
 
 
-class PredictIndex:
-    """The distinct inputs of some tables, memory-mapped; pickled as the name of the folder.
+class PredictIndex(ArrayFolder):
+    """The distinct inputs of some tables.
 
     Attributes:
-        code_points: [P] uint32, the texts one behind the other.
-        text_offsets: [D + 1] int64.
-        is_truncated: [D] bool.
-        language_ids: [D] int16, index in the recipe's languages, 0 = unknown.
-        input_of_row: [N] int64, the number of the row's input, -1 = a row without text.
+        files: the tables.
+        table: how they are written.
+        notes: what of their rows is not as it should be.
+        num_inputs: D.
+        arrays: code_points [P] uint32, the texts one behind the other; text_offsets [D + 1] int64;
+            is_truncated [D] bool; language_ids [D] int16, index in the recipe's languages,
+            0 = unknown; input_of_row [N] int64, the number of the row's input, -1 = a row without
+            text.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        self.files = [Path(name) for name in facts["files"]]
-        self.fingerprint: str = facts["fingerprint"]
-        self.notes: list[str] = facts["notes"]
-        self.table = TableOptions(**facts["table"])
-        self.code_points, self.text_offsets, self.is_truncated, self.language_ids = (
-            mapped_array(folder / f"{name}.npy")
-            for name in ("code_points", "text_offsets", "is_truncated", "language_ids")
-        )
-        self.input_of_row = mapped_array(folder / "input_of_row.npy")
-        self.num_inputs = len(self.language_ids)  # D
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PredictIndex, (self.folder,)
+        super().__init__(folder)
+        self.files = [Path(name) for name in self.facts["files"]]
+        self.table = TableOptions(**self.facts["table"])
+        self.notes: list[str] = self.facts["notes"]
+        self.num_inputs = len(self.arrays["language_ids"])
 
 
 def open_index(
@@ -108,22 +100,21 @@ def open_index(
     def make(folder: Path) -> None:
         bad_rows, system = BadRows(on_bad_rows), CodeSystem()
         normalisation = TextNormalisation(**recipe["normalisation"])
-        rules = RowRules(columns, normalisation, system, bad_rows, None, table, is_prediction=True)
+        reader = RowReader(columns, normalisation, system, bad_rows, None, table)
         language_index = {name: i for i, name in enumerate(recipe["languages"])}
         inputs: dict[tuple[str, int], int] = {}  # text and index of the language
         with ArrayFile(folder / "input_of_row.npy", np.int64) as input_of_row:
             for path in files:
-                for batch in rules.input_batches(path):
-                    numbers = (
-                        NO_TEXT
-                        if text is None
-                        else inputs.setdefault((text, language_index.get(name, 0)), len(inputs))
-                        for text, name in rules.inputs(batch)
-                    )
-                    input_of_row.add(np.fromiter(numbers, np.int64, len(batch.line)))
+                numbers = (
+                    NO_TEXT
+                    if text is None
+                    else inputs.setdefault((text, language_index.get(name, 0)), len(inputs))
+                    for text, name in reader.inputs(path)
+                )
+                input_of_row.add(np.fromiter(numbers, np.int64))
         bad_rows.settle(folder)
         if not inputs:
-            why = [*bad_rows.rows[:1], *rules.notes()][0]
+            why = [*bad_rows.rows[:1], *reader.notes()][0]
             raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
         texts, languages = zip(*inputs, strict=True)
         arrays = text_arrays(texts, recipe["max_length"])
@@ -135,7 +126,7 @@ def open_index(
         facts = {
             "files": [str(path.resolve()) for path in files],
             "fingerprint": content.hexdigest(),
-            "notes": rules.notes(),
+            "notes": reader.notes(),
             "table": asdict(table),
         }
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
@@ -213,13 +204,13 @@ def write_coded_table(
         return [
             *columns,
             values(needs_review, np.ones_like(is_coded)),
-            values(index.is_truncated[ids], is_coded),
-            values(index.language_ids[ids] != 0, is_coded),
+            values(index.arrays["is_truncated"][ids], is_coded),
+            values(index.arrays["language_ids"][ids] != 0, is_coded),
         ]
 
-    names = output_columns(num_codes, 1 + num_next)
+    names, input_of_row = output_columns(num_codes, 1 + num_next), index.arrays["input_of_row"]
     write_beside(
-        *(index.files, index.table, path, len(index.input_of_row)),
-        added=lambda rows: dict(zip(names, added(index.input_of_row[rows]), strict=True)),
+        *(index.files, index.table, path, len(input_of_row)),
+        added=lambda rows: dict(zip(names, added(input_of_row[rows]), strict=True)),
         texts=book.codes + book.descriptions,
     )

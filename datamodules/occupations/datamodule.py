@@ -24,10 +24,12 @@ from datamodules.files.tables import (
 )
 from datamodules.occupations.batches import Augmentation, DistinctInputs, OccupationDataset
 from datamodules.occupations.coded import PredictIndex, open_index, write_coded_table
-from datamodules.occupations.rows import UNKNOWN, Columns, RowRules
 from datamodules.occupations.store import (
+    UNKNOWN,
     CodeBookOptions,
+    Columns,
     OccupationStore,
+    RowReader,
     StoreRequest,
     TextOptions,
     encoding_digest,
@@ -192,18 +194,17 @@ class OccupationDataModule(PlannedDataModule):
         for number, paths in request.files.items():
             for path in paths:
                 audit.files[str(path)] = 0
-                for job in RowRules(*rules).jobs(path, number == TRAIN and bool(columns.split)):
+                for job in RowReader(*rules).jobs(path, number == TRAIN and bool(columns.split)):
                     name = PART_NAMES[number if job.part is None else job.part]
                     take(path, name, job.text, job.language)
                     codes.update(job.codes)
                     code_sets.setdefault(job.text, set()).add(tuple(sorted(job.codes)))
         for path in expand_files(self.predict_files, "data.predict_files"):
-            reader = RowRules(*rules, is_prediction=True)
+            reader = RowReader(*rules)
             audit.files[str(path)] = 0
-            for batch in reader.input_batches(path):
-                for text, language in reader.inputs(batch):
-                    if text is not None:
-                        take(path, "predict", text, language)
+            for text, language in reader.inputs(path):
+                if text is not None:
+                    take(path, "predict", text, language)
             audit.warnings += [f"{path}: {note}" for note in reader.notes()]
         audit.parts = [AuditPart(name, *part) for name, part in parts.items() if part[0]]
         audit.labels = {"languages": languages, "codes": codes}

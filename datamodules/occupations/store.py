@@ -3,47 +3,170 @@
 Shapes: T distinct texts, P their characters, N rows, K all codes of all rows.
 """
 
+import difflib
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
-from datamodules.files.rows import BadRows
+from datamodules.core.store import (
+    ArrayFolder,
+    cache_root,
+    digest_of,
+    file_digest,
+    made_once,
+)
+from datamodules.files.rows import BadRows, RowFault
 from datamodules.files.splitting import (
     PART_NAMES,
     TEST,
     TRAIN,
     VALIDATION,
     SplitOptions,
+    parse_part,
     split_by_stem,
 )
-from datamodules.files.tables import TableOptions, check_file
-from datamodules.occupations.rows import UNKNOWN, Columns, Job, RowRules, language_code
+from datamodules.files.tables import Table, TableOptions, check_file, value_rows
 from datamodules.tokenizers.characters import TextNormalisation
-from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book
+from datamodules.tokenizers.codes import MOST_CODES, CodeBook, CodeSystem, build_code_book
 
 STORE_VERSION = 1
 RECIPE_VERSION = 1
 # What of a recipe decides how a row is encoded; thresholds and the like do not.
 ENCODING_KEYS = ("version", "normalisation", "max_length", "languages", "code_book")
-ARRAYS = (
-    "code_points",  # [P] uint32, the texts one behind the other
-    "text_offsets",  # [T + 1] int64
-    "is_truncated",  # [T] bool
-    "text_id",  # [N] int32
-    "language_id",  # [N] int16, index in the recipe's languages
-    "code_ids",  # [K] int32
-    "code_offsets",  # [N + 1] int64
-    "part",  # [N] int8: train, validation, test
-    "is_seen_text",  # [N] bool: the text occurs in a training row
-    "is_seen_code",  # [N] bool: every code of the row occurs in a training row
-)
+T = TypeVar("T")
+
+UNKNOWN = "unk"
+UNKNOWN_NAMES = ("", "unk", "unknown", "und", "na", "n/a", "nan", "none", "null", "?", "-", "xx")
+
+_ISO_639_1 = """
+aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv
+dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie
+ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv
+mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nv ny oc oj om or os pa pi pl ps pt qu rm rn
+ro ru rw sa sc sd sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw
+ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+"""
+ISO_639_1 = frozenset(_ISO_639_1.split())
+
+# What tables of historical occupations hold: names, and country codes used as languages. "se" is
+# Northern Sami and "na" Nauru in the standard; there they mean Swedish and "not available".
+_NAMES = """
+sv se swe swedish svenska; da dk dan danish dansk; de ge ger deu german deutsch at
+no nb nn nor nob nno norwegian norsk bokmal nynorsk; en eng english gb us
+nl dut nld du dutch nederlands flemish; fr fre fra french français
+es spa sp spanish español castilian; pt por portuguese português; it ita italian italiano
+ca cat catalan català; el gr gre ell greek; is ice isl icelandic; fi fin finnish suomi; la lat latin
+pl pol polish; cs cz cze ces czech; hu hun hungarian; ru rus russian; he iw hebrew; id in indonesian
+yi ji yiddish; ja jp japanese; zh cn chinese; et estonian; lv latvian; lt lithuanian; ga irish
+gd gaelic; cy welsh; eu basque; gl galician; ro romanian; bg bulgarian; hr croatian; sr serbian
+sl slovenian; sk slovak; uk ukrainian; sq albanian; tr turkish; ar arabic; af afrikaans; fo faroese
+"""
+ALIASES: dict[str, str] = {
+    alias: names[0]
+    for names in (entry.split() for entry in _NAMES.replace("\n", ";").split(";"))
+    for alias in names[1:]
+}
+
+
+def language_code(raw: str, unknown: Literal["error", "unk"] = "error") -> str:
+    """Return the ISO 639-1 code of a language, or "unk" where none is stated.
+
+    Args:
+        raw: a code, an alias (se, ge, dk, swedish, …), or a locale such as en-GB.
+        unknown: what a name means that is none of these: an error, or "unk".
+
+    Raises:
+        ValueError: nobody knows this language; names the likely one.
+    """
+    name = raw.strip().lower()
+    if name in UNKNOWN_NAMES:
+        return UNKNOWN
+    for candidate in (name, name.replace("_", "-").split("-")[0]):
+        if candidate in ALIASES:
+            return ALIASES[candidate]
+        if candidate in ISO_639_1:
+            return candidate
+    if unknown == "unk":
+        return UNKNOWN
+    near = difflib.get_close_matches(name, [*ALIASES, *ISO_639_1], n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    raise ValueError(
+        f'language "{raw}" is no ISO 639-1 code (en, da, sv, …) or known name.{hint} '
+        f'Write "{UNKNOWN}" where the language is not known.'
+    )
+
+
+NO_CODE_MARKS = ("", "na", "n/a", "nan", "null", "none")
+
+
+@dataclass
+class Columns:
+    """Which columns of the tables hold what.
+
+    Args:
+        text: the job description.
+        language: of each row; `None` where all rows have `default_language`.
+        codes: one column per code, or one column that `code_separator` cuts; `A,B` or a list.
+            `None` takes code_1, code_2, … as far as they exist.
+        code_separator: text between the codes of one cell.
+        split: train, validation or test, stated by the table itself.
+        default_language: of rows that state none.
+    """
+
+    text: str = "text"
+    language: str | None = None
+    codes: list[str] | str | None = None
+    code_separator: str | None = None
+    split: str | None = None
+    default_language: str = UNKNOWN
+
+    def __post_init__(self) -> None:
+        self.default_language = language_code(self.default_language)
+        if self.code_separator is not None and not self.code_separator.strip(" "):
+            raise ValueError(
+                f'columns.code_separator must be a visible text, got "{self.code_separator}"; '
+                "leave it out where each code has a column of its own."
+            )
+        if isinstance(self.codes, str):
+            self.codes = [name.strip() for name in self.codes.split(",") if name.strip()]
+        named = [self.text, self.language, self.split, *(self.codes or [])]
+        named = [name for name in named if name is not None]
+        twice = next((name for i, name in enumerate(named) if name in named[:i]), None)
+        if twice is not None:
+            raise ValueError(f'columns names "{twice}" twice; each use needs its own column.')
+
+    def code_columns(self, table: Table) -> list[str]:
+        """The code columns of this table.
+
+        Raises:
+            ValueError: it has none, or lacks one that is named.
+        """
+        if self.codes:
+            table.check(self.codes, "columns.codes")
+            return list(self.codes)
+        found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in table.names]
+        if not found:
+            raise ValueError(
+                f"{table.path} has no column code_1; it has: {', '.join(table.names)}. Name its "
+                "code columns with --data.columns.codes=A,B."
+            )
+        return found
+
+    def text_columns(self, table: Table) -> list[str]:
+        """The columns of text and language; raises ValueError where the table lacks one."""
+        table.check([self.text], "columns.text")
+        if self.language is None:
+            return [self.text]
+        table.check([self.language], "columns.language")
+        return [self.text, self.language]
 
 
 @dataclass(frozen=True)
@@ -85,6 +208,175 @@ class TextOptions(TextNormalisation):
         options = asdict(self)
         del options["max_length"]
         return TextNormalisation(**options)
+
+
+class Job(NamedTuple):
+    """One sound row; codes in normal form, without repetition."""
+
+    text: str
+    language: str
+    codes: tuple[str, ...]
+    part: int | None
+
+
+class RowReader:
+    """Reader of tables of job descriptions.
+
+    Args:
+        columns: which column holds what.
+        normalisation: of the text.
+        system: how codes are written.
+        bad_rows: takes the rows that break a rule.
+        book: the legal codes; `None` where the data define them.
+        table: how the tables are written.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        normalisation: TextNormalisation,
+        system: CodeSystem,
+        bad_rows: BadRows,
+        book: CodeBook | None = None,
+        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        self.columns, self.system, self.book = columns, system, book
+        self.bad_rows, self.table = bad_rows, table
+        self.num_without_text = 0
+        self.unknown_languages: Counter[str] = Counter()
+        self._normalised = lru_cache(maxsize=1 << 16)(normalisation)
+        self._language = _remembered(self._parse_language)
+        self._code = _remembered(self._parse_code)
+
+    def jobs(self, path: Path, with_split: bool = False) -> Iterator[Job]:
+        """Yields the sound rows of a table with codes, in order; with their part where asked."""
+        table, columns = Table(path, self.table), self.columns
+        codes = columns.code_columns(table)
+        wanted = [*columns.text_columns(table), *codes]
+        split = columns.split if with_split else None
+        if split is not None:
+            table.check([split], "columns.split")
+            wanted.append(split)
+        rows = value_rows(path, list(dict.fromkeys(wanted)), self.bad_rows.add, self.table)
+        for line, row in rows:
+            try:
+                raw = row[columns.text]
+                text = self._normalised(raw)
+                if not text:
+                    rule = f'the column "{columns.text}" holds no text; fill it or drop the row.'
+                    raise RowFault("text", raw, rule)
+                language = self._language(row[columns.language] if columns.language else "")
+                found = self._codes_of([row[name] for name in codes])
+                part = None if split is None else _part(row[split])
+            except RowFault as fault:
+                self.bad_rows.add_fault(path, line, fault)
+            else:
+                yield Job(text, language, found, part)
+
+    def inputs(self, path: Path) -> Iterator[tuple[str | None, str]]:
+        """Yields normalised text, `None` where there is none, and language of every row to code;
+        what is not as it should be stays as it is, see `notes`."""
+        columns = self.columns
+        wanted = columns.text_columns(Table(path, self.table))
+        for _, row in value_rows(path, wanted, self.bad_rows.add, self.table):
+            text = self._normalised(row[columns.text])
+            if not text:
+                self.num_without_text += 1
+                yield None, UNKNOWN
+                continue
+            name = row[columns.language] if columns.language else ""
+            try:
+                language = self._language(name)
+            except RowFault:
+                self.unknown_languages[name] += 1
+                language = UNKNOWN
+            yield text, language
+
+    def notes(self) -> list[str]:
+        """What became of rows to code that are not as they should be."""
+        notes = []
+        if self.num_without_text:
+            notes.append(
+                f'{counted(self.num_without_text)} no text in the column "{self.columns.text}": '
+                "such a row stays in the coded table, without codes."
+            )
+        if unknown := self.unknown_languages:
+            names = [f'"{name}"' for name, _ in unknown.most_common(3)]
+            more = len(unknown) - len(names)
+            notes.append(
+                f"{counted(unknown.total())} a language that is no known code "
+                f"({', '.join(names)}{f' and {more} more' if more else ''}): coded as of unknown "
+                "language, language_known is false."
+            )
+        return notes
+
+    def _parse_language(self, name: str) -> str:
+        try:
+            found = language_code(name)
+        except ValueError as error:
+            raise RowFault("language", name, str(error)) from error
+        return self.columns.default_language if found == UNKNOWN else found
+
+    def _codes_of(self, cells: list[str]) -> tuple[str, ...]:
+        if self.columns.code_separator is not None:
+            cells = [part for cell in cells for part in cell.split(self.columns.code_separator)]
+        found = tuple(dict.fromkeys(code for cell in cells if (code := self._code(cell))))
+        if not found:
+            rule = "the row has no code; give it one or drop the row."
+            raise RowFault("no code", " ".join(cells).strip(), rule)
+        most = self.system.max_codes or MOST_CODES
+        if len(found) > most:
+            raise RowFault(
+                "too many codes",
+                ", ".join(found),
+                f"the row has {len(found)} codes, this code system allows {most}; raise max_codes "
+                "of data.code_system or drop a code.",
+            )
+        return found
+
+    def _parse_code(self, cell: str) -> str | None:
+        raw, kind = cell.strip(), "code"
+        if raw.lower() in NO_CODE_MARKS and (self.book is None or raw not in self.book):
+            return None
+        try:
+            code = self.system.parse(raw)
+            kind = "code not in book"
+            if self.book is not None:
+                self.book.index(code)
+        except ValueError as error:
+            kind = "lost zeros" if "leading zeros" in str(error) else kind
+            raise RowFault(kind, cell, str(error)) from error
+        return code
+
+
+def _remembered(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Returns `parse`, which runs once for each value, also where it raises a `RowFault`."""
+    results: dict[str, T | RowFault] = {}
+
+    def parsed(value: str) -> T:
+        if value not in results:
+            try:
+                results[value] = parse(value)
+            except RowFault as fault:
+                results[value] = fault
+        result = results[value]
+        if isinstance(result, RowFault):
+            raise RowFault(*result.args)
+        return result
+
+    return parsed
+
+
+def _part(value: str) -> int:
+    try:
+        return parse_part(value)
+    except ValueError as error:
+        raise RowFault("split", value, str(error)) from error
+
+
+def counted(count: int) -> str:
+    """The beginning of a sentence about so many rows."""
+    return "1 row has" if count == 1 else f"{count:,} rows have"
 
 
 @dataclass
@@ -143,18 +435,21 @@ def encoding_digest(recipe: dict[str, Any]) -> str:
     return digest_of({key: recipe[key] for key in ENCODING_KEYS})
 
 
-class OccupationStore:
-    """The arrays of one cache folder, memory-mapped; pickled as the name of the folder."""
+class OccupationStore(ArrayFolder):
+    """The arrays of tables.
+
+    Attributes:
+        recipe: what a checkpoint keeps to code a text in the same way.
+        arrays: code_points [P] uint32, the texts one behind the other; text_offsets [T + 1] int64;
+            is_truncated [T] bool; text_id [N] int32; language_id [N] int16, index in the recipe's
+            languages; code_ids [K] int32; code_offsets [N + 1] int64; part [N] int8, train,
+            validation or test; is_seen_text [N] bool, the text occurs in a training row;
+            is_seen_code [N] bool, every code of the row does.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        self.recipe: dict[str, Any] = facts["recipe"]
-        self.fingerprint: str = facts["fingerprint"]
-        self.arrays = {name: mapped_array(folder / f"{name}.npy") for name in ARRAYS}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OccupationStore, (self.folder,)
+        super().__init__(folder)
+        self.recipe: dict[str, Any] = self.facts["recipe"]
 
     def rows(self, part: int) -> np.ndarray:
         """[rows] int64: the rows of one part, in input order."""
@@ -162,20 +457,15 @@ class OccupationStore:
 
     def texts(self, rows: np.ndarray) -> list[np.ndarray]:
         """[S] uint32 for each of these rows: its text."""
-        return self._parts("code_points", "text_offsets", self.arrays["text_id"][rows])
+        return self.parts("code_points", "text_offsets", self.arrays["text_id"][rows])
 
     def code_sets(self, rows: np.ndarray) -> list[np.ndarray]:
         """[1 …] int32 for each of these rows: its codes."""
-        return self._parts("code_ids", "code_offsets", rows)
+        return self.parts("code_ids", "code_offsets", rows)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """[rows] int64: characters of each row's text."""
         return np.diff(self.arrays["text_offsets"])[self.arrays["text_id"][rows]]
-
-    def _parts(self, values: str, offsets: str, places: np.ndarray) -> list[np.ndarray]:
-        ends = self.arrays[offsets]
-        pairs = zip(ends[places].tolist(), ends[places + 1].tolist(), strict=True)
-        return [self.arrays[values][start:end] for start, end in pairs]
 
 
 def text_arrays(texts: Iterable[str], max_length: int) -> dict[str, np.ndarray]:
@@ -231,10 +521,10 @@ def _write(request: StoreRequest, folder: Path) -> None:
         book = build_code_book(request.system, Path(options.path), ())
     system = request.system if book is None else book.system
     rows, bad_rows, columns = _Rows(), BadRows(request.on_bad_rows), request.columns
-    rules = RowRules(columns, normalisation, system, bad_rows, book, request.table)
+    reader = RowReader(columns, normalisation, system, bad_rows, book, request.table)
     for part, paths in request.files.items():
         for path in paths:
-            for job in rules.jobs(path, part == TRAIN and columns.split is not None):
+            for job in reader.jobs(path, part == TRAIN and columns.split is not None):
                 rows.add(job, part)
     if not rows.text and not bad_rows.count:
         raise ValueError("the tables hold no row; give them at least one.")
@@ -266,7 +556,7 @@ def _write(request: StoreRequest, folder: Path) -> None:
         for name, description in zip(book.codes, book.descriptions, strict=True):
             text = normalisation(description)
             if text and name not in book.system.specials:
-                rows.add(Job(0, text, language, (name,), None), TRAIN)
+                rows.add(Job(text, language, (name,), None), TRAIN)
     num_new = len(rows.text) - len(parts)  # descriptions are training rows themselves
     index = {name: i for i, name in enumerate(languages)}  # 0, unknown, where training had none
     language_id = np.array([index.get(name, 0) for name in rows.language_ids], np.int16)
@@ -282,10 +572,10 @@ def _write(request: StoreRequest, folder: Path) -> None:
         "is_seen_code": np.concatenate([seen["code"], np.ones(num_new, bool)]),
     }
     content = hashlib.sha256()
-    for name in ARRAYS:
-        np.save(folder / f"{name}.npy", arrays[name])
-        content.update(f"{name} {arrays[name].dtype.str} {len(arrays[name])};".encode())
-        content.update(np.ascontiguousarray(arrays[name]).data)
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values)
+        content.update(f"{name} {values.dtype.str} {len(values)};".encode())
+        content.update(np.ascontiguousarray(values).data)
     made = recipe or {
         "version": RECIPE_VERSION,
         "normalisation": normalisation.to_dict(),

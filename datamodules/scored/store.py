@@ -16,11 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
+from datamodules.core.store import ArrayFolder, cache_root, digest_of, file_digest, made_once
 from datamodules.files.rows import (
     HALF_RULE,
     JSON_SUFFIXES,
-    BadRow,
     BadRows,
     OnBadRows,
     RowFault,
@@ -311,8 +310,8 @@ class ScoredRequest:
         return cache_root() / "scored_texts" / digest_of(facts)
 
 
-class ScoredStore:
-    """The arrays of one cache folder; pickled as its name.
+class ScoredStore(ArrayFolder):
+    """The rows of some files.
 
     Attributes:
         text_of_row: [N] int64, distinct text of each row; -1 = rejected.
@@ -326,13 +325,11 @@ class ScoredStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        facts = json.loads((folder / "facts.json").read_text("utf-8"))
-        self.fingerprint: str = facts["fingerprint"]
-        self.heads: dict[str, dict[str, Any]] = facts["heads"]
-        self.files: dict[str, int] = facts["files"]
+        super().__init__(folder)
+        self.heads: dict[str, dict[str, Any]] = self.facts["heads"]
+        self.files: dict[str, int] = self.facts["files"]
         self.text_of_row, self.file_part, self.labels, self.keys, self._offsets = (
-            mapped_array(folder / f"{name}.npy") for name in ARRAYS
+            self.arrays[name] for name in ARRAYS
         )
         self.num_bytes = np.diff(self._offsets)
         self.columns: dict[str, slice] = {}
@@ -342,9 +339,6 @@ class ScoredStore:
             self.columns[name] = slice(start, start + width)
             start += width
         self._texts = np.memmap(folder / "texts.bin", np.uint8, "r")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ScoredStore, (self.folder,)
 
     def text(self, number: int) -> str:
         """Return one distinct text."""
@@ -393,8 +387,7 @@ def _rows(
                 raise RowFault("label", "", rule)
             yield text, of_group, [value for h in heads for value in h.parse(cells[h.column])]
         except RowFault as fault:
-            kind, value, rule = fault.args
-            bad_rows.add(BadRow(str(path), line, value, rule, kind))
+            bad_rows.add_fault(path, line, fault)
             yield None
 
 

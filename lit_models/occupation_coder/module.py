@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch, padded_texts
-from datamodules.occupations.rows import language_code
+from datamodules.occupations.store import language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_depths

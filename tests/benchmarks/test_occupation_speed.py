@@ -23,8 +23,7 @@ from torch import Tensor
 from datamodules.core.batches import padded_texts
 from datamodules.files.splitting import SplitOptions
 from datamodules.occupations.datamodule import OccupationDataModule
-from datamodules.occupations.rows import Columns
-from datamodules.occupations.store import CodeBookOptions
+from datamodules.occupations.store import CodeBookOptions, Columns
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder

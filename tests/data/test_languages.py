@@ -2,7 +2,7 @@
 
 import pytest
 
-from datamodules.occupations.rows import ALIASES, ISO_639_1, UNKNOWN, language_code
+from datamodules.occupations.store import ALIASES, ISO_639_1, UNKNOWN, language_code
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_augmentation_is_keyed_and_only_in_training(tmp_path):
 
 def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):
     module(tmp_path, ROWS).prepare_data()
-    monkeypatch.setattr("datamodules.occupations.rows.RowRules.jobs", lambda *_: 1 / 0)
+    monkeypatch.setattr("datamodules.occupations.store.RowReader.jobs", lambda *_: 1 / 0)
     module(tmp_path, ROWS).prepare_data()
     with pytest.raises(ZeroDivisionError):
         module(tmp_path, [*ROWS, ROWS[0]]).prepare_data()

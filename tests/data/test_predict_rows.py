@@ -59,22 +59,21 @@ def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
 
 def test_identical_inputs_are_one_sample(tmp_path):
     index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
-    assert index.input_of_row.tolist() == [0, 0, 1, 2, 3, 3]
+    assert index.arrays["input_of_row"].tolist() == [0, 0, 1, 2, 3, 3]
     dataset = DistinctInputs(index)
     assert dataset.lengths.tolist() == [5, 5, 10, 5]
-    examples = [dataset.example(i, 0) for i in range(4)]
-    assert [(decode(points), language) for points, language in examples] == [
-        ("smith", 2), ("smith", 1), ("a very lon", 2), ("smith", 0)
-    ]  # fmt: skip
-    assert index.is_truncated.tolist() == [False, False, True, False]
-    assert index.language_ids.tolist() == [2, 1, 2, 0]
-    assert set(dataset.collate(examples)) == {"input_ids", "attention_mask", "language_id"}
+    batch = dataset.batch(np.arange(4), 0)
+    texts = [decode(points) for points in batch["input_ids"].numpy()]
+    assert texts == ["smith", "smith", "a very lon", "smith"]
+    assert batch["language_id"].tolist() == [2, 1, 2, 0]
+    assert index.arrays["is_truncated"].tolist() == [False, False, True, False]
+    assert set(batch) == {"input_ids", "attention_mask", "language_id"}
 
 
 def test_several_files_are_one_table(tmp_path):
     files = [write(tmp_path / "a.csv", "text\na\nb\n"), write(tmp_path / "b.csv", "text\nb\nc\n")]
     index = open_index(files, Columns(default_language="en"), RECIPE)
-    assert index.input_of_row.tolist() == [0, 1, 1, 2]
+    assert index.arrays["input_of_row"].tolist() == [0, 1, 1, 2]
     other = write(tmp_path / "c.csv", "text,more\na,b\n")
     with pytest.raises(ValueError, match="need the same columns: predict them one"):
         open_index([files[0], other], Columns(), RECIPE)
@@ -92,8 +91,9 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
     index = open_index([path], Columns(), RECIPE, "reject")
     dataset, normalise = DistinctInputs(index), TextNormalisation()
     assert index.num_inputs == len({normalise(t) for t in texts} - {""})
-    for text, number in zip(texts, index.input_of_row.tolist(), strict=True):
-        assert normalise(text) == ("" if number < 0 else decode(dataset.example(number, 0)[0]))
+    found = dataset.batch(np.arange(index.num_inputs), 0)["input_ids"].numpy()
+    for text, number in zip(texts, index.arrays["input_of_row"].tolist(), strict=True):
+        assert normalise(text) == ("" if number < 0 else decode(found[number]))
 
 
 def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):

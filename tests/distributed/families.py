@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from datamodules import OccupationDataModule, SplitOptions, TextDataModule
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
-from datamodules.occupations.rows import Columns
+from datamodules.occupations.store import Columns
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitCausalLM, LitConsistencyLens, LitOccupationCoder
 from lit_models.causal_lm.adapters import LoraOptions

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.occupations.rows import Columns
-from datamodules.occupations.store import CodeBookOptions, OccupationStore, StoreRequest, open_store
+from datamodules.occupations.store import (
+    CodeBookOptions,
+    Columns,
+    OccupationStore,
+    StoreRequest,
+    open_store,
+)
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, named_code_system
 from lit_models.occupation_coder import metrics as metrics_file
 from lit_models.occupation_coder.decoding import Decoded, TemperatureSearch, temperatures

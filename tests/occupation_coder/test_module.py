@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from datamodules.occupations.datamodule import OccupationDataModule
-from datamodules.occupations.rows import Columns
+from datamodules.occupations.store import Columns
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import LinearOptions
