@@ -28,7 +28,6 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import mapped_array
 from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST
-from datamodules.files.tables import naming
 from datamodules.text.prompts import check_output, new_json_file
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
@@ -343,5 +342,4 @@ class ActivationDataModule(DocumentsDataModule):
             for number in range(len(results["error"])):
                 values = {name: found[number] for name, found in results.items()}
                 line = explanation_line(dataset, number, values, controls)
-                with naming(path):
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -40,11 +39,11 @@ SNIFFED_LINES = 1000
 EXCEL_SUFFIX = ".xlsx"
 PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
 SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
-BATCH_CHARACTERS = 1 << 20
+BLOCK = 1 << 20
 MAX_LINE_LENGTH = 1 << 24  # characters
 MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
-ROWS_PER_BATCH = 65_536
+ROWS_PER_BATCH = 8192
 GZIP = b"\x1f\x8b"
 OnBadRow = Callable[[BadRow], None]
 
@@ -105,26 +104,6 @@ class RawRow(NamedTuple):
     values: list[str]
     fault: str
     written: str
-
-
-@dataclass(frozen=True)
-class RowBatch:
-    """Some rows of one file.
-
-    Args:
-        file: where they come from.
-        rows: every column as text (pyarrow string), missing values as "".
-        line: [rows] int64, 1-based: line of a csv or tsv file (the first, where a quoted value
-            holds line breaks), row of a parquet file or a sheet.
-    """
-
-    file: Path
-    rows: pa.RecordBatch
-    line: np.ndarray
-
-    def texts(self, column: str) -> list[str]:
-        """The values of one column."""
-        return self.rows.column(column).to_pylist()
 
 
 def raise_bad_row(bad: BadRow) -> None:
@@ -239,58 +218,36 @@ class Table:
 
     def rows(
         self, columns: Sequence[str] | None = None, on_bad_row: OnBadRow = raise_bad_row
-    ) -> Iterator[RowBatch]:
-        """Yields the rows in order, as batches of text columns.
+    ) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yields each row in order: its place, and its values by column, missing ones as "".
+
+        The place counts from 1: the line of a csv or tsv file (the first, where a quoted value
+        holds line breaks), the row of a parquet file or a sheet.
 
         Args:
             columns: the columns to read; None reads all.
-            on_bad_row: takes each row that cannot be cut into columns; it is in no batch.
+            on_bad_row: takes each row that cannot be cut into columns; it is not yielded.
 
         Raises:
             ValueError: the file is damaged, in another encoding, or lacks a column or any row.
         """
         wanted = self.names if columns is None else list(columns)
         self.check(wanted)
-        places = [self.names.index(name) for name in wanted]
-        kept: list[RawRow] = []
-        num_rows = num_characters = 0
-
-        def batch() -> RowBatch:
-            columns = [pa.array([row.values[i] for row in kept], pa.string()) for i in places]
-            rows = pa.RecordBatch.from_arrays(columns, names=wanted)
-            return RowBatch(self.path, rows, np.array([row.line for row in kept], np.int64))
-
+        names, rows = self.names, _raw_rows(self.path, self.options, self.dialect)
         if suffix_of(self.path) in PARQUET_SUFFIXES:
-            for found in _parquet_batches(self.path, wanted):
-                num_rows += len(found.line)
-                yield found
-        else:
-            for row in islice(_raw_rows(self.path, self.options, self.dialect), 1, None):
-                num_rows += bool(row.values or row.fault)
-                if row.fault:
-                    written = row.written.rstrip("\r\n")
-                    on_bad_row(BadRow(str(self.path), row.line, written, row.fault))
-                elif row.values:
-                    kept.append(row)
-                    num_characters += len(row.written)
-                    if num_characters > BATCH_CHARACTERS:
-                        yield batch()
-                        kept, num_characters = [], 0
-            if kept:
-                yield batch()
-        if num_rows == 0:
+            names, rows = wanted, _parquet_rows(self.path, wanted)
+        places = {name: names.index(name) for name in wanted}
+        is_empty = True
+        next(rows)  # the header
+        for row in rows:
+            if row.fault:
+                written = row.written.rstrip("\r\n")
+                on_bad_row(BadRow(str(self.path), row.line, written, row.fault))
+            elif row.values:
+                yield row.line, {name: row.values[i] for name, i in places.items()}
+            is_empty = is_empty and not (row.fault or row.values)
+        if is_empty:
             raise ValueError(f"{self.path} holds a header and no rows; give it at least one row.")
-
-
-def read_rows(
-    files: Path | Sequence[Path],
-    columns: Sequence[str] | None = None,
-    on_bad_row: OnBadRow = raise_bad_row,
-    options: TableOptions = TableOptions(),
-) -> Iterator[RowBatch]:
-    """Yields the rows of these files in order; arguments and errors as of `Table.rows`."""
-    for path in [files] if isinstance(files, Path) else files:
-        yield from Table(path, options).rows(columns, on_bad_row)
 
 
 def value_rows(
@@ -299,13 +256,12 @@ def value_rows(
     on_bad_row: OnBadRow = raise_bad_row,
     options: TableOptions = TableOptions(),
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields line and values of each row of a table or jsonl file; of a table these columns, whose
+    """Yields place and values of each row of a table or jsonl file; of a table these columns, whose
     values are text. Errors as of `Table.rows` and `read_json_rows`."""
     if path.suffix.lower() in JSON_SUFFIXES:
         yield from ((row.line, row.values) for row in read_json_rows(path))
-        return
-    for batch in Table(path, options).rows(columns, on_bad_row):
-        yield from zip(batch.line.tolist(), batch.rows.to_pylist(), strict=True)
+    else:
+        yield from Table(path, options).rows(columns, on_bad_row)
 
 
 @lru_cache(maxsize=256)
@@ -380,12 +336,12 @@ def _encoding_of(path: Path) -> str:
         return "utf-16"
     try:
         with _unpacked(path) as file, io.TextIOWrapper(file, "utf-8") as text:
-            while text.read(BATCH_CHARACTERS):
+            while text.read(BLOCK):
                 pass
     except UnicodeDecodeError:  # some other encoding, or UTF-8 with a broken place
         num_characters = num_others = 0
         with _unpacked(path) as file:
-            while block := file.read(BATCH_CHARACTERS):
+            while block := file.read(BLOCK):
                 found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", block)
                 num_characters += len(found)
                 high = len(block) - len(block.translate(None, bytes(range(128, 256))))
@@ -433,27 +389,22 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
                     )
                 yield line
     except UnicodeDecodeError as error:
-        fault, way_out = f"0x{error.object[error.start]:02X}", f"save it in UTF-8, {NAME_ENCODING}"
-        if not encoding.startswith("utf-8"):
-            raise ValueError(
-                f"{path} is not in the encoding {encoding} (byte {fault}); {way_out}"
-            ) from error
-        number, place = _first_bad_byte(path)
+        line, place = _first_bad_byte(path) if encoding.startswith("utf-8") else ("", "")
         raise ValueError(
-            f"{path}:{number}: byte {fault} at place {place} of the line is not UTF-8, as most of "
-            f"the file is; correct it, {way_out}"
+            f"{path}{line}: byte 0x{error.object[error.start]:02X}{place} is not in the encoding "
+            f"{encoding}; correct it, save the file in UTF-8, {NAME_ENCODING}"
         ) from error
 
 
-def _first_bad_byte(path: Path) -> tuple[int, int]:
-    """Line and place in it, from 1, of the first byte that is not UTF-8; there is one."""
+def _first_bad_byte(path: Path) -> tuple[str, str]:
+    """Line and place in it, from 1, of the first byte that is not UTF-8, for a message."""
     with _unpacked(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                return number, error.start + 1
-    raise AssertionError(f"{path} is UTF-8")
+                return f":{number}", f" at place {error.start + 1} of the line"
+    return "", ""
 
 
 def _raw_rows(path: Path, options: TableOptions, dialect: Dialect) -> Iterator[RawRow]:
@@ -572,14 +523,16 @@ def _cell_text(value: Any) -> str:
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _parquet_batches(path: Path, wanted: list[str]) -> Iterator[RowBatch]:
-    position = 0
+def _parquet_rows(path: Path, wanted: list[str]) -> Iterator[RawRow]:
+    """Yields the names of these columns, then every row of them."""
+    yield RawRow(0, wanted, "", "")
+    number = 0
     with open_parquet(path) as table:
         for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
-            arrays = [as_text(batch.column(n), f'{path}, column "{n}"') for n in wanted]
-            line = np.arange(position + 1, position + 1 + batch.num_rows, dtype=np.int64)
-            position += batch.num_rows
-            yield RowBatch(path, pa.RecordBatch.from_arrays(arrays, names=wanted), line)
+            texts = [as_text(batch.column(n), f'{path}, column "{n}"') for n in wanted]
+            for values in zip(*(column.to_pylist() for column in texts), strict=True):
+                number += 1
+                yield RawRow(number, list(values), "", "")
 
 
 def as_text(column: pa.Array, name: str) -> pa.Array:
@@ -634,7 +587,7 @@ def write_batches(
     if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
         dialect = like.dialect
     way_out = None if overwrite else "choose another name, or allow overwriting"
-    with _new_file(path, "wb", way_out) as file, naming(path):
+    with new_file(path, "wb", way_out) as file:
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
@@ -660,8 +613,8 @@ def _write_text(
     rows = csv.writer(text, delimiter=dialect.separator, lineterminator=dialect.newline)
     rows.writerow(names)
     for batch in batches:
-        texts = [as_text(c, n) for c, n in zip(batch.columns, names, strict=True)]
-        rows.writerows(zip(*(column.to_pylist() for column in texts), strict=True))
+        columns = map(as_text, batch.columns, names)
+        rows.writerows(zip(*(column.to_pylist() for column in columns), strict=True))
     text.detach()  # written out
 
 
@@ -718,8 +671,8 @@ def write_beside(
     """
     tables = [Table(file, options) for file in files]
     check_same_columns(tables)
-    like, encoding = tables[0], tables[0].dialect.encoding
-    why = ""
+    like, why = Table(files[0], options), ""  # of its own, since it may be written in UTF-8
+    encoding = like.dialect.encoding
     if any(table.dialect.encoding != encoding for table in tables):
         why = f"the tables are in several encodings, {encoding} the first"
     try:
@@ -732,14 +685,15 @@ def write_beside(
 
     def batches() -> Iterator[pa.RecordBatch]:
         position, names = 0, list[str]()
-        for batch in read_rows(files, on_bad_row=lambda bad: None, options=options):
-            rows = slice(position, position + len(batch.line))
+        found = chain.from_iterable(table.rows(None, lambda bad: None) for table in tables)
+        while some := [row for _, row in islice(found, ROWS_PER_BATCH)]:
+            rows = slice(position, position + len(some))
             position = rows.stop
             if position <= num_rows:
                 columns = added(rows)
                 names = names or [*free_names(like.names, list(columns)), *columns]
-                arrays = [*batch.rows.columns, *columns.values()]
-                yield pa.RecordBatch.from_arrays(arrays, names=names)
+                texts = [pa.array([row[name] for row in some], pa.string()) for name in like.names]
+                yield pa.RecordBatch.from_arrays([*texts, *columns.values()], names=names)
         if position != num_rows:
             raise RuntimeError(
                 f"the tables hold {position} rows, {num_rows} were read before: a table changed "
@@ -750,30 +704,29 @@ def write_beside(
 
 
 @contextmanager
-def new_text_file(path: Path, way_out: str = "choose another name") -> Iterator[IO[str]]:
-    """Give a file that gets its name when all went well; FileExistsError where it is taken."""
-    with _new_file(path, "w", way_out) as file:
-        yield file
+def new_file(
+    path: Path, mode: str = "w", way_out: str | None = "choose another name"
+) -> Iterator[Any]:
+    """Give a file that gets its name when all went well; errors of the storage have that name.
 
+    Args:
+        path: its name.
+        mode: `w` for text in UTF-8, `wb` for bytes.
+        way_out: what to do where the name is taken; `None` replaces the file.
 
-@contextmanager
-def _new_file(path: Path, mode: str, way_out: str | None) -> Iterator[Any]:
-    """Give a file that gets its name when all went well; `way_out` `None` may replace another."""
+    Raises:
+        FileExistsError: the name is taken.
+    """
 
     def check() -> None:
         if way_out is not None and path.exists():
             raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
 
     check()
+    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with replacing(path) as unfinished:
-        with naming(path):
-            text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-            file = open(unfinished, mode, **text)  # noqa: SIM115 - closed below
-        try:
+        with naming(path), open(unfinished, mode, **text) as file:
             yield file
-        finally:
-            with naming(path):
-                file.close()
         check()
 
 
@@ -833,5 +786,5 @@ def free_names(names: list[str], taken: list[str]) -> list[str]:
 
 def write_table(path: Path, table: list[list[str]]) -> None:
     """Write a csv, replacing the file as a whole."""
-    with _new_file(path, "w", None) as file:
+    with new_file(path, way_out=None) as file:
         csv.writer(file).writerows(table)

@@ -16,7 +16,7 @@ from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.documents import Reading, read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
-from datamodules.files.tables import check_file, naming, new_text_file, value_rows
+from datamodules.files.tables import check_file, new_file, value_rows
 from datamodules.search.collection import (
     COLLECTION_VERSION,
     Judgements,
@@ -199,7 +199,7 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
         FileExistsError: the file exists.
         ValueError: an id holds a blank, or scores are not descending numbers.
     """
-    with new_text_file(path) as file:
+    with new_file(path) as file:
         for ranking in rankings:
             last = math.inf
             pairs = zip(ranking.documents, ranking.scores, strict=True)
@@ -216,8 +216,7 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
                         f"before it {last}; scores must be numbers and never rise."
                     )
                 last = score
-                with naming(path):
-                    file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {tag}\n")
+                file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {tag}\n")
 
 
 def read_run(path: Path) -> Iterator[Ranking]:

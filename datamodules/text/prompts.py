@@ -15,7 +15,7 @@ from torch import Tensor
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
 from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character, read_json_rows
-from datamodules.files.tables import free_names, naming, new_text_file
+from datamodules.files.tables import free_names, new_file
 from datamodules.text.packing import Piece, best_fit, padded_rows
 from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer
@@ -371,8 +371,7 @@ def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path:
             line = json.dumps(values, ensure_ascii=False, default=str)
             if half_character(line) is not None:  # which stands in no file of UTF-8
                 line = json.dumps(values, default=str)
-            with naming(path):
-                file.write(line + "\n")
+            file.write(line + "\n")
         if num_rows != num_results:
             raise RuntimeError(
                 f"the files hold {num_rows} rows, {num_results} were predicted: a file changed "
@@ -392,5 +391,5 @@ def check_output(path: Path) -> None:
 def new_json_file(path: Path) -> Iterator[IO[str]]:
     """Give a file that gets its name when all went well; FileExistsError where it is taken."""
     check_output(path)
-    with new_text_file(path, "or name another file with --data.predict_output") as file:
+    with new_file(path, way_out="or name another file with --data.predict_output") as file:
         yield file

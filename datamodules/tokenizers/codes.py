@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.files.tables import check_file, read_rows
+from datamodules.files.tables import Table, check_file
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
 PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
@@ -314,18 +314,15 @@ def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
     check_file(path, "data.code_book")
     descriptions: dict[str, str] = {}
     errors: list[str] = []
-    for batch in read_rows(path, ("code", "description")):
-        rows = zip(batch.line, batch.texts("code"), batch.texts("description"), strict=True)
-        for line, value, text in rows:
-            try:
-                code, text = system.parse(value), text.strip()
-                if (first := descriptions.setdefault(code, text)) != text:
-                    raise ValueError(
-                        f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one '
-                        "line."
-                    )
-            except ValueError as error:
-                errors.append(f"{path}:{line}: {error}")
+    for line, row in Table(path).rows(("code", "description")):
+        try:
+            code, text = system.parse(row["code"]), row["description"].strip()
+            if (first := descriptions.setdefault(code, text)) != text:
+                raise ValueError(
+                    f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one line.'
+                )
+        except ValueError as error:
+            errors.append(f"{path}:{line}: {error}")
     if errors:
         more = len(errors) - NUM_ERRORS_SHOWN
         tail = [f"… and {more} more"] if more > 0 else []

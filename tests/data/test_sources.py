@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 
 from datamodules.files import tables
 from datamodules.files.rows import BadRow
-from datamodules.files.tables import Table, TableOptions, expand_files, read_rows, write_batches
+from datamodules.files.tables import Table, TableOptions, expand_files, write_batches
 
 VALUES = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
 ) | st.sampled_from(["nan", "-1", "007", "", 'say "a, b"', '"', '5" pipe', "NULL", "ß\t", "\ufeff"])
 
 
-def rows_of(path: Path) -> list[tuple[str, ...]]:
-    batches = list(read_rows(path))
-    columns = [[c.to_pylist() for c in b.rows.columns] for b in batches]
-    return [row for column in columns for row in zip(*column, strict=True)]
+def rows_of(path: Path, options: TableOptions = TableOptions()) -> list[tuple[str, ...]]:  # noqa: B008
+    return [tuple(row.values()) for _, row in Table(path, options).rows()]
+
+
+def lines_of(path: Path) -> list[int]:
+    return [line for line, _ in Table(path).rows()]
 
 
 def write(path: Path, content: bytes | str) -> Path:
@@ -47,29 +49,14 @@ def test_any_table_of_strings_survives_every_format(tmp_path_factory, table):
 
 def test_values_stay_text_and_rows_know_their_line(tmp_path):
     path = write(tmp_path / "t.csv", '\ufefftext,code\nnan,01110\n\n"a, b",-1\r\n,2.0\n')
-    [batch] = read_rows(path)
-    assert batch.texts("text") == ["nan", "a, b", ""]
-    assert batch.texts("code") == ["01110", "-1", "2.0"]
-    assert batch.line.tolist() == [2, 4, 5]
-
-
-def test_lines_are_counted_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "BATCH_CHARACTERS", 16)
-    lines = [f"text {i},{i}" if i % 3 else f'"text, {i}",{i}' for i in range(40)]
-    path = write(tmp_path / "t.csv", "\n".join(["text,code", *lines]))
-    batches = list(read_rows(path, ["code"]))
-    assert len(batches) > 5
-    assert [int(c) + 2 for b in batches for c in b.texts("code")] == list(range(2, 42))
-    assert [n for b in batches for n in b.line.tolist()] == list(range(2, 42))
+    assert rows_of(path) == [("nan", "01110"), ("a, b", "-1"), ("", "2.0")]
+    assert lines_of(path) == [2, 4, 5]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "windows-1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv.gz"])
-def test_a_dialect_is_found_said_and_written_again(
-    tmp_path, monkeypatch, caplog, suffix, separator, encoding
-):
-    monkeypatch.setattr(tables, "BATCH_CHARACTERS", 64)
+def test_a_dialect_is_found_said_and_written_again(tmp_path, caplog, suffix, separator, encoding):
     rows = [("text", "code"), ("smed, husmand; mm.", "007"), ("på\nto linjer", "a|b"), ("ærø", "")]
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=separator, lineterminator="\r\n").writerows(rows * 9)
@@ -77,16 +64,16 @@ def test_a_dialect_is_found_said_and_written_again(
     packed = suffix.endswith(".gz")
     path = write(tmp_path / f"t{suffix}", gzip.compress(content, mtime=0) if packed else content)
     with caplog.at_level("INFO"):
-        batches = list(read_rows(path))
+        found = rows_of(path)
     plain = tables.SEPARATORS[suffix.removesuffix(".gz")]
     is_plain = separator == plain and encoding.startswith("utf-8")
     assert caplog.text.count("data.table") == (0 if is_plain else 1)
-    assert [r for b in batches for r in zip(*b.rows.to_pydict().values(), strict=True)] == [
-        *rows[1:], *(rows * 8)
-    ]  # fmt: skip
+    assert found == [*rows[1:], *(rows * 8)]
     lines = [2, 3, 5] + [first + i for first in range(6, 46, 5) for i in (0, 1, 2, 4)]
-    assert [n for b in batches for n in b.line.tolist()] == lines
-    write_batches(tmp_path / f"out{suffix}", [batch.rows for batch in batches], like=Table(path))
+    assert lines_of(path) == lines
+    names, columns = rows[0], zip(*found, strict=True)
+    batch = pa.RecordBatch.from_arrays([*map(pa.array, columns)], names=names)
+    write_batches(tmp_path / f"out{suffix}", [batch], like=Table(path))
     out = (tmp_path / f"out{suffix}").read_bytes()
     assert (gzip.decompress(out) if packed else out) == content
 
@@ -97,10 +84,9 @@ def test_what_is_given_wins_over_what_is_found(tmp_path, caplog):
     assert Table(path, TableOptions(";", "cp1250")).names == ["a", "b,c"]
     polish = write(tmp_path / "p.csv", "text\nśł\n".encode("cp1250"))
     assert rows_of(polish) != [("śł",)]
-    [batch] = read_rows(polish, options=TableOptions(encoding="cp1250"))
-    assert batch.texts("text") == ["śł"]
-    with pytest.raises(ValueError, match="not in the encoding ascii .byte 0x9C.; save it"):
-        list(read_rows(polish, options=TableOptions(encoding="ascii")))
+    assert rows_of(polish, TableOptions(encoding="cp1250")) == [("śł",)]
+    with pytest.raises(ValueError, match="byte 0x9C is not in the encoding ascii; .* save the"):
+        rows_of(polish, TableOptions(encoding="ascii"))
     with pytest.raises(ValueError, match="table.separator must be one ASCII character"):
         TableOptions(";;")
     with pytest.raises(ValueError, match='table.encoding "latin-x" is none that Python knows'):
@@ -115,9 +101,8 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     book.create_sheet("1901").append(["text"])
     book.save(tmp_path / "t.xlsx")
     bad: list[BadRow] = []
-    [batch] = read_rows(tmp_path / "t.xlsx", ["text", "code"], bad.append)
-    assert batch.texts("text") == ["smed", "1"]
-    assert batch.line.tolist() == [2, 4]
+    rows = list(Table(tmp_path / "t.xlsx").rows(["text"], bad.append))
+    assert rows == [(2, {"text": "smed"}), (4, {"text": "1"})]
     assert [(b.line, b.value) for b in bad] == [(5, "a | 1 | 2")]
     with pytest.raises(ValueError, match='no sheet "1890"; it has: 1880, 1901'):
         Table(tmp_path / "t.xlsx", TableOptions(sheet="1890"))
@@ -132,11 +117,11 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     assert sheet["A2"].data_type == "s"  # a text, not a formula
 
 
-def test_several_files_and_a_pattern_are_read_in_order(tmp_path):
+def test_files_of_a_pattern_are_taken_in_order(tmp_path):
     write(tmp_path / "b.csv", "text\n2\n")
     write(tmp_path / "a.csv", "text\n1\n")
     files = expand_files(str(tmp_path / "*.csv"), "train_files")
-    assert [b.texts("text") for b in read_rows(files)] == [["1"], ["2"]]
+    assert [path.name for path in files] == ["a.csv", "b.csv"]
 
 
 def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
@@ -155,7 +140,7 @@ def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
 def test_a_structured_parquet_column_is_refused(tmp_path):
     pq.write_table(pa.table({"codes": [["1", "2"]]}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=r'column "codes" holds list<.*join the values'):
-        list(read_rows(tmp_path / "t.parquet"))
+        rows_of(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +155,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         (
             "t.csv",
             "text\nføåæ\n".encode() + b"sm\xf8r\n",
-            r"t.csv:3: byte 0xF8 at place 3.*not UTF-8",
+            r"t.csv:3: byte 0xF8 at place 3 of the line is not in.*utf-8",
         ),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
@@ -193,7 +178,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
 def test_a_wrong_file_is_named_with_line_and_way_out(tmp_path, name, content, message):
     path = write(tmp_path / name, content)
     with pytest.raises(ValueError, match=message):
-        list(read_rows(path))
+        rows_of(path)
 
 
 def test_a_cut_off_parquet_file_is_refused(tmp_path):
@@ -201,21 +186,21 @@ def test_a_cut_off_parquet_file_is_refused(tmp_path):
     whole = (tmp_path / "whole.parquet").read_bytes()
     path = write(tmp_path / "t.parquet", whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="is damaged or no parquet file"):
-        list(read_rows(path))
+        rows_of(path)
 
 
 def test_an_overlong_line_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MAX_LINE_LENGTH", 10)
     path = write(tmp_path / "t.csv", "text\nshort\n" + "x" * 11)
     with pytest.raises(ValueError, match=r"t.csv:3: a line is longer than 10 characters"):
-        list(read_rows(path))
+        rows_of(path)
 
 
 def test_bad_lines_can_be_collected_and_the_rest_is_read(tmp_path):
     path = write(tmp_path / "t.csv", 'text,code\na,1\n"b,2\nc,3,4\nd,5\n')
     bad: list[BadRow] = []
-    batches = list(read_rows(path, on_bad_row=bad.append))
-    assert [text for batch in batches for text in batch.texts("text")] == ["a", "d"]
+    rows = list(Table(path).rows(["text"], bad.append))
+    assert rows == [(2, {"text": "a"}), (5, {"text": "d"})]
     assert [(b.line, b.value) for b in bad] == [(3, '"b,2'), (4, "c,3,4")]
 
 
