@@ -328,6 +328,11 @@ class PlannedDataModule(LightningDataModule):
         """Return a line for a shell: `unisono predict …`, completed with data at hand."""
         return command
 
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run; without a trainer the working folder."""
+        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
+
     @abstractmethod
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage; every rank calls it once in `setup`."""

@@ -1,14 +1,18 @@
-"""Documents in: txt, jsonl and parquet files become texts with the place where they stand."""
+"""Documents in: texts of txt, jsonl and parquet files with their places, and of HTML pages."""
 
+import codecs
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from datamodules.files.html import first_bad_byte
 from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
 from datamodules.files.tables import PARQUET_SUFFIXES, expand_files
+
+if TYPE_CHECKING:
+    from selectolax.lexbor import LexborHTMLParser
 
 TEXT_SUFFIXES = (".txt",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
@@ -122,3 +126,132 @@ def _text_of(values: dict[str, object], column: str, place: str) -> str:
             "must be a text; write it as one, or name another column with data.text_column."
         )
     return text or ""  # a missing one is counted with the empty ones
+
+
+# --- HTML pages ---
+
+_UNSEEN = """
+head script style noscript template svg math iframe object canvas select textarea datalist audio
+video
+"""
+_BREAKING = """
+address article aside blockquote body br caption dd details dialog div dl dt fieldset figcaption
+figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu nav ol p pre search
+section summary table tbody td tfoot th thead tr ul
+"""
+UNSEEN, BREAKING = frozenset(_UNSEEN.split()), frozenset(_BREAKING.split())
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
+DECLARED_WITHIN = 1024  # bytes that a browser searches
+HIDING = ("display:none", "visibility:hidden")
+TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)[^<>]*>")
+_NEVER_NESTED = """
+a area base br caption col colgroup dd dt embed head hr iframe img input li link meta p param rp rt
+script source style tbody td textarea tfoot th thead title tr track wbr
+"""
+NEVER_NESTED = frozenset(_NEVER_NESTED.split())  # what follows ends them
+MOST_OPEN = 2000  # elements; browsers nest 512 at most
+
+
+def parsed(html: str) -> "LexborHTMLParser":
+    """Return the tree that a browser would make of a page; nothing is refused.
+
+    The parser's time grows with the square of depth, options and attributes, so that tags below
+    2,000 open elements, options and the attributes of a tag with 2,000 are left out. Text stays.
+    """
+    from selectolax.lexbor import LexborHTMLParser
+
+    num_open = 0
+
+    def kept(match: re.Match[str]) -> str:
+        nonlocal num_open
+        if match[0].count("=") > MOST_OPEN:
+            return f"<{match[1]}{match[2]}>"
+        if (name := match[2].lower()) in NEVER_NESTED:
+            return match[0]
+        if name in ("option", "optgroup"):
+            return ""
+        if match[1]:
+            num_open = max(num_open - 1, 0)
+        elif num_open >= MOST_OPEN:
+            return ""
+        else:
+            num_open += 1
+        return match[0]
+
+    return LexborHTMLParser(TAG.sub(kept, html) if html.count("<") > MOST_OPEN else html)
+
+
+class HtmlEncoding(NamedTuple):
+    """How a page is written: what `<meta charset>` says, its name in Python (`None` where it is not
+    known), the name of a byte order mark, and the name that it is read in."""
+
+    declared: str | None
+    declared_name: str | None
+    mark: str | None
+    read: str
+
+
+def html_encoding(content: bytes) -> HtmlEncoding:
+    """Return the encoding of a page's bytes.
+
+    As in browsers a byte order mark wins over `<meta charset>`; without either it is UTF-8 where
+    the bytes are, else windows-1252.
+    """
+    match = DECLARED.search(content[:DECLARED_WITHIN])
+    declared = None if match is None else match[1].decode("ascii")
+    name = None
+    if declared is not None:
+        try:
+            name = codecs.lookup(declared).name
+        except LookupError:
+            name = None
+        # Browsers read all of these as windows-1252.
+        name = "cp1252" if name in ("iso8859-1", "ascii") else name
+    mark = next((encoding for bom, encoding in BOMS if content.startswith(bom)), None)
+    read = mark or name or ("utf-8" if first_bad_byte(content) is None else "cp1252")
+    return HtmlEncoding(declared, name, mark, codecs.lookup(read).name)
+
+
+def decoded_html(content: bytes) -> str:
+    """Return a page or another text of its bytes; what its encoding does not know is replaced."""
+    return content.decode(html_encoding(content).read, "replace").removeprefix("\ufeff")
+
+
+def first_bad_byte(content: bytes) -> int | None:
+    """Return where bytes are no UTF-8; `None` where they are."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
+
+
+def visible_lines(tree: "LexborHTMLParser") -> list[str]:
+    """Return what the body shows, one line per block, spaces collapsed; no empty line.
+
+    Scripts, styles, drawings, form fields and elements that are hidden by an attribute of their
+    own are left out; a style sheet is not read.
+    """
+    lines, pieces = [], []
+    stack = [] if tree.body is None else [(tree.body, False)]  # a page may nest without end
+    while stack:
+        node, is_closing = stack.pop()
+        if node.tag == "-text":
+            pieces.append(node.text_content or "")
+            continue
+        if node.tag in BREAKING:
+            if line := " ".join("".join(pieces).split()):
+                lines.append(line)
+            pieces = []
+        attributes = node.attributes
+        style = (attributes.get("style") or "").lower().replace(" ", "")
+        is_hidden = "hidden" in attributes or any(hiding in style for hiding in HIDING)
+        if not (is_closing or node.tag in UNSEEN or is_hidden):
+            stack.append((node, True))
+            stack += [(child, False) for child in node.iter(include_text=True)][::-1]
+    return lines

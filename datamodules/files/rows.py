@@ -171,12 +171,18 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
         return
     with path.open("rb") as file:
         if path.suffix.lower() == LIST_SUFFIX and file.read(4096).lstrip(BLANK)[:1] == b"[":
-            yield from _listed_rows(path)
+            try:
+                listed = json.loads(path.read_bytes().decode("utf-8-sig"))
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise ValueError(
+                    f"{path} is no JSON list ({error}); write it again, in UTF-8."
+                ) from error
+            yield from (_object(path, row, values) for row, values in enumerate(listed, start=1))
             return
         file.seek(0)
         for line, content in enumerate(file, start=1):
             if content.strip():
-                yield JsonRow(path, line, _parsed(path, line, content))
+                yield _object(path, line, _parsed(path, line, content))
 
 
 class RowFault(Exception):
@@ -215,32 +221,21 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def _listed_rows(path: Path) -> Iterator[JsonRow]:
+def _parsed(path: Path, line: int, content: bytes) -> Any:
     try:
-        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no JSON list ({error}); write it again, in UTF-8.") from error
-    for number, values in enumerate(rows, start=1):
-        if not isinstance(values, dict):
-            raise ValueError(
-                f"{path}: row {number} is a JSON {type(values).__name__}; every row of the list "
-                "must be an object."
-            )
-        yield JsonRow(path, number, values)
-
-
-def _parsed(path: Path, line: int, content: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(content.decode("utf-8-sig" if line == 1 else "utf-8"))
+        return json.loads(content.decode("utf-8-sig" if line == 1 else "utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         what = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"no JSON ({error.msg})"
         raise ValueError(
             f"{path}:{line}: the line is {what}; every line of a jsonl file must be one JSON "
             "object, written in UTF-8."
         ) from error
+
+
+def _object(path: Path, line: int, values: Any) -> JsonRow:
     if not isinstance(values, dict):
         raise ValueError(
-            f"{path}:{line}: the line is a JSON {type(values).__name__}; every line must be an "
+            f"{path}:{line}: the row is a JSON {type(values).__name__}; every row must be an "
             'object such as {"text": "…"}.'
         )
-    return values
+    return JsonRow(path, line, values)

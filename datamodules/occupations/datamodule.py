@@ -123,7 +123,7 @@ class OccupationDataModule(PlannedDataModule):
         made = self._open_index(recipe) if is_coding else self._open_store(recipe)
         for note in made.notes if isinstance(made, PredictIndex) else ():
             log.warning("%s", note)
-        hand_over_rejected(made.folder, self._run_folder())
+        hand_over_rejected(made.folder, self.run_folder)
 
     def setup(self, stage: str) -> None:
         """Open the cache and build the datasets; ValueError where rows break a rule."""
@@ -228,7 +228,7 @@ class OccupationDataModule(PlannedDataModule):
         """Where the coded table goes."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
-        return output_like(self._predict_paths(), "coded", self._run_folder())
+        return output_like(self._predict_paths(), "coded", self.run_folder)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""
@@ -299,6 +299,3 @@ class OccupationDataModule(PlannedDataModule):
         if not files:
             raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
         return files
-
-    def _run_folder(self) -> Path:
-        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")

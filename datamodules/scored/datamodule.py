@@ -218,7 +218,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
         stage = self._trainer_stage()
         store = self._open(stage, self.trained_recipe(stage))
-        hand_over_rejected(store.folder, self._run_folder)
+        hand_over_rejected(store.folder, self.run_folder)
         super().prepare_data()
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
@@ -293,14 +293,10 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return audit
 
     @property
-    def _run_folder(self) -> Path:
-        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
-
-    @property
     def predict_output_path(self) -> Path:
         """Where the scored file goes."""
         files, named = self._predict_paths(), self.predict_output
-        default = output_like(files, "scored", self._run_folder)
+        default = output_like(files, "scored", self.run_folder)
         path = default if named is None else Path(named).expanduser()
         check_output(files, path, self.table)  # not after hours of scoring
         return path

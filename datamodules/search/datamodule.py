@@ -124,7 +124,7 @@ class SearchDataModule(EncodedTextDataModule):
 
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
-        hand_over_rejected(self.collection.folder, self.output_folder)
+        hand_over_rejected(self.collection.folder, self.run_folder)
         super().prepare_data()
 
     def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
@@ -183,16 +183,11 @@ class SearchDataModule(EncodedTextDataModule):
             audit.warnings.append(f"documents with the words of an earlier one: {count:,}")
         return audit
 
-    @property
-    def output_folder(self) -> Path:
-        """The folder of the run, where it has one."""
-        return Path(self.trainer.default_root_dir if self.trainer is not None else ".")
-
     def output_path(self, default_name: str) -> Path:
         """Return where a prediction goes."""
         if self.predict_output is not None:
             return Path(self.predict_output).expanduser()
-        return self.output_folder / default_name
+        return self.run_folder / default_name
 
     @property
     def shows_found(self) -> bool:

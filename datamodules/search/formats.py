@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.files.documents import files_in
-from datamodules.files.html import decoded_html, parsed, visible_lines
+from datamodules.files.documents import decoded_html, files_in, parsed, visible_lines
 from datamodules.files.rows import (
     HALF_RULE,
     JSON_SUFFIXES,

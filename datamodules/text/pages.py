@@ -14,7 +14,7 @@ import torch
 from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.core.store import cache_root
-from datamodules.files.html import parsed, visible_lines
+from datamodules.files.documents import parsed, visible_lines
 from datamodules.files.rows import HALF_RULE, JsonRow, RowFault, half_character
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint

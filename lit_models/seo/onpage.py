@@ -17,9 +17,9 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 import pyarrow as pa
 
-from datamodules.files.documents import files_in
-from datamodules.files.html import (
+from datamodules.files.documents import (
     decoded_html,
+    files_in,
     first_bad_byte,
     html_encoding,
     parsed,

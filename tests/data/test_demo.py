@@ -3,16 +3,13 @@
 import csv
 import hashlib
 import json
-from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from datamodules import TextDataModule, TokenizerOptions, demo
-from datamodules.demo import HELD_OUT_PAIRS, NAMES, PARTS, PRONOUNS, VALUES, VERBS
+from datamodules.demo import HELD_OUT_PAIRS, PARTS, VALUES
 from datamodules.files.splitting import stem_key
-from datamodules.occupations.grammar import LANGUAGES, TitleHead, code_book, heads, records
 
 Rows = dict[str, list[dict]]
 
@@ -52,31 +49,6 @@ def test_the_bytes_are_the_same_on_every_machine(folder: Path, story_folder: Pat
         assert hashlib.sha256(content).hexdigest() == DIGESTS[name], "the grammar changed"
 
 
-def test_there_are_twenty_thousand_rows_in_four_languages_some_of_two_codes(
-    rows: list[dict[str, str]],
-) -> None:
-    assert len(rows) == 20_000
-    counts = Counter(row["language"] for row in rows)
-    assert sorted(counts) == sorted(LANGUAGES)
-    assert min(counts.values()) > 4_500
-    assert all(row["text"].strip() == row["text"] != "" for row in rows)
-    two = [row for row in rows if row["code_2"]]
-    assert 0.045 < len(two) / len(rows) < 0.06
-    assert all(row["code_1"] != row["code_2"] for row in two)
-
-
-def test_every_code_has_five_digits_and_stands_in_the_book(
-    rows: list[dict[str, str]], folder: Path
-) -> None:
-    with demo.demo_code_book(folder).open(encoding="utf-8", newline="") as file:
-        book = {row["code"]: row["description"] for row in csv.DictReader(file)}
-    used = {code for row in rows for code in (row["code_1"], row["code_2"]) if code}
-    assert len(used) >= 300
-    assert used <= set(book)
-    assert all(len(code) == 5 and code.isdecimal() for code in book)
-    assert len(set(book.values())) == len(book)
-
-
 def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows: list[dict[str, str]]) -> None:
     keys: dict[str, set[str]] = {}
     for row in rows:
@@ -84,29 +56,6 @@ def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows: list[dict[
     assert sorted(keys) == ["test", "train", "validation"]
     assert not keys["test"] & (keys["train"] | keys["validation"])
     assert len(keys["test"]) > 1_000
-
-
-def test_digits_follow_from_the_words_by_hand() -> None:
-    book = code_book()
-    assert book["77000"] == "Baker, worker"
-    assert book["77030"] == "Baker, master"
-    assert book["77031"] == "Widow of baker, master"
-    assert book["75120"] == "Silk weaver, journeyman"
-    assert book["81603"] == "Servant of wood turner, worker"
-
-
-def test_material_words_form_compounds_as_in_each_language() -> None:
-    found: TitleHead = next(head for head in heads() if head.digits == "751")
-    weavers = ["silk weaver", "silkevæver", "silkesvävare", "seidenweber"]
-    assert [found.words[language][0][0] for language in LANGUAGES] == weavers
-    assert set(found.words["sv"]) == {
-        ("silkesvävare", "silkesvävar"),
-        ("vävare av silke", "silkesvävar"),
-    }
-
-
-def test_another_seed_gives_other_records() -> None:
-    assert records(50, seed=1) == records(50, seed=1) != records(50, seed=2)
 
 
 def test_the_demo_text_holds_topics_and_docstrings_once_each(folder: Path) -> None:
@@ -168,45 +117,6 @@ def pairs_in(row: dict) -> list[tuple[str, str]]:
     return [pair for pair, pairs in found if pair in pairs]
 
 
-def test_no_text_stands_twice_and_files_have_their_sizes(stories: Rows) -> None:
-    assert {part: len(found) for part, found in stories.items()} == PARTS
-    texts = [row["text"] for found in stories.values() for row in found]
-    assert len(set(texts)) == len(texts) == 33_000
-
-
-def test_a_story_tells_all_its_facts_and_what_follows_from_them(stories: Rows) -> None:
-    assert len(VALUES) == 10
-    for row in stories["train"][:2000] + stories["combinations"]:
-        words, facts = row["text"].split(), row["attributes"]
-        assert list(facts) == list(VALUES)
-        assert all(facts[name] in VALUES[name] and facts[name] in words for name in VALUES)
-        of_others = {v for name in VALUES for v in VALUES[name] if v != facts[name]}
-        assert not of_others & set(words)
-        assert 50 <= len(words) <= 60  # with end-of-text, a row of 64 holds one story, never two
-        assert words.count(facts["pet"]) >= 2
-        assert words.count(facts["object"]) >= 2
-        used = {verb for verbs in VERBS.values() for verb in verbs} & set(words)
-        assert len(used & set(VERBS[facts["mood"]])) == len(used) == 1
-        other = "he" if facts["name"] in NAMES["she"] else "she"
-        assert not set(PRONOUNS[other].values()) & set(words)
-
-
-def vocabulary() -> set[str]:
-    """Return every word that a story can hold."""
-    kinds = ("OPENINGS", "MEALS", "THINGS", "LOSSES", "FEELINGS", "ENDINGS")
-    texts = [text for kind in kinds for text in getattr(demo, kind)]
-    fixed = {word for text in texts for word in text.split() if word[0] != "{"}
-    pronouns = {word for forms in PRONOUNS.values() for word in forms.values()}
-    return fixed.union(pronouns, *VALUES.values(), *VERBS.values())
-
-
-def test_held_out_pairs_are_an_eighth_and_each_value_is_trained() -> None:
-    for (first, second), pairs in HELD_OUT_PAIRS.items():
-        assert len(pairs) * 8 == len(VALUES[first]) * len(VALUES[second])
-        assert len({b for _, b in pairs}) == len({a for a, _ in pairs}) == len(pairs)
-        assert pairs <= set(product(VALUES[first], VALUES[second]))
-
-
 def test_held_out_pairs_stand_in_the_combinations_alone(stories: Rows) -> None:
     for part in ("train", "validation", "test"):
         assert not any(pairs_in(row) for row in stories[part])
@@ -228,7 +138,7 @@ def test_the_datamodule_reads_them_where_no_file_is_named(
     data.prepare_data()
     data.setup("fit")
     data.setup("test")
-    assert data.tokenizer.vocab_size == len(vocabulary()) + 1 == 128
+    assert data.tokenizer.vocab_size == 128
     counts = [len(data.store.hashes(part)) for part in range(3)]
     assert counts == [600, 20, 10]
     assert len(data.datasets["train"].lengths) == 600  # each story is a row

@@ -95,7 +95,7 @@ def test_missing_files_and_folders_without_text_are_named(tmp_path):
         ('{"body": "x"}', r'a.jsonl:2: the row has no "text"; it has: body. Name .*text_column'),
         ('{"text": 5}', r'a.jsonl:2: "text" holds int \(5\), and a document must be a text; wri'),
         ('{"text": ["x"]}', r'a.jsonl:2: "text" holds list'),
-        ('["x"]', r"a.jsonl:2: the line is a JSON list; every line must be an object"),
+        ('["x"]', r"a.jsonl:2: the row is a JSON list; every row must be an object"),
         ('{"text": "x"', r"a.jsonl:2: the line is no JSON"),
     ],
 )
