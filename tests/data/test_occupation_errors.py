@@ -10,6 +10,7 @@ from datamodules import (
     SplitOptions,
     TextOptions,
 )
+from datamodules.occupations.store import open_store
 from datamodules.tokenizers.codes import CodeBook
 from tests.occupation_tables import ROWS, many, module, table
 
@@ -49,7 +50,7 @@ def test_the_number_of_codes_comes_from_the_columns(tmp_path, names):
     data = OccupationDataModule(
         path, columns=Columns(codes=names), code_system="from_data", split=SplitOptions(0.0, 0.0)
     )
-    store = data._open_store(None)
+    store = open_store(data.store_request())
     assert CodeBook.from_dict(store.recipe["code_book"]).max_codes == 2
     assert np.diff(store.arrays["code_offsets"]).tolist() == [2, 1, 1]
 
@@ -65,7 +66,7 @@ def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, capl
         found = [line.split(",")[1:4] for line in rejected[1:]]
         assert found == [["12", "", "text"], ["13", "9x", "code"]]
         assert "2 rows were rejected; they are listed" in caplog.text
-        assert len(data._open_store(None).arrays["part"]) == 10
+        assert len(open_store(data.store_request()).arrays["part"]) == 10
         (tmp_path / "rejected.csv").unlink()
 
 

@@ -1,6 +1,5 @@
 """OccupationDataModule: what the tables say is what the batches hold; what is wrong is named."""
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from datamodules import (
 )
 from datamodules.core.plan import PlanOptions
 from datamodules.core.planned import ModelFacts
+from datamodules.occupations.store import open_store
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
@@ -44,16 +44,6 @@ def test_batches_hold_the_normalised_rows(tmp_path):
     assert batch["num_with_codes"] == per_record.bincount().tolist()
     assert batch["attention_mask"].sum(1).tolist() == dataset.lengths.tolist()
     assert "is_seen_text" not in batch
-
-
-def test_one_column_with_a_separator_gives_the_same_codes(tmp_path):
-    path = table(tmp_path / "t.csv", [("smed", "83110; 95410"), ("snedker", "95410")], "text,codes")
-    columns = Columns(codes=["codes"], code_separator=";", default_language="da")
-    data = OccupationDataModule(path, columns=columns, split=SplitOptions(0.0, 0.0))
-    store = data._open_store(None)
-    codes = store.recipe["code_book"]["codes"]
-    assert [codes[i] for i in store.code_sets(np.array([0]))[0]] == ["83110", "95410"]
-    assert store.recipe["languages"] == ["unk", "da"]
 
 
 def test_no_variant_of_a_string_stands_on_both_sides(tmp_path):
@@ -150,50 +140,24 @@ def test_the_tables_are_tokenised_once(tmp_path, monkeypatch):
         module(tmp_path, ROWS, text=TextOptions(max_length=9)).prepare_data()
 
 
-def test_a_half_written_cache_is_never_taken(tmp_path, monkeypatch):
-    data = module(tmp_path, ROWS)
-    real = np.save
-    monkeypatch.setattr(
-        "datamodules.occupations.store.np.save",
-        lambda path, array: real(path, array) if "is_seen" not in str(path) else 1 / 0,
-    )
-    with pytest.raises(ZeroDivisionError):
-        data.prepare_data()
-    monkeypatch.undo()
-    folder = data.store_request().folder()
-    assert not folder.exists()
-    assert not list(folder.parent.glob(f".{folder.name}*"))
-    data.prepare_data()
-    assert folder.exists()
-
-
-def test_a_dataset_is_pickled_as_the_name_of_its_cache(tmp_path):
-    data = module(tmp_path, many(300), split=SplitOptions(0.2, 0.0))
-    data.setup("fit")
-    content = pickle.dumps(data.datasets["train"].store)
-    assert len(content) < 500
-    assert pickle.loads(content).fingerprint == data.store.fingerprint
-
-
 def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
     for name in ("other", "third"):
         (tmp_path / name).mkdir()
     first, moved = module(tmp_path, ROWS), module(tmp_path / "other", ROWS)
     changed = module(tmp_path / "third", [*ROWS[:-1], ("nan", "", "-2", "")])
-    prints = [data._open_store(None).fingerprint for data in (first, moved)]
-    assert prints[0] == prints[1]
-    assert changed._open_store(None).fingerprint != prints[0]
+    prints = [open_store(data.store_request()).fingerprint for data in (first, moved, changed)]
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     trained = module(tmp_path, many(40), text=TextOptions(max_length=5, lowercase=False))
-    recipe = trained._open_store(None).recipe
+    recipe = open_store(trained.store_request()).recipe
     test = table(tmp_path / "t.csv", [("TRADE of all", "sv", "10003", "")])
     data = OccupationDataModule(test_files=test, columns=COLUMNS)
     data.model = ModelFacts(recipe)
     data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
-    recipe_found = data.trained_recipe("test")
-    store = data._open_store(recipe_found)
+    data.setup("test")
+    store = data.store
     assert [chr(p) for p in store.texts(np.array([0]))[0]] == list("TRADE")
     assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
     assert store.recipe == recipe
