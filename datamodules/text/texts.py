@@ -179,8 +179,7 @@ class LanguageModelDataModule(PlannedDataModule):
         """Tokenise into the cache; prediction needs no files of training."""
         stage = self._trainer_stage()
         if stage != "predict":
-            run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
-            hand_over_rejected(self.open_store(stage).folder, Path(run_folder))
+            hand_over_rejected(self.open_store(stage).folder, self.run_folder)
 
     def setup(self, stage: str) -> None:
         """Open the store and build the datasets of the stage; prediction reads prompts anew."""

@@ -1,9 +1,10 @@
-"""Wrong tables and options; `tests/test_wrong_inputs.py` has those of the command line."""
+"""Wrong tables and options: each error names file, line, value and way out."""
 
 import numpy as np
 import pytest
 
 from datamodules import (
+    CodeBookOptions,
     CodeSystem,
     Columns,
     OccupationDataModule,
@@ -12,10 +13,32 @@ from datamodules import (
 )
 from datamodules.occupations.store import open_store
 from datamodules.tokenizers.codes import CodeBook
-from tests.occupation_tables import ROWS, many, module, table
+from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
-def test_more_codes_than_the_system_allows_are_a_bad_row(tmp_path):
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("a", "danisch", "10000", ""), r't.csv:3: language "danisch".*Did you mean "danish"'),
+        (("a", "en", "100001", ""), r't.csv:3: code "100001" has 6 symbols, every'),
+        (("a", "en", "1000x", ""), r't.csv:3: code "1000x" holds the unknown symbol "x"'),
+        (("a", "en", "2110", ""), r't.csv:3: code "2110" .*lost its leading zeros \("02110"\)'),
+        (("a", "en", "", "NA"), r"t.csv:3: .*the row has no code; give it one or drop the row"),
+        (("a", "en", "10000"), r't.csv:3: "a,en,10000": the row has 3 values, the header 4'),
+    ],
+)
+def test_a_bad_row_is_named_with_file_line_value_and_rule(tmp_path, row, message):
+    path = table(tmp_path / "t.csv", [ROWS[0], row])
+    with pytest.raises(ValueError, match=message):
+        OccupationDataModule(path, columns=COLUMNS).prepare_data()
+
+
+def test_a_code_outside_the_book_and_too_many_codes_are_bad_rows(tmp_path):
+    book = tmp_path / "book.csv"
+    book.write_text("code,description\n41025,Merchant\n")
+    options = {"code_book": CodeBookOptions(str(book))}
+    with pytest.raises(ValueError, match=r'code "71105" is not in the code book.*nearest: 41025'):
+        module(tmp_path, ROWS[:2], **options).prepare_data()
     with pytest.raises(ValueError, match=r"train.csv:2: .*has 2 codes, this code system allows 1"):
         module(tmp_path, ROWS[3:4], code_system=CodeSystem(5, max_codes=1)).prepare_data()
 
@@ -81,3 +104,13 @@ def test_options_in_conflict_are_refused(tmp_path):
         Columns(code_separator=" ")
     with pytest.raises(ValueError, match=r"text.max_length must be at least 1, got 0"):
         TextOptions(max_length=0)
+
+
+def test_missing_columns_and_books_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r'has no column "lang" \(columns.language\)'):
+        module(tmp_path, ROWS, columns=Columns(language="lang")).prepare_data()
+    path = table(tmp_path / "t.csv", [("a", "b")], "text,hisco")
+    with pytest.raises(ValueError, match=r"t.csv has no column code_1; it has: text, hisco. Name"):
+        OccupationDataModule(path).prepare_data()
+    with pytest.raises(FileNotFoundError, match="data.code_book: .*none.csv does not exist"):
+        module(tmp_path, ROWS, code_book=CodeBookOptions(str(tmp_path / "none.csv"))).prepare_data()

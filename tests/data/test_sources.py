@@ -149,6 +149,13 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", "text,code\n", r"t.csv holds a header and no rows"),
         ("t.xlsx", b"PK\x03\x04abc", r"t.xlsx is damaged or no Excel file"),
         ("t.csv", b"\x1f\x8babc", r"t.csv is damaged"),
+        ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
+        (
+            "t.csv",
+            "text\nføåæ\n".encode() + b"sm\xf8r\n",
+            r"t.csv:3: byte 0xF8 at place 3 of the line is not in the encoding utf-8",
+        ),
+        ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
         ("t.csv", 'text,code\n"a,1\nb"x,2\n', r"t.csv:2: .*a quote opens a value and is not clo"),
         ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed, which glues rows"),
