@@ -281,9 +281,9 @@ def check_world(
 def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
     """Returns whether this process speaks for all and holds the run folder: rank 0 of a launch, or
     the process that starts the others."""
-    # Machines may be numbered otherwise than ranks.
-    names = ("RANK",) if environ.get("RANK") else ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-    return not any(environ.get(name, "").strip("0") for name in names)
+    # Where ranks are numbered, machines may be so in another order.
+    places = ("RANK",) if environ.get("RANK") else ("SLURM_PROCID", "NODE_RANK")
+    return not any(environ.get(name, "").strip("0") for name in (*places, "LOCAL_RANK"))
 
 
 def check_launcher_variables(environ: Mapping[str, str]) -> None:

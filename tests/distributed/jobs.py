@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
+from lit_models.causal_lm.module import Samples
 from lit_models.training import (
     AveragedWeights,
     ExactDropout,
@@ -27,6 +29,7 @@ from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import num_copies
 from lit_models.training.strategies import FullyShardedStrategy, replicated
 from tests.distributed.families import FAMILIES, SPECIAL
+from tests.distributed.lens_family import dump
 from tests.toy import toy_trainer
 
 STEPS = 10
@@ -58,8 +61,13 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"{strategy}-{job['name']}"
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
+    logger: Any = False
+    if job["family"] == "causal_lm" and not job.get("only_fits"):
+        logger = TensorBoardLogger(folder, name="board", version="")
+        callbacks.append(Samples(["the", "d"], 3, module.generation, prints_last=True))
     trainer = toy_trainer(
         folder,
+        logger=logger,
         devices=job.get("devices", int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
         num_nodes=int(os.environ.get("WORLD_SIZE", "1"))
         // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -157,11 +165,16 @@ def digest_of_copies(module: torch.nn.Module) -> tuple[str, int]:
     return digest.hexdigest(), num_bytes
 
 
+def run_here(folder: Path, jobs: list[dict[str, Any]]) -> None:
+    """Run jobs in this process, one after the other; those of kind `dump` write a store."""
+    for job in jobs:
+        run = dump if job.get("kind") == "dump" else run_job
+        run(folder / job["name"], job)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    for job in json.loads(Path(sys.argv[2]).read_text()):
-        run_job(folder / job["name"], job)
+    run_here(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))
     if dist.is_initialized():
         dist.destroy_process_group()
 

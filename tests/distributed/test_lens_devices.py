@@ -1,6 +1,5 @@
 """A consistency lens on one device and on two: stores, resumed runs, shards, export."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from lit_models import LitConsistencyLens
 from lit_models.commands.export import export
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from lit_models.training.lineage import verify_run
-from tests.distributed.launch import run
-from tests.distributed.lens_family import JOINT_START, story_files
-from tests.distributed.lens_jobs import run_here
+from tests.distributed.jobs import run_here
+from tests.distributed.lens_family import JOINT_START
+from tests.distributed.test_matrix import run_jobs, write_tables
 from tests.toy import ledger_lines
 
 # A resumed run here gets a folder of its own.
@@ -27,7 +26,7 @@ CLASS = "lit_models.LitConsistencyLens"
 def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
     data = {"global_batch_size": 16, "micro_batch_size": 4}
     return {
-        **{"name": name, "kind": "fit", "family": "consistency_lens", "strategy": strategy},
+        **{"name": name, "family": "consistency_lens", "strategy": strategy},
         **{"data": data, "decay": 0.9, **more},
     }
 
@@ -44,7 +43,7 @@ def last(folder: Path) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs: what one device does before two, what two do, what one does after them."""
     folder = tmp_path_factory.mktemp("lens")
-    story_files(folder)
+    write_tables(folder)
     begun = [fit("one"), half("one until", JOINT_START)]
     run_here(folder, [*begun, {"name": "dump one", "kind": "dump", "threads": 2}])
     with pytest.raises(RuntimeError, match="interrupted"):
@@ -59,11 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fit("one, then two", "ddp", resume=str(last(folder / "one until"))),
         fit("shards", "fsdp", sharding={"sharded_checkpoint": True}),
     ]
-    path = folder / "jobs.json"
-    path.write_text(json.dumps(two))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = run(*launcher, "-m", "tests.distributed.lens_jobs", str(folder), str(path))
-    assert done.returncode == 0, done.stdout[-4000:]
+    run_jobs(folder, 2, two)
     resumed = [
         fit(f"two, then one {p}", resume=str(last(folder / f"two until {p}"))) for p in PLACES
     ]

@@ -12,6 +12,7 @@ import torch
 
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import verify_run
+from tests.causal_lm.tiny import texts_of
 from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS
 from tests.distributed.launch import run
@@ -58,8 +59,8 @@ def write_tables(folder: Path) -> None:
     seo_files(folder)
 
 
-def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> None:
-    """Run jobs in one world of processes, and fail with its output."""
+def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> str:
+    """Run jobs in one world of processes; return its output, or fail with it."""
     path = folder / f"jobs-{num_processes}.json"
     path.write_text(json.dumps(jobs))
     if not (folder / "occupations.csv").exists():
@@ -68,6 +69,7 @@ def run_jobs(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> No
     script = ["-m", "tests.distributed.jobs", str(folder), str(path)]
     done = run("-m", *launcher, *script, timeout_s=400)
     assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
 
 
 def name_of(cell: Cell) -> str:
@@ -102,7 +104,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("matrix")
     for num_processes in (1, 2, 3, 4):
         jobs = matrix_jobs(FIRST_CELLS, num_processes)
-        run_jobs(folder, num_processes, jobs + small_jobs(SMALL_SETS[:2], num_processes))
+        jobs += small_jobs(SMALL_SETS[:2], num_processes)
+        printed = run_jobs(folder, num_processes, jobs)
+        writers = [job for job in jobs if job["family"] == "causal_lm"]
+        assert printed.count("a sample: the") == len(writers)  # by one rank of each
     return folder
 
 
@@ -195,6 +200,13 @@ def test_every_control_of_a_lens_is_the_same_on_any_devices(runs, cell):
     for row, values in expected["rows"]["all"].items():
         assert values["count"] > 20
         assert found["rows"]["all"][row] == pytest.approx(values, rel=1e-7, abs=1e-9), row
+
+
+@pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if c[0] == "causal_lm"], ids=name_of)
+def test_texts_that_a_model_writes_while_it_learns_are_the_same_on_any_devices(runs, cell):
+    texts = texts_of(runs / name_of(cell))
+    assert texts == texts_of(runs / name_of(("causal_lm", 1, "ddp", 1)))
+    assert {step for _, step in texts} == {3, 6, 9}
 
 
 @pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if c[0] == "ranker"], ids=name_of)

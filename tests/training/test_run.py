@@ -151,6 +151,7 @@ TORCHRUN = {"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}
         ({}, True),
         ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True),
         ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, False),  # a child of ddp
+        ({"LOCAL_RANK": "1", "RANK": "0", "WORLD_SIZE": "1"}, False),  # the same in a container
         ({"NODE_RANK": "1"}, False),  # the process of another machine that starts ddp there
         ({"SLURM_PROCID": "0"}, True),
         ({"SLURM_PROCID": "1"}, False),
