@@ -1,18 +1,27 @@
 """Folders without access and a full disk: one screen, and what was there before is whole.
 
-The tests may run as root, whom no permission stops: the commands give up that right.
+The tests may run as root, whom no permission stops: the commands give up that right. They run each
+in a fork: the imports, which take seconds, come once. Called as `python -m tests.test_wrong_storage
+JOBS.json`, it prints one [exit status, output] per job.
 """
 
+import ctypes
+import importlib
 import json
+import os
 import re
+import resource
 import shutil
+import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from lit_models.__main__ import main
 from lit_models.training.checkpoints import damage
 from tests.conftest import TOY
 from tests.distributed.launch import run
@@ -94,7 +103,65 @@ LIMITS = {
 }
 
 
+MODULES = (
+    "datamodules.occupations.datamodule",
+    "lit_models.cli",
+    "lit_models.occupation_coder.module",
+)
+_CAPABILITY_VERSION_3 = 0x20080522
 Contents = dict[str, bytes | None]
+
+
+def outcome(job: dict[str, Any]) -> tuple[int, str]:
+    """Return the exit status and the output of one command, run in a fork under its limit.
+
+    Args:
+        job: `folder` to work in, `cache`, `argv`, and the limit: `file_bytes`, or none for a
+            process that permission bits stop, also when root owns it.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 70
+        try:
+            os.dup2(writing, 1)
+            os.dup2(writing, 2)
+            os.close(writing)
+            status = limited(job)
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as pipe:
+        output = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output
+
+
+def limited(job: dict[str, Any]) -> int:
+    """Run the command in this process under its limit and return the exit status."""
+    os.chdir(job["folder"])
+    os.environ |= {"UNISONO_CACHE": job["cache"], "HOME": job["cache"]}
+    if "file_bytes" in job:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
+    else:
+        obey_permissions()
+    sys.argv = ["unisono", *job["argv"]]
+    try:
+        return main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def obey_permissions() -> None:
+    """Give up every capability of this process: permission bits then stop root as well.
+
+    Another user id would do so too, but could not read an environment in root's folders.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
+        raise OSError(ctypes.get_errno(), "capset(2) refused to give up the rights of root")
 
 
 def set_rights(top: Path, mode: int) -> None:
@@ -125,7 +192,7 @@ def outcomes(
         jobs[name] = {"folder": str(folder), "cache": str(cache), "argv": limit.argv}
         jobs[name] |= {} if limit.file_bytes is None else {"file_bytes": limit.file_bytes}
     (place / "jobs.json").write_text(json.dumps(jobs))
-    done = run("-m", "tests.limited_commands", str(place / "jobs.json"))
+    done = run("-m", "tests.test_wrong_storage", str(place / "jobs.json"))
     assert done.returncode == 0, done.stdout
     answers = json.loads(done.stdout.splitlines()[-1])
     set_rights(place, 0o755)
@@ -173,3 +240,10 @@ def test_a_disk_that_fills_up_stops_the_run_and_keeps_a_sound_checkpoint(
     kept = list((small_disk / "run" / "checkpoints").glob("*.ckpt"))
     assert kept
     assert all(damage(path) is None for path in kept)
+
+
+if __name__ == "__main__":
+    for module in MODULES:
+        importlib.import_module(module)
+    commands = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    print(json.dumps({name: outcome(job) for name, job in commands.items()}))

@@ -32,9 +32,7 @@ from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.lineage import (
     LedgerStep,
-    Start,
     check_data,
-    find_start,
     find_step,
     plan_of,
 )
@@ -115,7 +113,6 @@ def replay(
         raise FileNotFoundError(f"--json {json}: there is no folder {Path(json).parent}; make it.")
     run = Path(run)
     found = find_step(run, step)
-    start = find_start(run, found)
     path = newest_config(run)
     config = read_config(path)
     if lacking := [key for key in ("model", "data") if not config.get(key)]:
@@ -133,10 +130,10 @@ def replay(
             "ExactModule on a PlannedDataModule has steps that can be made again."
         )
     trainer_values = config.get("trainer") or {}
-    advance = advance and start.num_older > 0
-    result = replay_step(found, start, module, data, run, trainer_values, advance)
+    advance = advance and found.num_older > 0
+    result = replay_step(found, module, data, run, trainer_values, advance)
     _say("config", path.name)
-    _show_start(found, start, result, advance)
+    _show_start(found, result, advance)
     _show_samples(result, samples)
     _show_result(found, result)
     if json is not None:
@@ -144,9 +141,9 @@ def replay(
             "run": str(run),
             "ledger": found.line,
             "config": str(path),
-            "checkpoint": None if start.checkpoint is None else str(start.checkpoint),
-            "checkpoint_step": start.step,
-            "damaged_checkpoints": start.damaged,
+            "checkpoint": None if found.checkpoint is None else str(found.checkpoint),
+            "checkpoint_step": found.checkpoint_step,
+            "damaged_checkpoints": found.damaged,
             **asdict(result),
         }
         Path(json).write_text(dumps(_finite(content), indent=1) + "\n", encoding="utf-8")
@@ -161,8 +158,8 @@ def _say(label: str, text: str) -> None:
     print(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
 
 
-def _show_start(found: LedgerStep, start: Start, result: Replay, advance: bool) -> None:
-    line, steps = found.line, f"{start.num_older} step{'s' * (start.num_older != 1)}"
+def _show_start(found: LedgerStep, result: Replay, advance: bool) -> None:
+    line, steps = found.line, f"{found.num_older} step{'s' * (found.num_older != 1)}"
     _say(
         "step",
         f"{line['step']}: step {line['step_in_epoch']} of epoch {line['epoch']}, attempt "
@@ -170,15 +167,15 @@ def _show_start(found: LedgerStep, start: Start, result: Replay, advance: bool) 
     )
     if found.left_out:
         _say("left out", f"{found.left_out}; the final weights know nothing of it")
-    if start.damaged:
-        _say("damaged", f"passed over: {', '.join(start.damaged)}")
-    if start.checkpoint is None:
+    if found.damaged:
+        _say("damaged", f"passed over: {', '.join(found.damaged)}")
+    if found.checkpoint is None:
         _say("checkpoint", "none before it: the untrained network")
     else:
-        _say("checkpoint", f"{start.checkpoint.name} of step {start.step}")
+        _say("checkpoint", f"{found.checkpoint.name} of step {found.checkpoint_step}")
     if advance:
         _say("advanced", f"trained {steps} to it")
-    elif start.num_older:
+    elif found.num_older:
         _say(
             "weights",
             f"{steps} older than the step's own, so losses differ from the ledger's; "
@@ -256,7 +253,6 @@ def _finite(value: Any) -> Any:
 
 def replay_step(
     found: LedgerStep,
-    start: Start,
     module: ExactModule,
     data: PlannedDataModule,
     run: Path,
@@ -266,8 +262,7 @@ def replay_step(
     """Run one step again.
 
     Args:
-        found: the step.
-        start: where the weights come from.
+        found: the step, and where the weights come from.
         module: built from the run's config, right after the seed was set.
         data: built from the run's config.
         run: the run folder; only read.
@@ -300,7 +295,7 @@ def replay_step(
                 enable_progress_bar=False,
                 enable_model_summary=False,
             )
-            trainer.ckpt_path = start.checkpoint  # which the data are read by, too
+            trainer.ckpt_path = found.checkpoint  # which the data are read by, too
             trainer.fit(module, data, weights_only=True)
     finally:
         logging.disable(logging.NOTSET)

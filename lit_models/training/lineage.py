@@ -388,36 +388,28 @@ def _differences(content: Row, rows: list[Row]) -> list[str]:
 
 @dataclass(frozen=True)
 class LedgerStep:
-    """A step of the surviving lineage.
+    """A step of the surviving lineage, and the checkpoint nearest to the weights it began with.
 
     Attributes:
         line: its own.
         start: the line that began its attempt.
-        before: lines of the lineage that led to it.
         left_out: why it is not in the final weights, or "".
+        checkpoint: `None` for the untrained network.
+        checkpoint_step: updates behind its weights.
+        damaged: names of checkpoints that were passed over.
     """
 
     line: Row
     start: Row
-    before: list[Row] = field(default_factory=list)
     left_out: str = ""
+    checkpoint: Path | None = None
+    checkpoint_step: int = 0
+    damaged: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class Start:
-    """Where the weights come from.
-
-    Attributes:
-        checkpoint: `None` for the untrained network.
-        step: of the checkpoint, or 0.
-        damaged: names of checkpoints that were passed over.
-        num_older: updates between these weights and the step's own.
-    """
-
-    checkpoint: Path | None
-    step: int
-    damaged: list[str]
-    num_older: int = 0
+    @property
+    def num_older(self) -> int:
+        """Updates between the weights of the checkpoint and the step's own."""
+        return self.line["step"] - 1 - self.checkpoint_step
 
 
 def find_step(run: Path, step: int) -> LedgerStep:
@@ -437,30 +429,24 @@ def find_step(run: Path, step: int) -> LedgerStep:
     line = lineage.steps[step]
     before = lineage.rows[: lineage.rows.index(line)]
     start = [row for row in before if _kind(row) == "start"][-1]
-    return LedgerStep(line, start, before, lineage.left_out.get(step, ""))
-
-
-def find_start(run: Path, found: LedgerStep) -> Start:
-    """Return the checkpoint whose weights are nearest to those that a step began with.
-
-    Checkpoints of steps that a kill discarded are of another lineage, and damaged ones are passed
-    over and named.
-    """
-    last = found.line["step"] - 1
-    hashes = {row.get("hash") for row in found.before}
+    # Checkpoints of steps that a kill discarded are of another lineage.
+    hashes = {row.get("hash") for row in before}
+    checkpoint: Path | None = None
+    checkpoint_step = 0
     damaged: list[str] = []
-    starts = [Start(None, 0, damaged, last)]
-    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt"), reverse=True):
+    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True)
         except (ValueError, FileNotFoundError):
-            damaged.insert(0, path.name)
+            damaged.append(path.name)
             continue
-        step = int(content.get("global_step", 0))
-        is_of_lineage = content.get("ledger", {}).get("hash") in hashes
-        if "loops" in content and step <= last and is_of_lineage:
-            starts.append(Start(path, step, damaged, last - step))
-    return min(reversed(starts), key=lambda start: start.num_older)
+        done = int(content.get("global_step", 0))
+        is_before = done < step and content.get("ledger", {}).get("hash") in hashes
+        is_nearer = checkpoint is None or done > checkpoint_step
+        if "loops" in content and is_before and is_nearer:
+            checkpoint, checkpoint_step = path, done
+    left_out = lineage.left_out.get(step, "")
+    return LedgerStep(line, start, left_out, checkpoint, checkpoint_step, tuple(damaged))
 
 
 def check_data(data: PlannedDataModule, found: LedgerStep, run: Path, epoch: int) -> None:

@@ -40,8 +40,6 @@ class PredictionWriter(Callback):
     """
 
     def __init__(self, part_batches: int = 32) -> None:
-        if part_batches < 1:
-            raise ValueError(f"part_batches must be at least 1, got {part_batches}.")
         self.part_batches = part_batches
         self._rows: list[dict[str, np.ndarray]] = []
         self._batches: list[int] = []

@@ -1,5 +1,6 @@
 """Steps of a lens: what stands still, what learns late, on one device and on two; their replay."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from lightning.pytorch import seed_everything
 from torch import Tensor
 
 from lit_models.commands.replay import replay_step
-from lit_models.training.lineage import Start, find_step, verify_run
+from lit_models.training.lineage import find_step, verify_run
 from tests.consistency_lens.lens_runs import (
     JOBS,
     OPTIONS,
@@ -161,9 +162,8 @@ def test_a_step_of_a_lens_is_replayed(whole, step):
     found = find_step(whole, step)
     values = {"max_epochs": 9, "max_steps": 4, "precision": "64-true"}
     seed_everything(1, verbose=False)
-    result = replay_step(
-        found, Start(None, 0, []), lens_module(), data, whole, values, advance=True
-    )
+    untrained = replace(found, checkpoint=None, checkpoint_step=0)
+    result = replay_step(untrained, lens_module(), data, whole, values, advance=True)
     assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
     assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
     assert len(result.samples) == 16

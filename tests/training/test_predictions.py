@@ -102,11 +102,6 @@ def test_missing_and_repeated_samples_are_noticed(tmp_path):
         merged(tmp_path, 4)
 
 
-def test_part_files_hold_at_least_one_batch():
-    with pytest.raises(ValueError, match="part_batches must be at least 1, got 0"):
-        PredictionWriter(part_batches=0)
-
-
 def rows(losses: list[float], ids: list[int], weights: list[float] | None = None) -> Tensor:
     result = SampleResult(torch.tensor(losses), {"answer": torch.tensor(ids) * 10})
     return rows_of(result, torch.tensor(ids), torch.tensor(weights or [1.0] * len(ids)))
