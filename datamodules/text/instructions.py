@@ -83,26 +83,6 @@ class Instruction(NamedTuple):
         return self.group or json.dumps(said, sort_keys=True, ensure_ascii=False)
 
 
-def instruction_of(row: JsonRow) -> Instruction:
-    """Return the sample of a row; RowFault where it breaks a rule."""
-    values = as_messages({name: value for name, value in row.values.items() if value is not None})
-    read = [values.get(name) for name in ("messages", "prompt", "completion")]
-    if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
-        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
-    if "messages" in values:
-        return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
-    for name in ("prompt", "completion"):
-        if name not in values:
-            keys = ", ".join(values) or "nothing"
-            raise RowFault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
-        if not isinstance(values[name], str):
-            rule = f'"{name}" must be a text; write chats as "messages".'
-            raise RowFault("keys", str(values[name]), rule)
-    if not values["completion"].strip():
-        raise RowFault("empty answer", values["prompt"], EMPTY.format("the completion"))
-    return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
-
-
 def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         rule = f'"messages" must be a list of objects: {SHAPES}.'
@@ -310,7 +290,24 @@ class InstructionRequest(CorpusRequest):
 
     def sample(self, row: JsonRow) -> Instruction:
         """Return the sample of a row; RowFault where it breaks a rule."""
-        return instruction_of(row)
+        values = as_messages(
+            {name: value for name, value in row.values.items() if value is not None}
+        )
+        read = [values.get(name) for name in ("messages", "prompt", "completion")]
+        if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
+            raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
+        if "messages" in values:
+            return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
+        for name in ("prompt", "completion"):
+            if name not in values:
+                keys = ", ".join(values) or "nothing"
+                raise RowFault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
+            if not isinstance(values[name], str):
+                rule = f'"{name}" must be a text; write chats as "messages".'
+                raise RowFault("keys", str(values[name]), rule)
+        if not values["completion"].strip():
+            raise RowFault("empty answer", values["prompt"], EMPTY.format("the completion"))
+        return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
