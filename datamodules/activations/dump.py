@@ -18,16 +18,13 @@ from datamodules.activations.documents import (
     DocumentFacts,
     DocumentsDataModule,
     Pieces,
-    PositionRule,
     check_activations,
 )
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, Chunk, statistics_of
-from datamodules.core.batches import SubjectFacts
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import ArrayFile, content_digest, digest_of, replacing
 from datamodules.files.splitting import PART_NAMES, TRAIN
 from datamodules.files.tables import naming
-from datamodules.text.store import TokenStore
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 NO_POSITION = -1
@@ -76,67 +73,6 @@ class DumpedPart(NamedTuple):
         with ArrayFile(path, self.found.dtype, row) as file:
             for activations, _, _ in self.chunks():
                 file.add(activations)
-
-
-def write_store(
-    folder: Path,
-    tokens: TokenStore,
-    parts: list[DumpedPart],
-    subject: SubjectFacts,
-    rule: PositionRule,
-) -> None:
-    """Write a store. Memory holds one chunk of activations and the sums of each token.
-
-    Args:
-        folder: new.
-        tokens: the documents.
-        parts: train, validation, test.
-        subject: of the activations.
-        rule: by which the positions were drawn.
-
-    Raises:
-        FileExistsError: the folder exists.
-        ValueError: the training part has no activation, or one is no finite number.
-        OSError: the disk is full; the folder does not exist then.
-    """
-    if folder.exists():
-        raise FileExistsError(
-            f"{folder} exists and is not overwritten; move it away, or name another folder with "
-            "--data.predict_output."
-        )
-    with naming(folder), replacing(folder, is_new=True) as unfinished:
-        unfinished.mkdir()  # with the modes of the user's umask
-        for path in tokens.folder.iterdir():
-            shutil.copyfile(path, unfinished / path.name)
-        for name, part in zip(PART_NAMES, parts, strict=True):
-            part.write(unfinished, name)
-        statistics = statistics_of(parts[TRAIN].chunks())
-        statistics.save(unfinished / STATISTICS)
-        facts = {
-            "subject": asdict(subject),
-            "tokens": tokens.fingerprint,
-            "positions": asdict(rule),
-            "context_length": parts[TRAIN].pieces.context_length,
-        }
-        by_part = list(zip(PART_NAMES, parts, strict=True))
-        files = {}
-        for path in sorted(unfinished.iterdir()):
-            files[path.name] = {"bytes": path.stat().st_size, "digest": content_digest(path)}
-        schema = {
-            **facts,
-            "fingerprint": digest_of(facts),
-            "version": STORE_VERSION,
-            "dtype": str(parts[TRAIN].found.dtype),
-            "tokenizer": tokens.tokenizer.digest,
-            "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
-            "num_documents": {name: len(part.facts.group) for name, part in by_part},
-            "num_activations": {name: len(part.piece) for name, part in by_part},
-            "attributes": {name: part.facts.names for name, part in by_part},
-            "groups": {name: part.facts.group_names for name, part in by_part},
-            "files": files,
-        }
-        text = json.dumps(schema, indent=1, sort_keys=True)
-        (unfinished / SCHEMA).write_text(text + "\n", encoding="utf-8")
 
 
 class DumpDataset(PlannedDataset):
@@ -213,12 +149,50 @@ class ActivationDumpDataModule(DocumentsDataModule):
         return Path(self.trainer.default_root_dir) / "activations"
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the store; `results` as `LitSubject.predict_step` returns them."""
+        """Write the store; `results` as `LitSubject.predict_step` returns them.
+
+        Raises:
+            FileExistsError: the folder exists.
+            ValueError: the training part has no activation, or one is no finite number.
+            OSError: the disk is full; the folder does not exist then.
+        """
         dataset = self.datasets["predict"]
         assert isinstance(dataset, DumpDataset)
-        parts = []
-        for part in PARTS:
+        parts: dict[str, DumpedPart] = {}
+        for part, name in enumerate(PART_NAMES):
             found = results["activations"][dataset.first[part] : dataset.first[part + 1]]
             (piece, position), facts = dataset.positions[part], self.facts(part)
-            parts.append(DumpedPart(dataset.parts[part], piece, position, found, facts))
-        write_store(path, self.store, parts, self.model.options["subject"], self.positions)
+            parts[name] = DumpedPart(dataset.parts[part], piece, position, found, facts)
+        training = parts[PART_NAMES[TRAIN]]
+        with naming(path), replacing(path, is_new=True) as unfinished:
+            unfinished.mkdir()  # with the modes of the user's umask
+            for file in self.store.folder.iterdir():
+                shutil.copyfile(file, unfinished / file.name)
+            for name, of_part in parts.items():
+                of_part.write(unfinished, name)
+            statistics = statistics_of(training.chunks())
+            statistics.save(unfinished / STATISTICS)
+            facts_of_all = {
+                "subject": asdict(self.model.options["subject"]),
+                "tokens": self.store.fingerprint,
+                "positions": asdict(self.positions),
+                "context_length": training.pieces.context_length,
+            }
+            schema = {
+                **facts_of_all,
+                "fingerprint": digest_of(facts_of_all),
+                "version": STORE_VERSION,
+                "dtype": str(training.found.dtype),
+                "tokenizer": self.store.tokenizer.digest,
+                "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
+                "num_documents": {name: len(one.facts.group) for name, one in parts.items()},
+                "num_activations": {name: len(one.piece) for name, one in parts.items()},
+                "attributes": {name: one.facts.names for name, one in parts.items()},
+                "groups": {name: one.facts.group_names for name, one in parts.items()},
+                "files": {
+                    file.name: {"bytes": file.stat().st_size, "digest": content_digest(file)}
+                    for file in sorted(unfinished.iterdir())
+                },
+            }
+            text = json.dumps(schema, indent=1, sort_keys=True)
+            (unfinished / SCHEMA).write_text(text + "\n", encoding="utf-8")

@@ -160,7 +160,7 @@ class ActivationStore(TokenStore):
     """A folder of activations, opened read-only.
 
     Args:
-        folder: as `write_store` makes it.
+        folder: as `ActivationDumpDataModule` makes it.
 
     Raises:
         FileNotFoundError: there is no such folder, or no schema in it.
