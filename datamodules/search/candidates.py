@@ -15,7 +15,7 @@ from datamodules.files.tables import expand_files
 from datamodules.search.bm25 import BM25_VERSION, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
 from datamodules.search.formats import Files
-from datamodules.search.queries import NO_DOCUMENT, Queries, read_run, rows_of
+from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run, rows_of
 
 LISTS_VERSION = 1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
@@ -267,7 +267,7 @@ def run_lists(
                 f"{option} {', '.join(map(str, paths))} ranks none of the {len(queries)} queries, "
                 f'such as "{queries[0].id}"; name a run of these queries.'
             )
-        return rows_of(documents, NO_DOCUMENT), rows_of(scores, 0.0)
+        return rows_of(documents, NO_DOCUMENT), rows_of(scores, NO_SCORE)
 
     digests = [file_digest(path) for path in paths]
     return _made(["run", collection.fingerprint, digests, most, queries.digest], make)

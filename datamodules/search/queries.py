@@ -32,13 +32,15 @@ from datamodules.search.formats import (
 )
 
 NO_DOCUMENT = -1  # where a row has fewer
+NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
 RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
 
 
-def rows_of(values: Sequence[np.ndarray], filler: float, width: int = 0) -> np.ndarray:
-    """Return arrays of several lengths as the rows of one, at least `width` wide."""
-    rows = np.full((len(values), max(width, *map(len, values))), filler, values[0].dtype)
+def rows_of(values: Sequence[np.ndarray], filler: int | np.float32, width: int = 0) -> np.ndarray:
+    """Return arrays of several lengths as the rows of one, at least `width` wide, of the dtype of
+    its filler."""
+    rows = np.full((len(values), max([width, *map(len, values)])), filler)
     for row, value in zip(rows, values, strict=True):
         row[: len(value)] = value
     return rows

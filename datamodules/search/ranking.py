@@ -7,12 +7,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
 from datamodules.search.bm25 import open_bm25
@@ -34,6 +34,8 @@ from datamodules.search.datamodule import (
 from datamodules.search.formats import Files
 from datamodules.search.queries import (
     NO_DOCUMENT,
+    NO_GRADE,
+    NO_SCORE,
     JudgedQueries,
     Queries,
     QueryJudgements,
@@ -50,20 +52,6 @@ RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
 MOST_NAMED = 3  # queries of a message
 log = logging.getLogger(__name__)
-
-
-class RankingExample(NamedTuple):
-    """Token ids of a query and its K candidates, and arrays [K] but for `all_relevance` [J]."""
-
-    query: np.ndarray
-    texts: list[np.ndarray]
-    document: np.ndarray
-    relevance: np.ndarray
-    prior: np.ndarray
-    first_stage: np.ndarray
-    bm25: np.ndarray
-    teacher: np.ndarray
-    all_relevance: np.ndarray
 
 
 class RankingDataset(PlannedDataset):
@@ -132,15 +120,14 @@ class RankingDataset(PlannedDataset):
             return self.judged(place).documents
         return np.sort(self.listed(place))
 
-    def graded(self, place: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the candidates of this epoch [K] int64, ascending, and their grades [K] float32,
-        NaN = unjudged."""
+    def graded(self, place: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the candidates that a query has in this epoch [K] int64, ascending, and their
+        grades [K] float32, NaN = unjudged. Args: rng, of the sample."""
         judged = self.judged(place)
         if self.groups is None:
             documents = self.candidates(place)
             return documents, looked_up(documents, *judged)
         minable = self.groups.minable(self.listed(place), judged.documents)
-        rng = rng_for(self.seed, epoch, place)
         chosen = self.groups.drawn(judged.grades, len(minable), rng)
         mined_grade = 0.0 if self.groups.unjudged_as_negative else np.nan
         documents = np.append(judged.documents, minable)[chosen]
@@ -168,71 +155,61 @@ class RankingDataset(PlannedDataset):
         scores = looked_up(documents, listed, values)
         return np.where(np.isnan(scores), values.min(), scores)
 
-    def example(self, sample_id: int, epoch: int) -> RankingExample:
-        """Return one query with its candidates of this epoch."""
-        judged = self.judged(sample_id)
-        documents, grades = self.graded(sample_id, epoch)
-        scores = self.first_scores(sample_id, documents)
-        # Of the query's whole list, so that a training step's draw does not move the prior.
-        known = (
-            self.first_scores(sample_id, judged.documents)
-            if self.lists is None
-            else self.lists.of(sample_id)[1]
-        )
-        mean = float(known.mean()) if len(known) else 0.0
-        deviation = (float(known.std()) if len(known) else 1.0) or 1.0
-        teacher = np.full(len(documents), np.nan, np.float32)
-        if self.teacher is not None:
-            teacher = looked_up(documents, *self.teacher.of(sample_id))
-        return RankingExample(
-            query=self.query_tokens[sample_id],
-            texts=[self.document_tokens[number] for number in documents.tolist()],
-            document=documents,
-            relevance=grades,
-            prior=(scores - mean) / deviation,
-            first_stage=scores,
-            bm25=self.bm25_scores(sample_id, documents) if self.with_baselines else scores,
-            teacher=teacher,
-            all_relevance=judged.grades,
-        )
+    def prior(self, place: int, scores: np.ndarray) -> np.ndarray:
+        """Return the first stage's scores of candidates [K] less the mean of the query's whole
+        list, in its standard deviations, so that a training step's draw does not move them."""
+        if self.lists is None:
+            known = self.first_scores(place, self.judged(place).documents)
+        else:
+            known = self.lists.of(place)[1]
+        if not len(known):
+            return scores
+        return (scores - float(known.mean())) / (float(known.std()) or 1.0)
 
-    def collate(self, examples: list[RankingExample]) -> dict[str, Any]:
-        """Return the padded batch."""
-        sizes = np.array([len(example.texts) for example in examples])
-        index = np.full((len(examples), max(self.width, *sizes)), NO_DOCUMENT)
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the padded batch of queries with their candidates of this epoch."""
+        places, rngs = sample_ids.tolist(), rngs_for(self.seed, epoch, sample_ids)
+        groups = [self.graded(*own) for own in zip(places, rngs, strict=True)]
+        own_documents = [documents for documents, _ in groups]
+        each = list(zip(places, own_documents, strict=True))
+        sizes = np.array([len(documents) for documents in own_documents])
+        index = np.full((len(places), max(self.width, *sizes)), NO_DOCUMENT)
         width = index.shape[1]
-        texts = [text for example in examples for text in example.texts]
-        queries = [example.query for example in examples for _ in example.texts]
+        texts = [self.document_tokens[number] for _, own in each for number in own.tolist()]
+        queries = [self.query_tokens[place] for place, own in each for _ in own]
         # Where no query has a candidate there is one empty row.
         rows = self.encoding.framing.rows(texts or [NO_TEXT], queries or None)
         order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
         rows = {name: values[order] for name, values in rows.items()}
         index[np.arange(width) < sizes[:, None]] = order.argsort()[: len(texts)]
-
-        def column(name: str, filler: float, width: int = width) -> torch.Tensor:
-            values = [getattr(example, name) for example in examples]
-            return torch.from_numpy(rows_of(values, filler, width))
-
-        batch = {
-            **rows,
-            "pair_lengths": rows["attention_mask"].sum(1).numpy(),
-            "num_parts": self.num_parts(len(examples)),
-            "pair_index": torch.from_numpy(index),
-            "document": column("document", NO_DOCUMENT),
-            "relevance": column("relevance", np.nan),
-            "prior": column("prior", 0.0),
-            "all_relevance": column("all_relevance", np.nan, 1),
+        first = [self.first_scores(*own) for own in each]
+        columns = {
+            "document": rows_of(own_documents, NO_DOCUMENT, width),
+            "relevance": rows_of([grades for _, grades in groups], NO_GRADE, width),
+            "prior": rows_of(list(map(self.prior, places, first)), NO_SCORE, width),
+            "all_relevance": rows_of([self.judged(place).grades for place in places], NO_GRADE, 1),
         }
         if self.teacher is not None:
-            batch["teacher"] = column("teacher", np.nan)
+            teacher = [looked_up(own, *self.teacher.of(place)) for place, own in each]
+            columns["teacher"] = rows_of(teacher, NO_GRADE, width)
+        batch = {
+            **rows,
+            **{name: torch.from_numpy(values) for name, values in columns.items()},
+            "pair_lengths": rows["attention_mask"].sum(1).numpy(),
+            "num_parts": self.num_parts(len(places)),
+            "pair_index": torch.from_numpy(index),
+        }
         if self.with_baselines:
-            names = {"first": "first_stage", "bm25": "bm25"}
-            batch["baselines"] = {name: column(names[name], 0.0) for name in self.baselines}
+            scores = {"first": first, "bm25": [self.bm25_scores(*own) for own in each]}
+            batch["baselines"] = {
+                name: torch.from_numpy(rows_of(scores[name], NO_SCORE, width))
+                for name in self.baselines
+            }
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the query, and the grades of its candidates of this epoch."""
-        documents, grades = self.graded(sample_id, epoch)
+        documents, grades = self.graded(sample_id, rng_for(self.seed, epoch, sample_id))
         names = [self.collection.documents[int(number)].id for number in documents]
         shown = (f"{name}:{grade:g}" for name, grade in zip(names, grades.tolist(), strict=True))
         return {"query": self.queries[sample_id].text, "candidates": " ".join(shown)}

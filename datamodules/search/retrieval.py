@@ -20,7 +20,7 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, replacing
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import naming
-from datamodules.search.bm25 import Bm25Options, open_bm25
+from datamodules.search.bm25 import Bm25Options, Hits, open_bm25
 from datamodules.search.candidates import HardNegatives, Lists, candidate_lists
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import (
@@ -33,6 +33,7 @@ from datamodules.search.datamodule import (
 from datamodules.search.formats import TextRecord
 from datamodules.search.queries import (
     NO_DOCUMENT,
+    NO_GRADE,
     RELEVANT_ABOVE,
     JudgedQueries,
     Queries,
@@ -345,19 +346,6 @@ class PairDataset(PlannedDataset):
         return {"kind": pair.kind, "query": query, "answer": answer, "negatives": negatives}
 
 
-class TextExample(NamedTuple):
-    """Token ids of one text, its number, and of a query its judgements and the first stage's
-    documents with their scores, best first."""
-
-    ids: np.ndarray
-    is_query: bool
-    number: int
-    judged: np.ndarray = np.zeros(0, np.int64)
-    grade: np.ndarray = np.zeros(0, np.float32)
-    first: np.ndarray = np.zeros(0, np.int64)
-    first_score: np.ndarray = np.zeros(0, np.float32)
-
-
 class TextsDataset(PlannedDataset):
     """Queries, then documents, each once; a sample is a text: for evaluation and prediction.
 
@@ -394,49 +382,41 @@ class TextsDataset(PlannedDataset):
         self.fingerprint = digest_of([collection.fingerprint, encoding.digest, chosen, options])
         self.target_counts = {}
 
-    def example(self, sample_id: int, epoch: int) -> TextExample:
-        """Return one text; it is the same in every epoch."""
-        limits = self.encoding.limits
-        if sample_id >= len(self.queries):
-            number = int(self.documents[sample_id - len(self.queries)])
-            return TextExample(self.document_tokens[number], False, number)
-        ids = self.query_tokens[sample_id][: limits.max_query_length]
-        number = int(self.queries.numbers[sample_id])
-        if self.judged is None:
-            return TextExample(ids, True, number)
-        judged = self.judged.judged(sample_id)
-        if self.bm25 is None:
-            return TextExample(ids, True, number, *judged)
-        hits = self.bm25.search([self.queries[sample_id].text], self.depth, self.documents)
-        return TextExample(ids, True, number, *judged, hits.documents[0], hits.scores[0])
-
-    def collate(self, examples: list[TextExample]) -> dict[str, torch.Tensor]:
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """Return the padded batch; widths of judgements do not depend on it."""
-        rows = self.encoding.framing.rows([example.ids for example in examples])
-        texts = {
+        is_query = sample_ids < len(self.queries)
+        places, most = sample_ids[is_query], self.encoding.limits.max_query_length
+        numbers = np.empty(len(sample_ids), np.int64)
+        numbers[is_query] = self.queries.numbers[places]
+        numbers[~is_query] = self.documents[sample_ids[~is_query] - len(self.queries)]
+        ids = [
+            self.query_tokens[sample_id][:most] if is_one else self.document_tokens[number]
+            for sample_id, is_one, number in zip(
+                sample_ids.tolist(), is_query.tolist(), numbers.tolist(), strict=True
+            )
+        ]
+        rows = self.encoding.framing.rows(ids)
+        batch = {
             "input_ids": rows["input_ids"],
             "attention_mask": rows["attention_mask"],
-            "is_query": torch.tensor([example.is_query for example in examples]),
-            "text_index": torch.tensor([example.number for example in examples]),
+            "is_query": torch.from_numpy(is_query),
+            "text_index": torch.from_numpy(numbers),
         }
         if self.judged is None:
-            return texts
-        queries, most = [example for example in examples if example.is_query], self.judged.most
-
-        def column(name: str, filler: float, width: int) -> torch.Tensor:
-            rows = np.full((len(queries), width), filler, getattr(examples[0], name).dtype)
-            for row, query in zip(rows, queries, strict=True):
-                values = getattr(query, name)
-                row[: len(values)] = values
-            return torch.from_numpy(rows)
-
-        return {
-            **texts,
-            "judged": column("judged", NO_DOCUMENT, most),
-            "grade": column("grade", np.nan, most),
-            "first_document": column("first", NO_DOCUMENT, self.depth),
-            "first_score": column("first_score", 0.0, self.depth),
+            return batch
+        judged = [self.judged.judged(place) for place in places]
+        first = Hits(np.zeros((len(places), 0), np.int64), np.zeros((len(places), 0), np.float32))
+        if self.bm25 is not None:
+            asked = [self.queries[place].text for place in places]
+            first = self.bm25.search(asked, self.depth, self.documents)
+        width = self.judged.most
+        columns = {
+            "judged": rows_of([own.documents for own in judged], NO_DOCUMENT, width),
+            "grade": rows_of([own.grades for own in judged], NO_GRADE, width),
+            "first_document": first.documents,
+            "first_score": first.scores,
         }
+        return batch | {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the id of the text."""

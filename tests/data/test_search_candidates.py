@@ -39,6 +39,13 @@ def built(folder, stage, **options):
     return data.datasets[stage]
 
 
+def drawn(data, place, epoch=0):
+    """Return documents, grades and priors of the candidates of one query."""
+    batch = data.batch(np.array([place]), epoch)
+    is_there = batch["document"][0] >= 0
+    return (batch[name][0][is_there].numpy() for name in ("document", "relevance", "prior"))
+
+
 def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
     grades = np.array([0, 0, 0, 2, 0, 1], np.float32)
     sizes = Counter()
@@ -81,29 +88,28 @@ def test_mined_candidates_are_unjudged_unless_said_otherwise(folder, collection)
         teacher = None if as_negative else str(run)
         data = built(folder, "train", candidates=candidates, groups=groups, teacher=teacher)
         for place in range(len(data.lengths)):
-            example, judged = data.example(place, 0), data.judged(place)
-            is_mined = ~np.isin(example.document, judged.documents)
-            assert (np.diff(example.document) > 0).all()
+            (documents, grades, _), judged = drawn(data, place), data.judged(place)
+            is_mined = ~np.isin(documents, judged.documents)
+            assert (np.diff(documents) > 0).all()
             assert is_mined.any()
-            grades = example.relevance
             assert (
                 (grades[is_mined] == 0).all() if as_negative else np.isnan(grades[is_mined]).all()
             )
             grade_of = dict(zip(*map(np.ndarray.tolist, judged), strict=True))
-            expected = [grade_of[document] for document in example.document[~is_mined].tolist()]
+            expected = [grade_of[document] for document in documents[~is_mined].tolist()]
             assert grades[~is_mined].tolist() == expected
-            assert np.isin(example.document[is_mined], data.listed(place)).all()
+            assert np.isin(documents[is_mined], data.listed(place)).all()
 
 
 def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):
     data = built(folder, "test")
     bm25 = open_bm25(collection, Bm25Options())
     for place in (0, 5):
-        example = data.example(place, 0)
-        expected = bm25.scores(data.queries[place].text, example.document)
-        assert example.first_stage == pytest.approx(expected)
+        documents, _, prior = drawn(data, place)
+        expected = bm25.scores(data.queries[place].text, documents)
+        assert data.first_scores(place, documents) == pytest.approx(expected)
         spread = (expected - expected.mean()) / (expected.std() or 1)
-        assert example.prior == pytest.approx(spread, abs=1e-5)
+        assert prior == pytest.approx(spread, abs=1e-5)
 
 
 def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder):
@@ -112,9 +118,10 @@ def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder)
     facts = (train.collection, train.encoding, train.queries, train.options, train.judgements)
     whole = RankingDataset(*facts)
     for place in range(5):
-        drawn, listed = train.example(place, 3), whole.example(place, 0)
-        known = dict(zip(listed.document.tolist(), listed.prior.tolist(), strict=True))
-        for document, prior in zip(drawn.document.tolist(), drawn.prior.tolist(), strict=True):
+        documents, _, priors = drawn(whole, place)
+        known = dict(zip(documents.tolist(), priors.tolist(), strict=True))
+        documents, _, priors = drawn(train, place, 3)
+        for document, prior in zip(documents.tolist(), priors.tolist(), strict=True):
             assert prior == pytest.approx(known.get(document, prior), abs=1e-6)
 
 
@@ -123,14 +130,15 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     write_run(tmp_path / "first.trec", rankings, "x")
     options = CandidateOptions("run", top=2, run=str(tmp_path / "first.trec"))
     data = built(folder, "test", candidates=options)
-    example, other = data.example(0, 0), data.example(1, 0)
+    documents, _, prior = drawn(data, 0)
     assert data.queries[0].id == "q39"
-    assert example.document.tolist() == [1, 5]
-    assert example.first_stage.tolist() == [2.0, 3.0]
-    assert example.prior.tolist() == [-1.0, 1.0]
-    assert example.all_relevance.tolist() == data.judged(0).grades.tolist()
-    assert other.document.tolist() == []  # not in the run: counts, and scores 0
-    batch = data.collate([other, other])
+    assert documents.tolist() == [1, 5]
+    assert prior.tolist() == [-1.0, 1.0]
+    batch = data.batch(np.array([0]), 0)
+    assert batch["baselines"]["first"].tolist() == [[2.0, 3.0]]
+    assert batch["all_relevance"][0].tolist() == data.judged(0).grades.tolist()
+    batch = data.batch(np.array([1, 1]), 0)  # not in the run: counts, and scores 0
+    assert batch["document"].tolist() == [[-1], [-1]]
     assert batch["pair_index"].tolist() == [[-1], [-1]]
     assert batch["input_ids"].shape == (1, 2)  # marks
     assert sorted(batch["baselines"]) == ["bm25", "first"]
@@ -138,16 +146,25 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert data.first_scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
 
 
-def test_the_rows_of_a_group_are_those_of_its_texts(folder):
+def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):
     data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
     data = pickle.loads(pickle.dumps(data))  # what a worker gets that is no fork
     encode, framing = data.encoding.ids, data.encoding.framing
-    for place in range(len(data.lengths)):
-        example = data.example(place, 2)
-        query = encode(data.queries[place].text)
-        texts = [encode(data.collection.documents[n].whole) for n in example.document.tolist()]
-        expected = framing.rows(texts, [query] * len(texts))["input_ids"]
-        assert torch.equal(data.collate([example])["input_ids"].sort(0)[0], expected.sort(0)[0])
+    for places in ([0], [4, 0, 9]):
+        batch = data.batch(np.array(places), 2)
+        lengths = batch["pair_lengths"].tolist()
+        assert lengths == sorted(batch["attention_mask"].sum(1).tolist(), reverse=True)
+        assert sorted(batch["pair_index"][batch["pair_index"] >= 0]) == list(range(len(lengths)))
+        for row, place in enumerate(places):
+            query = encode(data.queries[place].text)
+            for document, index in zip(
+                batch["document"][row].tolist(), batch["pair_index"][row].tolist(), strict=True
+            ):
+                assert (document < 0) == (index < 0)
+                if document >= 0:
+                    text = encode(data.collection.documents[document].whole)
+                    expected = framing.rows([text], [query])["input_ids"][0]
+                    assert torch.equal(batch["input_ids"][index, : lengths[index]], expected)
 
 
 def test_the_lists_of_bm25_are_kept_until_its_scoring_changes(folder, monkeypatch):

@@ -88,25 +88,6 @@ def test_any_number_of_pairs_at_once_gives_the_same_scores(folder):
     assert max(rows for rows, _ in shapes[:-1]) == 4
 
 
-def test_rows_stand_by_their_lengths_and_candidates_find_theirs(folder):
-    _, data = built(folder, **WIDE)
-    batch, dataset = batch_of(data, "train", [4, 0, 9], 3), data.datasets["train"]
-    lengths = batch["pair_lengths"]
-    assert lengths.tolist() == sorted(batch["attention_mask"].sum(1).tolist(), reverse=True)
-    assert lengths[0] > lengths[-1]
-    found = 0
-    for row, sample_id in enumerate((4, 0, 9)):
-        example = dataset.example(sample_id, 3)
-        rows = dataset.encoding.framing.rows(example.texts, [example.query] * len(example.texts))
-        for place, (ids, mask) in enumerate(
-            zip(rows["input_ids"], rows["attention_mask"], strict=True)
-        ):
-            index = int(batch["pair_index"][row, place])
-            assert torch.equal(batch["input_ids"][index, : lengths[index]], ids[mask])
-            found += 1
-    assert found == len(lengths)
-
-
 def test_parts_change_no_score_and_no_gradient(folder):
     module, data = built(folder, **WIDE)
     batch = batch_of(data, "train", list(range(12)), 3)
@@ -193,12 +174,13 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
     data.setup("test")
     dataset = data.datasets["test"]
     for place, ranking in enumerate(rankings.values()):
-        example = dataset.example(place, 0)
-        ids = [f"d{i}" for i in example.document]
+        documents = dataset.candidates(place)
+        ids = [f"d{i}" for i in documents]
         assert sorted(ranking.documents) == sorted(ids)
-        texts = [data.collection.documents[int(i)].whole for i in example.document]
+        texts = [data.collection.documents[int(i)].whole for i in documents]
         query = dataset.queries[place].text
-        scores = module.rank(query, texts, prior=example.first_stage.tolist())
+        prior = dataset.first_scores(place, documents).tolist()
+        scores = module.rank(query, texts, prior=prior)
         known = dict(zip(ids, scores.tolist(), strict=True))
         found = [known[document] for document in ranking.documents]
         assert found == pytest.approx(ranking.scores, rel=1e-5, abs=1e-5)
@@ -256,7 +238,7 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     toy_trainer(tmp_path, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
     dataset = data.datasets["train"]
-    batch = dataset.collate([dataset.example(i, 0) for i in range(30)])
+    batch = dataset.batch(np.arange(30), 0)
     grades = batch["relevance"].double()
     target = grades.nan_to_num() / grades.nansum(1, keepdim=True).clamp(min=1)
     least = -(target.clamp(min=1e-300).log() * target).sum(1).mean()
