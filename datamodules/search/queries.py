@@ -40,9 +40,10 @@ RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
 def rows_of(values: Sequence[np.ndarray], filler: int | np.float32, width: int = 0) -> np.ndarray:
     """Return arrays of several lengths as the rows of one, at least `width` wide, of the dtype of
     its filler."""
-    rows = np.full((len(values), max([width, *map(len, values)])), filler)
-    for row, value in zip(rows, values, strict=True):
-        row[: len(value)] = value
+    sizes = np.array([len(value) for value in values], np.int64)
+    rows = np.full((len(values), sizes.max(initial=width)), filler)
+    if sizes.any():
+        rows[np.arange(rows.shape[1]) < sizes[:, None]] = np.concatenate(values)
     return rows
 
 

@@ -286,7 +286,7 @@ class PairDataset(PlannedDataset):
         if kind == "judged":
             known = self.relevant.judged(number).documents
             shares = self.shares[self.relevant.part(number)]  # as `rng.choice` draws, but faster
-            answer = int(known[np.searchsorted(shares, rng.random(), side="right")])
+            answer = int(known[shares.searchsorted(rng.random(), side="right")])
             negatives = []
             if self.negatives.count:
                 pool = np.setdiff1d(self.pool(number), known)
