@@ -413,7 +413,9 @@ def trainer(**values: Any) -> Any:
         "global_step": 40,
         "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
         "max_epochs": 3,
-        "estimated_stepping_batches": 300,
+        "max_steps": -1,
+        "num_training_batches": 200,
+        "accumulate_grad_batches": 2,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
         "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
@@ -446,7 +448,7 @@ def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace,
 def test_a_run_without_an_end_tells_no_time_left(clock: SimpleNamespace, capsys) -> None:
     line = ProgressLine()
     line.on_train_start(trainer(), None)
-    line.on_train_end(trainer(max_epochs=-1, estimated_stepping_batches=float("inf")), None)
+    line.on_train_end(trainer(max_epochs=-1), None)
     assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
 
 
