@@ -36,6 +36,7 @@ from lit_models.training.run import (
     locked,
     print_banner,
     release,
+    total_steps,
 )
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -472,6 +473,11 @@ def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace, capsy
     line.disable()
     progress(clock, line, range(1), seconds=100)
     assert capsys.readouterr().out == ""
+
+
+def test_the_end_of_a_run_is_its_first_limit() -> None:
+    assert total_steps(trainer(max_steps=50)) == 50
+    assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
 
 
 def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
