@@ -22,9 +22,8 @@ from datamodules.activations.documents import (
 )
 from datamodules.activations.store import SCHEMA, STATISTICS, STORE_VERSION, Chunk, statistics_of
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import ArrayFile, content_digest, digest_of, replacing
+from datamodules.core.store import ArrayFile, content_digest, digest_of, naming, replacing
 from datamodules.files.splitting import PART_NAMES, TRAIN
-from datamodules.files.tables import naming
 
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 NO_POSITION = -1

@@ -1,4 +1,4 @@
-"""Folders that are made once and then only read: complete under their name, or not there."""
+"""Folders and files that are complete under their name, or not there; arrays in them."""
 
 import errno
 import hashlib
@@ -201,6 +201,44 @@ def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
         put_in_place(unfinished, target)
     finally:
         remove(unfinished)
+
+
+@contextmanager
+def new_file(
+    path: Path, mode: str = "w", way_out: str | None = "choose another name"
+) -> Iterator[Any]:
+    """Give a file that gets its name when all went well; errors of the storage have that name.
+
+    Args:
+        path: its name.
+        mode: `w` for text in UTF-8, `wb` for bytes.
+        way_out: what to do where the name is taken; `None` replaces the file.
+
+    Raises:
+        FileExistsError: the name is taken.
+    """
+
+    def check() -> None:
+        if way_out is not None and path.exists():
+            raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
+
+    check()
+    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with replacing(path) as unfinished:
+        with naming(path), open(unfinished, mode, **text) as file:
+            yield file
+        check()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an error of the storage the name of the file, which a write to an open one lacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def remove(path: Path) -> None:

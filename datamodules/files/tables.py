@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datamodules.core.store import replacing
+from datamodules.core.store import new_file
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
@@ -701,44 +701,6 @@ def write_beside(
             )
 
     write_batches(path, batches(), like=like)
-
-
-@contextmanager
-def new_file(
-    path: Path, mode: str = "w", way_out: str | None = "choose another name"
-) -> Iterator[Any]:
-    """Give a file that gets its name when all went well; errors of the storage have that name.
-
-    Args:
-        path: its name.
-        mode: `w` for text in UTF-8, `wb` for bytes.
-        way_out: what to do where the name is taken; `None` replaces the file.
-
-    Raises:
-        FileExistsError: the name is taken.
-    """
-
-    def check() -> None:
-        if way_out is not None and path.exists():
-            raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
-
-    check()
-    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with replacing(path) as unfinished:
-        with naming(path), open(unfinished, mode, **text) as file:
-            yield file
-        check()
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Gives an error of the storage the name of the file, which a write to an open one lacks."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 def check_same_columns(tables: Sequence[Table]) -> None:

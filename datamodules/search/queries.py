@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from datamodules.core.plan import hash_ids
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once, new_file
 from datamodules.files.documents import Reading, read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
-from datamodules.files.tables import check_file, new_file, value_rows
+from datamodules.files.tables import check_file, value_rows
 from datamodules.search.collection import (
     COLLECTION_VERSION,
     Judgements,

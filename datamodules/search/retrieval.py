@@ -17,9 +17,8 @@ import torch
 
 from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, replacing
+from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, naming, replacing
 from datamodules.files.splitting import PART_NAMES
-from datamodules.files.tables import naming
 from datamodules.search.bm25 import Bm25Options, Hits, open_bm25
 from datamodules.search.candidates import HardNegatives, Lists, candidate_lists
 from datamodules.search.collection import Collection, Judgements

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
+from datamodules.core.store import new_file
 from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character, read_json_rows
-from datamodules.files.tables import free_names, new_file
+from datamodules.files.tables import free_names
 from datamodules.text.packing import Piece, best_fit, padded_rows
 from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer

@@ -19,8 +19,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
 
-from datamodules.core.store import replacing
-from datamodules.files.tables import naming, write_table
+from datamodules.core.store import naming, replacing
+from datamodules.files.tables import write_table
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
