@@ -203,17 +203,16 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
 
 
 class Pair(NamedTuple):
-    """One draw: kind and number among those of the kind, tokens of the query, the document that
-    answers and its tokens, all documents known to, hard negatives, and the place of the sentence
-    that is the query, `None` of another."""
+    """One draw: kind and number among those of the kind, token ids of the query, numbers of the
+    document that answers and of hard negatives [K], their token ids, all documents known to answer
+    [R], and the place of the sentence that is the query, `None` of another."""
 
     kind: str
     number: int
     query: np.ndarray
-    answer: int
-    text: np.ndarray
+    documents: np.ndarray
+    texts: list[np.ndarray]
     known: np.ndarray
-    negatives: list[int]
     sentence: int | None
 
 
@@ -283,66 +282,63 @@ class PairDataset(PlannedDataset):
         kind, first = KINDS[place], self.ends[place - 1] if place else 0
         number = (sample_id - first) % self.counts[kind]
         if kind == "judged":
-            known = self.relevant.judged(number).documents
-            shares = self.shares[self.relevant.part(number)]  # as `rng.choice` draws, but faster
-            answer = int(known[shares.searchsorted(rng.random(), side="right")])
-            negatives = []
+            part = self.relevant.part(number)
+            known = self.relevant.judgements.document[part]
+            # As `rng.choice` draws, but faster.
+            place = int(self.shares[part].searchsorted(rng.random(), side="right"))
+            documents = known[place : place + 1]
             if self.negatives.count:
                 pool = np.setdiff1d(self.pool(number), known)
                 count = min(self.negatives.count, len(pool))
-                negatives = rng.choice(pool, count, replace=False).tolist()
-            texts = self.query_tokens[number], self.document_tokens[answer]
-            return Pair(kind, number, texts[0], answer, texts[1], known, negatives, None)
-        assert self.own is not None
-        query, rest, sentence = self.own.drawn(number, kind, self.mix.removal, rng)
-        text = self.document_tokens[number] if rest is None else rest
-        return Pair(kind, number, query, number, text, np.array([number]), [], sentence)
+                documents = np.append(documents, rng.choice(pool, count, replace=False))
+            query, sentence = self.query_tokens[number], None
+            texts = [self.document_tokens[document] for document in documents.tolist()]
+        else:
+            assert self.own is not None
+            query, rest, sentence = self.own.drawn(number, kind, self.mix.removal, rng)
+            documents = known = np.array([number])
+            texts = [self.document_tokens[number] if rest is None else rest]
+        if self.mix.token_dropout:
+            texts = [self._kept(ids, rng) for ids in texts]
+            query = self._kept(query, rng)
+        return Pair(kind, number, query, documents, texts, known, sentence)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """Return the padded batch of several samples [B] as they are in this epoch."""
-        queries, texts, numbers, known = [], [], list[int](), []
-        most = self.encoding.limits.max_query_length
         rngs = rngs_for(self.seed, epoch, sample_ids)
-        for sample_id, rng in zip(sample_ids.tolist(), rngs, strict=True):
-            pair = self.pair(sample_id, rng)
-            own = [pair.text, *(self.document_tokens[other] for other in pair.negatives)]
-            texts += [self._kept(ids, rng) for ids in own]
-            queries.append(self._kept(pair.query, rng)[:most])
-            missing = self.negatives.count - len(pair.negatives)
-            texts += [np.zeros(0, np.int64)] * missing
-            numbers += [pair.answer, *pair.negatives, *[NO_DOCUMENT] * missing]
-            known.append(pair.known)
-        query_rows, rows = map(self.encoding.framing.rows, (queries, texts))
+        pairs = [self.pair(*own) for own in zip(sample_ids.tolist(), rngs, strict=True)]
+        width, most = 1 + self.negatives.count, self.encoding.limits.max_query_length
+        missing = [np.zeros(0, np.int64)] * width
+        texts = [ids for pair in pairs for ids in [*pair.texts, *missing[len(pair.texts) :]]]
+        queries = self.encoding.framing.rows([pair.query[:most] for pair in pairs])
+        rows = self.encoding.framing.rows(texts)
+        documents = rows_of([pair.documents for pair in pairs], NO_DOCUMENT, width)
         return {
-            "query_ids": query_rows["input_ids"],
-            "query_mask": query_rows["attention_mask"],
+            "query_ids": queries["input_ids"],
+            "query_mask": queries["attention_mask"],
             "document_ids": rows["input_ids"],
             "document_mask": rows["attention_mask"],
-            "document": torch.tensor(numbers),
-            "known": torch.from_numpy(rows_of(known, NO_DOCUMENT)),
+            "document": torch.from_numpy(documents.ravel()),
+            "known": torch.from_numpy(rows_of([pair.known for pair in pairs], NO_DOCUMENT)),
         }
 
     def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return token ids without those that are dropped in this epoch."""
-        probability = self.mix.token_dropout
-        if not probability or not len(ids):
+        if not len(ids):
             return ids
         distinct, which = np.unique(ids, return_inverse=True)
-        is_kept = rng.random(len(distinct)) >= probability
+        is_kept = rng.random(len(distinct)) >= self.mix.token_dropout
         return ids[is_kept[which]] if is_kept.any() else ids
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query and the ids of the documents."""
         pair = self.pair(sample_id, rng_for(self.seed, epoch, sample_id))
-        document = self.collection.documents[pair.answer]
-        query = self.queries[pair.number].text if pair.kind == "judged" else document.title
+        answer, *others = (self.collection.documents[number] for number in pair.documents.tolist())
+        query = self.queries[pair.number].text if pair.kind == "judged" else answer.title
         if pair.sentence is not None:
-            query = document_sentences(document.text)[0][pair.sentence]
-        answer, *others = (
-            self.collection.documents[number].id for number in (pair.answer, *pair.negatives)
-        )
-        negatives = " ".join(others)
-        return {"kind": pair.kind, "query": query, "answer": answer, "negatives": negatives}
+            query = document_sentences(answer.text)[0][pair.sentence]
+        negatives = " ".join(other.id for other in others)
+        return {"kind": pair.kind, "query": query, "answer": answer.id, "negatives": negatives}
 
 
 class TextsDataset(PlannedDataset):

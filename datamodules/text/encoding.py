@@ -227,11 +227,13 @@ class Framing:
             ids[np.arange(len(texts)), end] = self.separator_id
             start = end + 1
         mask = place < lengths[:, None]
-        segments = mask & (place > (first + sizes[0])[:, None])
+        segments = np.zeros_like(ids)
+        if queries is not None:
+            segments[mask & (place > (first + sizes[0])[:, None])] = 1
         return {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask),
-            "segment_ids": torch.from_numpy(segments.astype(np.int64)),
+            "segment_ids": torch.from_numpy(segments),
         }
 
 
