@@ -330,14 +330,15 @@ def _unpacked(path: Path) -> Iterator[Any]:
 
 def _encoding_of(path: Path) -> str:
     """The encoding that the bytes of the whole file speak for, as Python names it."""
-    with _unpacked(path) as file:
-        first = file.read(len(codecs.BOM_UTF8))
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
     try:
-        with _unpacked(path) as file, io.TextIOWrapper(file, "utf-8") as text:
-            while text.read(BLOCK):
-                pass
+        with _unpacked(path) as file:
+            first = file.read(len(codecs.BOM_UTF8))
+            if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                return "utf-16"
+            file.seek(0)
+            with io.TextIOWrapper(file, "utf-8") as text:
+                while text.read(BLOCK):
+                    pass
     except UnicodeDecodeError:  # some other encoding, or UTF-8 with a broken place
         num_characters = num_others = 0
         with _unpacked(path) as file:

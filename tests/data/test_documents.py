@@ -127,7 +127,10 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"a": "\xff"}\n')
     with pytest.raises(ValueError, match=r"a.jsonl:1: the line is not UTF-8; every line of"):
         list(read_json_rows(tmp_path / "a.jsonl"))
-    for content, words in (("[1]", "row 1 is a JSON int; every row"), ("[{},", "is no JSON list")):
+    for content, words in (
+        ("[1]", ":1: the row is a JSON int; every"),
+        ("[{},", "is no JSON list"),
+    ):
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(ValueError, match=f"a.json.*{words}"):
             list(read_json_rows(tmp_path / "a.json"))
