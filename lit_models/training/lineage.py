@@ -1,7 +1,7 @@
 """Lineage of a run: its ledger read, its steps found again, and the proof that they are whole."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
 from pathlib import Path
@@ -98,13 +98,13 @@ class Proof:
     def epoch_lines(self) -> list[tuple[str, str]]:
         """Return (epochs, "N of M samples, each once") with equal neighbours in one line."""
         lines = []
-        for use, group in groupby(self.epochs, lambda use: {**asdict(use), "epoch": 0}):
+        for use, group in groupby(self.epochs, lambda use: replace(use, epoch=0)):
             numbers = [one.epoch for one in group]
             first, last = numbers[0], numbers[-1]
             name = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-            text = f"{use['num_samples']:,} of {use['planned_samples']:,} samples, each once"
-            if use["num_steps"] < use["planned_steps"]:
-                text = f"{use['num_steps']:,} of {use['planned_steps']:,} steps, {text}"
+            text = f"{use.num_samples:,} of {use.planned_samples:,} samples, each once"
+            if use.num_steps < use.planned_steps:
+                text = f"{use.num_steps:,} of {use.planned_steps:,} steps, {text}"
             lines.append((name, text))
         return lines
 
