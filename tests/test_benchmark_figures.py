@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import figures, test_cranfield
+from tests.benchmarks import figures
 from tests.benchmarks.figures import Aim, Figure, Figures, cells, markdown, measured_since
 
 
@@ -14,7 +14,6 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     # the machine was twice as slow in the second round, for both
     row = Figure("toy", "rows", "rows/s", [300.0, 150.0, 330.0], "loop", [100.0, 50.0, 100.0])
     assert row.of("ratio") == [3.0, 3.0, pytest.approx(3.3)]
-    assert row.of("more") == [200.0, 100.0, 230.0]
     assert cells(row) == ("rows", "rows/s", "loop", "300", "100", "3 (3 to 3.3)", "", "")
 
 
@@ -24,8 +23,6 @@ def test_a_ratio_is_taken_round_by_round() -> None:
         (Aim(3.0, is_least=True), True),
         (Aim(3.5, is_least=True), False),
         (Aim(2.0), False),
-        (Aim(200.0, of="more"), True),
-        (Aim(199.0, of="more"), False),
         (Aim(299.0, of="value"), False),
     ],
 )
@@ -51,17 +48,6 @@ def test_a_file_keeps_the_rows_of_other_things(tmp_path: Path) -> None:
     rows = {row["what"]: row["ours"] for row in json.loads(path.read_text())["figures"]}
     assert rows == {"others": [5.0], "rows": [2.0]}
     assert "| toy | others, ms |  | 5 |  |  | ≤ 6 | met |" in markdown(path)
-
-
-def test_systems_stand_beside_bm25_on_the_same_queries() -> None:
-    figures = Figures()
-    bm25 = {"q1": 0.2, "q2": 0.4}
-    runs = [{"bm25": bm25, "fused": {"q1": 0.4 + more, "q2": 0.6}} for more in (0.0, 0.2)]
-    test_cranfield.add_rows(figures, "dev", runs)
-    (row,) = figures.rows
-    assert (row.what, row.peer) == ("Cranfield, dev, fused", "BM25")
-    assert row.of("more") == pytest.approx([0.2, 0.3])
-    assert row.note.startswith("+0.250 [")
 
 
 def test_a_call_shows_the_rows_of_its_processes(

@@ -69,15 +69,11 @@ def fault(path: Path, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
+def test_imports_point_one_way_and_nothing_reads_what_is_known_to_be_wrong(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     faults = {f"{name}: {why}" for name in imported(tree) if (why := fault(path, name))}
     assert not faults
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_reads_what_is_known_to_be_wrong(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             # Reading it builds the loaders too early, and the position of a resume is lost.
             assert node.attr != "estimated_stepping_batches", f"line {node.lineno}"

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 FILE = Path("runs") / "benchmarks.json"
-COLUMNS = ("ours", "peer's", "ratio or more", "aim", "")
-Of = Literal["ratio", "more", "value"]
+COLUMNS = ("ours", "peer's", "ratio", "aim", "")
+Of = Literal["ratio", "value"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Aim:
     Args:
         bound: the number.
         is_least: the figure must not be below it; else it must not be above it.
-        of: `ratio`, ours by the peer's; `more`, ours less the peer's; `value`, ours alone.
+        of: `ratio`, ours by the peer's; `value`, ours alone.
     """
 
     bound: float
@@ -39,8 +39,7 @@ class Aim:
     of: Of = "ratio"
 
     def __str__(self) -> str:
-        words = {"ratio": "x", "more": " more", "value": ""}[self.of]
-        return f"{'≥' if self.is_least else '≤'} {self.bound:g}{words}"
+        return f"{'≥' if self.is_least else '≤'} {self.bound:g}{'x' * (self.of == 'ratio')}"
 
     def is_met(self, value: float) -> bool:
         """Return whether a figure keeps the bound."""
@@ -81,11 +80,10 @@ class Figure:
             )
 
     def of(self, of: Of) -> list[float]:
-        """Return ours, or ours beside the peer's, for each round."""
+        """Return ours, or ours by the peer's, for each round."""
         if of == "value" or not self.theirs:
             return [float(value) for value in self.ours]
-        pairs = zip(self.ours, self.theirs, strict=True)
-        return [a / b if of == "ratio" else a - b for a, b in pairs]
+        return [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def is_met(self) -> bool | None:
@@ -190,8 +188,7 @@ def table(family: str, rows: Sequence[Figure]) -> Table:
 
 def cells(row: Figure) -> tuple[str, ...]:
     """Return what, unit, peer, ours, the peer's, the ratio with its spread, the aim, the answer."""
-    of: Of = "more" if row.aim is not None and row.aim.of == "more" else "ratio"
-    beside = row.of(of) if row.theirs else []
+    beside = row.of("ratio") if row.theirs else []
     ratio = f"{_median(beside)} ({_spread(beside)})" if beside else ""
     answer = {None: "", True: "met", False: "missed"}[row.is_met]
     theirs = _median(row.theirs) if row.theirs else ""

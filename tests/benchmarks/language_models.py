@@ -128,7 +128,9 @@ def padded(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: int) -> float:
+def hugging_face_trainer(
+    documents: list[np.ndarray], is_grouped: bool, steps: int, folder: Path
+) -> float:
     """Return the useful tokens per second of the Trainer of transformers on a Llama."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -145,7 +147,7 @@ def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: i
         return batch
 
     arguments = TrainingArguments(
-        output_dir="trainer",
+        output_dir=folder,
         per_device_train_batch_size=BATCH,
         max_steps=steps,
         learning_rate=1e-3,
@@ -162,7 +164,6 @@ def hugging_face_trainer(documents: list[np.ndarray], is_grouped: bool, steps: i
     return float(np.sum(useful[WARM_UP:steps]) / (ends[-1] - ends[WARM_UP - 1]))
 
 
-ROOT = Path(__file__).parents[2]
 FAMILY = "causal_lm"
 ROUNDS = 3
 adamw = partial(torch.optim.AdamW, lr=1e-3, fused=True)
@@ -237,7 +238,7 @@ def main() -> None:
         ends = np.cumsum(content["lengths"])[:-1]
         documents = np.split(content["tokens"], ends)
     torch.set_num_threads(2)
-    speed = hugging_face_trainer(documents, way == "group", int(steps))
+    speed = hugging_face_trainer(documents, way == "group", int(steps), Path(path).parent)
     print(json.dumps({"tokens_per_second": speed}))
 
 

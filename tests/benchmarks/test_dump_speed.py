@@ -5,9 +5,7 @@ process finds the code of its products made, which takes a fifth of so short a d
 python -m tests.benchmarks.test_dump_speed FOLDER TARGET DEVICES prints the seconds of one.
 """
 
-import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,10 +24,10 @@ from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.predictions import PredictionWriter
 from tests.activation_dumps import model_folder, plain_activations
 from tests.benchmarks.figures import Aim, Figures
+from tests.distributed.launch import run
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.benchmark
-ROOT = Path(__file__).parents[2]
 FAMILY = "consistency_lens"
 ROUNDS, DOCUMENTS = 3, 1000
 BATCH, LONGEST, LAYER = 32, 256, 3
@@ -77,18 +75,9 @@ def dump(folder: Path, target: Path, devices: int = 1) -> float:
 
 def dump_in_processes(folder: Path, target: Path, devices: int) -> float:
     """Dump with so many new processes and return the seconds of the slowest."""
-    command = [sys.executable, "-m", "tests.benchmarks.test_dump_speed", str(folder), str(target)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(devices)],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = ["-m", "tests.benchmarks.test_dump_speed", str(folder), str(target), str(devices)]
+    done = run(*command, timeout_s=600)
+    assert done.returncode == 0, done.stdout[-2000:]
     return max(map(float, re.findall(r"^seconds ([\d.]+)$", done.stdout, re.MULTILINE)))
 
 

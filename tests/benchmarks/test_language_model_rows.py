@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.benchmarks.language_models import (
     FAMILY,
     LONGEST,
     RAGGED,
-    ROOT,
     ROUNDS,
     VOCABULARY,
     WARM_UP,
@@ -30,6 +28,7 @@ from tests.benchmarks.language_models import (
     plain_loop,
     ragged_documents,
 )
+from tests.distributed.launch import ROOT, run
 
 pytestmark = pytest.mark.benchmark
 RAGGED_STEPS = 25
@@ -47,17 +46,9 @@ def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
 
 def peer_speed(folder: Path, packages: Path, way: str) -> float:
     """Return that of the Trainer of transformers, in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.language_models"]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}"}
-    done = subprocess.run(
-        [*command, str(folder / "documents.npz"), way, str(RAGGED_STEPS)],
-        env=environ,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = ["-m", "tests.benchmarks.language_models", str(folder / "documents.npz"), way]
+    done = run(*command, str(RAGGED_STEPS), timeout_s=600, PYTHONPATH=f"{ROOT}:{packages}")
+    assert done.returncode == 0, done.stdout[-2000:]
     return json.loads(done.stdout.splitlines()[-1])["tokens_per_second"]
 
 

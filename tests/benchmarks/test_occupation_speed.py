@@ -35,16 +35,10 @@ from tests.toy import ledger_lines, toy_trainer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "occupations"
 SIZE, STEPS, REPEATS = 64, 40, 3
-METHODS = ("flat", "greedy", "beam")
-DECODED = {"flat": ", flat head", "greedy": ", greedy", "beam": ", beam of 5"}
+GREEDY = DecodingOptions("greedy")
 PEERS = {
     "padded": "loop that pads to 128, tokenises per item",
     "fair": "loop with dynamic padding",
-}
-SLOW = {
-    "flat": "loop that pads to 128",
-    "greedy": "decoding without cache",
-    "beam": "decoding without cache, encoder per beam",
 }
 pytestmark = [
     pytest.mark.benchmark,
@@ -80,26 +74,24 @@ class Texts:
         batch["weight"] = torch.ones(len(rows))
         return batch
 
-    def batches(self, size: int, is_padded: bool, seed: int | None) -> Iterator[dict[str, Any]]:
+    def batches(self, is_padded: bool, seed: int | None) -> Iterator[dict[str, Any]]:
         """Yield batches, in random order where a seed is given."""
         order = np.arange(len(self.texts))
         if seed is not None:
             np.random.default_rng(seed).shuffle(order)
-        for start in range(0, len(order), size):
-            yield self.batch(order[start : start + size], is_padded)
+        for start in range(0, len(order), SIZE):
+            yield self.batch(order[start : start + SIZE], is_padded)
 
 
-def plain_training(
-    network: OccupationNetwork, texts: Texts, size: int, steps: int, is_padded: bool
-) -> float:
+def plain_training(network: OccupationNetwork, texts: Texts, is_padded: bool) -> float:
     """Return rows per second of a plain training loop, the first steps left out."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
     network.train()
     begin, rows, warm = 0.0, 0, 5
-    for step, batch in enumerate(texts.batches(size, is_padded, seed=0)):
+    for step, batch in enumerate(texts.batches(is_padded, seed=0)):
         if step == warm:
             begin, rows = time.perf_counter(), 0
-        if step == warm + steps:
+        if step == warm + STEPS:
             break
         memory, flat = network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
         losses = record_losses(memory, flat, network.decoder, batch)
@@ -127,51 +119,28 @@ def greedy_by_whole_prefix(network: OccupationNetwork, batch: dict[str, Tensor])
 
 
 @torch.inference_mode()
-def beam_by_whole_prefix(network: OccupationNetwork, batch: dict[str, Tensor], size: int) -> Tensor:
-    """Return symbols [B, K x L] of the best beam; encoder and prefix run for every beam."""
-    trie, num_rows = network.trie, len(batch["input_ids"])
-    repeated = {n: batch[n].repeat_interleave(size, 0) for n in ("input_ids", "attention_mask")}
-    language_id = batch["language_id"].repeat_interleave(size, 0)
-    memory, _ = network(repeated["input_ids"], repeated["attention_mask"], language_id)
-    symbols = torch.full((num_rows * size, 0), PAD)
-    scores = torch.full((num_rows, size), -1e9)
-    scores[:, 0] = 0
-    for _ in range(trie.max_codes * trie.block_size):
-        asked = torch.cat([symbols, symbols.new_full((len(symbols), 1), BEGIN)], dim=1)
-        steps = network.decoder(asked, memory)[:, -1].log_softmax(-1)
-        every = scores[..., None] + steps.view(num_rows, size, -1)
-        scores, chosen = every.flatten(1).topk(size, dim=1)
-        parents = chosen // steps.shape[-1] + torch.arange(num_rows)[:, None] * size
-        new = (chosen % steps.shape[-1]).flatten()[:, None]
-        symbols = torch.cat([symbols[parents.flatten()], new], dim=1)
-    return symbols.view(num_rows, size, -1)[:, 0]
-
-
-@torch.inference_mode()
-def cached(
-    network: OccupationNetwork, batch: dict[str, Tensor], options: DecodingOptions
-) -> Decoded:
+def greedy_by_cache(network: OccupationNetwork, batch: dict[str, Tensor]) -> Decoded:
     """Return decoded codes with the encoder run once and the key-value cache."""
     memory, flat = network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
-    return decode(network, memory, flat, options, ONE)
+    return decode(network, memory, flat, GREEDY, ONE)
 
 
 def plain_prediction(
-    texts: Texts, size: int, is_padded: bool, one_batch: Callable[[dict[str, Tensor]], object]
+    texts: Texts, is_padded: bool, one_batch: Callable[[dict[str, Tensor]], object]
 ) -> float:
     """Return rows per second of a plain prediction loop over all rows, in file order."""
     begin = time.perf_counter()
-    for batch in texts.batches(size, is_padded, seed=None):
+    for batch in texts.batches(is_padded, seed=None):
         one_batch(batch)
     return len(texts.texts) / (time.perf_counter() - begin)
 
 
-def module(method="greedy"):
+def module():
     return LitOccupationCoder(
         partial(torch.optim.AdamW, lr=1e-3, fused=True),
         encoder=partial(CharacterEncoder, width=128, num_layers=4),
         decoder=partial(BlockDecoder, width=128, num_layers=4),
-        decoding=DecodingOptions(method=method, beam_size=5),
+        decoding=GREEDY,
     )
 
 
@@ -198,14 +167,14 @@ def our_training(folder):
     return sum(line["samples"] for line in lines) / seconds, trained
 
 
-def our_prediction(folder, trained, method, files, num_rows):
+def our_prediction(folder, trained, files, num_rows):
     """Return rows per second from the table to the coded table, by `trainer.predict`."""
-    coder = module(method)
+    coder = module()
     coder.recipe = trained.recipe
     coder.configure_model()
     coder.network.load_state_dict(trained.network.state_dict())
     trainer = toy_trainer(folder, precision=32)
-    predicted = data(predict_files=files, predict_output=str(folder / f"{method}.csv"))
+    predicted = data(predict_files=files, predict_output=str(folder / "coded.csv"))
     begin = time.perf_counter()
     trainer.predict(coder, predicted, return_predictions=False)
     return num_rows / (time.perf_counter() - begin)
@@ -233,52 +202,37 @@ def peer_texts(trained, size=None):
 
 
 def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
-    rounds = {"training": {"ours": [], **{who: [] for who in PEERS}}}
+    rates = {who: [] for who in ("ours", *PEERS)}
     texts = None
     for repeat in range(REPEATS):
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache{repeat}"))
         rate, trained = our_training(tmp_path / str(repeat))
-        rounds["training"]["ours"].append(rate)
+        rates["ours"].append(rate)
         texts = texts or peer_texts(trained)
         for who in PEERS:
             network = fresh_network(trained)
-            loop = plain_training(network, texts, SIZE, STEPS, is_padded=who == "padded")
-            rounds["training"][who].append(loop)
-    report(figures, rounds, "training")
+            rates[who].append(plain_training(network, texts, who == "padded"))
+    for who, least in (("padded", 5.0), ("fair", 1.0)):
+        figures.add(
+            *("occupation_coder", "training", "rows/s", rates["ours"], PEERS[who], rates[who]),
+            Aim(least, is_least=True),
+        )
 
 
-def test_prediction_beside_plain_loops(tmp_path, monkeypatch, figures):
+def test_greedy_decoding_beside_plain_loops(tmp_path, monkeypatch, figures):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     files = [str(REAL / "train.csv"), str(REAL / "dev.csv")]
     num_rows = sum(len(read_rows(Path(file))) for file in files)
     _, trained = our_training(tmp_path)
     network = trained.network.eval()
     few, some = peer_texts(trained, 512), peer_texts(trained, 2048)
-    slow = {
-        "flat": lambda b: network(b["input_ids"], b["attention_mask"], b["language_id"]),
-        "greedy": partial(greedy_by_whole_prefix, network),
-        "beam": partial(beam_by_whole_prefix, network, size=5),
-    }
-    rounds = {method: {"ours": [], "padded": [], "fair": []} for method in METHODS}
+    ours, slow, fair = [], [], []
     for repeat in range(REPEATS):
-        folder = tmp_path / str(repeat)
-        for method, found in rounds.items():
-            found["ours"].append(our_prediction(folder, trained, method, files, num_rows))
-            one = torch.no_grad()(slow[method])
-            found["padded"].append(plain_prediction(few, SIZE, True, one))
-            fair = partial(cached, network, options=DecodingOptions(method, beam_size=5))
-            found["fair"].append(plain_prediction(some, SIZE, False, fair))
-    report(figures, rounds, "prediction")
-
-
-def report(figures, rounds, action):
-    """Add the rows of one action, each beside both loops."""
-    for what, by_who in rounds.items():
-        aims = {"padded": 5.0, "fair": 1.0} if action == "training" else {"padded": 10.0}
-        for who, words in PEERS.items():
-            aim = Aim(aims[who], is_least=True) if who in aims and what != "flat" else None
-            peer = words if action == "training" or who == "fair" else SLOW[what]
-            figures.add(
-                *("occupation_coder", f"{action}{DECODED.get(what, '')}", "rows/s"),
-                *(by_who["ours"], peer, by_who[who], aim),
-            )
+        ours.append(our_prediction(tmp_path / str(repeat), trained, files, num_rows))
+        slow.append(plain_prediction(few, True, partial(greedy_by_whole_prefix, network)))
+        fair.append(plain_prediction(some, False, partial(greedy_by_cache, network)))
+    for peer, theirs, aim in (
+        ("decoding without cache", slow, Aim(10.0, is_least=True)),
+        (PEERS["fair"], fair, None),
+    ):
+        figures.add(*("occupation_coder", "prediction, greedy", "rows/s", ours, peer, theirs), aim)

@@ -4,13 +4,11 @@ pytest -m benchmark tests/benchmarks/test_plan_speed.py; each in a process of it
 """
 
 import json
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
 from tests.benchmarks.figures import Aim, Figures
+from tests.distributed.launch import run
 
 NUMBER = 10_000_000
 PLANNED = """
@@ -29,38 +27,31 @@ def work(epoch):
 """
 MEASURE = """
 import json, resource, time
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seconds = []
 for epoch in range(3):
     begin = time.perf_counter()
     made = work(epoch)
     seconds.append(time.perf_counter() - begin)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"seconds": seconds, "made": made, "peak_gib": peak / 2**20,
-                  "above_start_gib": (peak - before) / 2**20}))
+print(json.dumps({"seconds": seconds, "made": made, "peak_gib": peak / 2**20}))
 """
 
 
-def measured(script: str) -> dict[str, Any]:
-    code = f"import numpy as np\nNUMBER = {NUMBER}\n{script}\n{MEASURE}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
-def add(figures: Figures, what: str, found: dict[str, Any]) -> None:
+def measured(figures: Figures, what: str, script: str) -> int:
+    """Add the rows of a script, and return what it made."""
+    done = run("-c", f"import numpy as np\nNUMBER = {NUMBER}\n{script}\n{MEASURE}")
+    assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout)
     figures.add("shared", what, "s", found["seconds"], aim=Aim(20.0, of="value"))
     figures.add("shared", what, "GiB at most", [found["peak_gib"]], aim=Aim(1.0, of="value"))
+    return found["made"]
 
 
 @pytest.mark.benchmark
 def test_plan_of_ten_million_samples(figures: Figures) -> None:
-    found = measured(PLANNED)
-    assert found["made"] == 156_250
-    add(figures, "plan of 10⁷ samples", found)
+    assert measured(figures, "plan of 10⁷ samples", PLANNED) == 156_250
 
 
 @pytest.mark.benchmark
 def test_packing_of_ten_million_lengths(figures: Figures) -> None:
-    found = measured(PACKED)
-    assert found["made"] > NUMBER * 100 / 1024
-    add(figures, "packing of 10⁷ lengths", found)
+    assert measured(figures, "packing of 10⁷ lengths", PACKED) > NUMBER * 100 / 1024

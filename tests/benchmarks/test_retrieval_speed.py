@@ -1,6 +1,5 @@
 """Texts encoded and queries answered per second, and the memory that both take.
 
-pytest -m benchmark tests/benchmarks/test_retrieval_speed.py -s
 RETRIEVAL_DOCUMENTS=10000 measures fewer than 100,000. Each run has a process of its own, whose peak
 is its own: python -m tests.benchmarks.test_retrieval_speed KIND FOLDER prints one line of JSON.
 """

@@ -44,7 +44,6 @@ def test_starting_beside_importing_lightning(tmp_path: Path, figures: Figures) -
     for name in FAMILIES:
         options = [f"--config=configs/{name}.yaml", f"--trainer.default_root_dir={tmp_path}"]
         commands[f"to step 1: {name}"] = ["-c", FIRST_STEP, "fit", *options]
-        commands[f"whole run: {name}"] = ["-m", "lit_models", "fit", *options]
     for command in commands.values():  # compiles, and makes the demo data
         seconds(command, tmp_path / "cache")
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}

@@ -1,4 +1,4 @@
-"""Two processes of one thread each: ddp beside two loops that know nothing of each other, and fsdp.
+"""Two ddp processes of one thread each beside two loops that know nothing of each other.
 
 pytest -m benchmark tests/benchmarks/test_two_processes.py
 """
@@ -30,25 +30,18 @@ FIT = (
     f"--data.tokenizer.vocab_size={SHAPE['vocab_size']}",
     *("--data.layout=blocks", f"--data.global_batch_size={2 * ROWS}"),
     *(f"--data.micro_batch_size={ROWS}", "--trainer.devices=2", "--trainer.accelerator=cpu"),
+    "--trainer.strategy=ddp",
     *(f"--trainer.max_steps={STEPS}", "--trainer.limit_val_batches=0", "--test_after_fit=false"),
     "--model.optimizer={class_path: torch.optim.AdamW, init_args: {lr: 0.001, fused: true}}",
 )
 
 
-def ours(folder: Path, strategy: str) -> tuple[float, float]:
-    """Return samples per second of both processes together, and GiB of the larger one."""
-    done = run(
-        *FIT,
-        f"--trainer.strategy={strategy}",
-        f"--trainer.default_root_dir={folder}",
-        timeout_s=600,
-    )
+def ours(folder: Path) -> float:
+    """Return samples per second of both processes together."""
+    done = run(*FIT, f"--trainer.default_root_dir={folder}", timeout_s=600)
     assert done.returncode == 0, done.stdout[-3000:]
     lines = ledger_lines(folder)[WARM_UP:]
-    facts = json.loads((folder / "topology.json").read_text())
-    largest = max(rank["resident_bytes"] for rank in facts["memory"])
-    rate = sum(line["samples"] for line in lines) / sum(line["seconds"] for line in lines)
-    return rate, largest / 2**30
+    return sum(line["samples"] for line in lines) / sum(line["seconds"] for line in lines)
 
 
 def one_loop() -> None:
@@ -83,20 +76,13 @@ def side_by_side() -> float:
 @pytest.mark.benchmark
 def test_two_processes_beside_two_loops(tmp_path: Path, figures: Figures) -> None:
     demo_text(cache_root())
-    rates: dict[str, list[float]] = {"alone": [], "ddp": [], "fsdp": []}
-    memory: dict[str, float] = {}
+    together, alone = [], []
     for turn in range(ROUNDS):
-        rates["alone"].append(side_by_side())
-        for strategy in ("ddp", "fsdp"):
-            rate, memory[strategy] = ours(tmp_path / f"{strategy}{turn}", strategy)
-            rates[strategy].append(rate)
-    what, peer = "two ddp processes x one thread", "two unconnected plain loops"
-    at_least = Aim(0.95, is_least=True)
-    figures.add("shared", what, "samples/s", rates["ddp"], peer, rates["alone"], at_least)
-    both = (memory["fsdp"], memory["ddp"])
+        alone.append(side_by_side())
+        together.append(ours(tmp_path / str(turn)))
     figures.add(
-        *("shared", "two fsdp processes x one thread", "samples/s"),
-        *(rates["fsdp"], "two ddp processes", rates["ddp"], None, both),
+        *("shared", "two ddp processes x one thread", "samples/s", together),
+        *("two unconnected plain loops", alone, Aim(0.95, is_least=True)),
     )
 
 

@@ -4,21 +4,18 @@ python -m tests.distributed.chaos FOLDER --seed 1 prints what was killed when, a
 """
 
 import argparse
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 
-from tests.distributed.launch import MARK, ROOT, processes_of
+from tests.distributed.launch import unisono_here, world
 
 EPOCHS, STEPS_PER_EPOCH = 16, 40
 # Processes take seconds to start on two cores: few of them are drawn more often than many.
@@ -48,32 +45,19 @@ def config_of(family: str) -> str:
     return f"{family}_debug.yaml" if "/" in family else f"{family}/debug.yaml"
 
 
-def command(folder: Path, family: str, devices: int, strategy: str) -> list[str]:
-    """Return the command of every attempt: the same but for the devices."""
-    return [
-        *(sys.executable, "-m", "lit_models", "fit", "--config", config_of(family)),
-        *("--ckpt_path=auto", f"--trainer.default_root_dir={folder}", "--trainer.precision=64"),
+def start(folder: Path, family: str, devices: int, strategy: str) -> list[BaseProcess]:
+    """Return the ranks of an attempt, whose command is the same but for the devices; their output
+    goes to a file beside the run."""
+    command = [
+        *("fit", "--config", config_of(family), "--ckpt_path=auto"),
+        *(f"--trainer.default_root_dir={folder}", "--trainer.precision=64"),
         *(f"--trainer.max_epochs={EPOCHS}", f"--trainer.limit_train_batches={STEPS_PER_EPOCH}"),
         *(f"--trainer.devices={devices}", f"--trainer.strategy={strategy}"),
         "--trainer.callbacks+=lit_models.training.LastCheckpoint",
         "--trainer.callbacks.every_n_steps=7",
         *CALM.get(family, ()),
     ]
-
-
-def start(folder: Path, family: str, devices: int, strategy: str, mark: str) -> subprocess.Popen:
-    """Return the running command; its output goes to a file beside the run."""
-    environ = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK")}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", MARK: mark}
-    with open(folder.with_suffix(".log"), "a", encoding="utf-8") as log:
-        return subprocess.Popen(
-            command(folder, family, devices, strategy),
-            cwd=ROOT,
-            env=environ,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    return world(devices, folder.with_suffix(".log"), unisono_here, *command)
 
 
 def steps_of(folder: Path) -> list[dict]:
@@ -83,10 +67,10 @@ def steps_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in content.split("\n")[:-1]]
 
 
-def wait_for(is_there: Callable[[], bool], process: subprocess.Popen, limit_s: float) -> bool:
-    """Return whether it came to be before the process ended."""
+def wait_for(is_there: Callable[[], bool], ranks: list[BaseProcess], limit_s: float) -> bool:
+    """Return whether it came to be before a rank ended."""
     end = time.monotonic() + limit_s
-    while time.monotonic() < end and process.poll() is None:
+    while time.monotonic() < end and all(rank.is_alive() for rank in ranks):
         if is_there():
             return True
         time.sleep(0.002)
@@ -94,18 +78,18 @@ def wait_for(is_there: Callable[[], bool], process: subprocess.Popen, limit_s: f
 
 
 def wait_for_moment(
-    moment: str, folder: Path, process: subprocess.Popen, begun: int, delay_s: float
+    moment: str, folder: Path, ranks: list[BaseProcess], begun: int, delay_s: float
 ) -> bool:
     """Wait until the run is at a moment to be killed; false where it ended before.
 
     Args:
         moment: one of MOMENTS.
         folder: of the run.
-        process: of the attempt.
+        ranks: of the attempt.
         begun: lines of the ledger before this attempt.
         delay_s: seconds from the first step on; of the other moments, until they are looked for.
     """
-    if not wait_for(lambda: len(steps_of(folder)) > begun + 1, process, 120):
+    if not wait_for(lambda: len(steps_of(folder)) > begun + 1, ranks, 120):
         return False
     time.sleep(delay_s)
     checkpoints = folder / "checkpoints"
@@ -122,46 +106,43 @@ def wait_for_moment(
         "validation": lambda: is_at(STEPS_PER_EPOCH - 1) or is_writing(),
         "epoch end": lambda: is_at(STEPS_PER_EPOCH - 1),
     }
-    return wait_for(looks[moment], process, 60)
+    return wait_for(looks[moment], ranks, 60)
 
 
 def attempt(
-    folder: Path, family: str, world: tuple[int, str], moment: str, rng: np.random.Generator
+    folder: Path, family: str, devices: int, strategy: str, moment: str, rng: np.random.Generator
 ) -> Kill:
     """Start the run in one world, kill it at a moment, and wait for its end."""
-    mark, begun, began_at = uuid.uuid4().hex, len(steps_of(folder)), time.monotonic()
-    process = start(folder, family, *world, mark)
+    begun, began_at = len(steps_of(folder)), time.monotonic()
+    ranks = start(folder, family, devices, strategy)
     delay_s = float(rng.uniform(0, 1.0))
     try:
-        if not wait_for_moment(moment, folder, process, begun, delay_s):
+        if not wait_for_moment(moment, folder, ranks, begun, delay_s):
             log = folder.with_suffix(".log").read_text(encoding="utf-8")
             raise RuntimeError(f"the attempt ended before it was killed: {log[-2000:]}")
-        ranks = processes_of(mark)
-        whom = "all" if rng.random() < 0.5 or len(ranks) == 1 else "one rank"
-        victims = ranks if whom == "all" else [int(rng.choice(ranks))]
+        whom = "all" if rng.random() < 0.5 or devices == 1 else "one rank"
         killed_at = time.monotonic()
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for rank in ranks if whom == "all" else [ranks[int(rng.integers(devices))]]:
+            os.kill(rank.pid, signal.SIGKILL)
         step = max((line.get("step", 0) for line in steps_of(folder)), default=0)
-        while processes_of(mark) and time.monotonic() < killed_at + ENDS_WITHIN_S:
-            process.poll()
-            time.sleep(0.05)
+        for rank in ranks:
+            rank.join(max(0.0, killed_at + ENDS_WITHIN_S - time.monotonic()))
         ended_after_s = time.monotonic() - killed_at
-        if processes_of(mark):
+        if any(rank.is_alive() for rank in ranks):
             raise RuntimeError(f"ranks were left {ENDS_WITHIN_S:.0f} s after {whom} was killed")
-        return Kill(moment, *world, whom, killed_at - began_at, step, ended_after_s)
+        return Kill(moment, devices, strategy, whom, killed_at - began_at, step, ended_after_s)
     finally:
-        for pid in processes_of(mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        for rank in ranks:
+            rank.kill()
+            rank.join()
 
 
-def finish(folder: Path, family: str, world: tuple[int, str]) -> None:
+def finish(folder: Path, family: str, devices: int, strategy: str) -> None:
     """Let the run go on to its end."""
-    process = start(folder, family, *world, uuid.uuid4().hex)
-    if process.wait(timeout=600):
+    ranks = start(folder, family, devices, strategy)
+    for rank in ranks:
+        rank.join(600)
+    if any(rank.exitcode != 0 for rank in ranks):
         raise RuntimeError(folder.with_suffix(".log").read_text(encoding="utf-8")[-4000:])
 
 
@@ -180,11 +161,11 @@ def chaos(
     rng = np.random.default_rng(seed)
     kills = []
     for moment in rng.permutation(moments):
-        world = worlds[int(rng.integers(len(worlds)))]
-        kill = attempt(folder, family, world, str(moment), rng)
+        devices, strategy = worlds[int(rng.integers(len(worlds)))]
+        kill = attempt(folder, family, devices, strategy, str(moment), rng)
         print(kill, flush=True)
         kills.append(kill)
-    finish(folder, family, worlds[0])
+    finish(folder, family, *worlds[0])
     return kills
 
 
@@ -196,7 +177,7 @@ def main() -> None:
     args = parser.parse_args()
     args.folder.parent.mkdir(parents=True, exist_ok=True)
     chaos(args.folder, args.family, args.seed, WORLDS, MOMENTS)
-    subprocess.run([sys.executable, "-m", "lit_models", "verify", str(args.folder)])
+    unisono_here("verify", str(args.folder))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A SLURM for the tests that need one; each of their files has its own, whose jobs end with it."""
+"""A SLURM for the tests that need one; each has a folder of its own."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.slurm import cluster, install
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment in which two loopback nodes are found; skips where SLURM cannot be had."""
     cannot = install()

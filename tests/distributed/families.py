@@ -116,8 +116,10 @@ class LitTied(ExactModule):
         return configured(self, adamw(parameter_groups(self)), None)
 
 
-def toy(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
-    return LitToy(), ToyData(predict_output=str(folder / "coded.csv"), **options)
+def toy(
+    folder: Path, options: dict[str, Any], dropout: float = 0.0
+) -> tuple[ExactModule, PlannedDataModule]:
+    return LitToy(dropout=dropout), ToyData(predict_output=str(folder / "coded.csv"), **options)
 
 
 def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
@@ -225,6 +227,7 @@ GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
 ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
 LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # each process solves it
 SPECIAL: dict[str, Family] = {  # not in every test
+    "toy_dropout": partial(toy, dropout=0.3),
     "linear_coder": partial(occupation_coder, loss=LINEAR),
     "documents": partial(causal_lm, layout="documents"),
     "llama": partial(causal_lm, **GROUPED),

@@ -1,16 +1,11 @@
-"""Four processes that write sharded tensors into one folder, and once more with a full disk on one.
-
-python -m tests.distributed.folder_run FOLDER
-"""
+"""Four ranks that write sharded tensors into one folder, and once more with a full disk on one."""
 
 import resource
-import sys
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing as processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -37,9 +32,10 @@ def content(step: int) -> dict:
     return {"state_dict": weights, "global_step": step}
 
 
-def rank(index: int, home: str) -> None:
-    folder, device = Path(home), torch.device("cpu")
-    dist.init_process_group("gloo", init_method=f"file://{home}/store", rank=index, world_size=4)
+def write(folder: Path) -> None:
+    device = torch.device("cpu")
+    dist.init_process_group("gloo")
+    index = dist.get_rank()
     rest, own = gathered(content(4), device, WORLD)
     write_folder(rest, own, folder / "last.ckpt")
     rest, own = gathered(content(4), device, 1)
@@ -57,7 +53,3 @@ def rank(index: int, home: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         (folder / f"error-{index}").write_text(str(error))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    processes.start_processes(rank, (sys.argv[1],), WORLD, start_method="fork")

@@ -1,38 +1,37 @@
-"""Many runs in one world: its processes start once, whose imports take longer than the runs.
-
-torchrun --nproc_per_node=2 -m tests.distributed.jobs FOLDER JOBS.json; each job writes a folder.
-"""
+"""Many runs in one world, whose ranks start once; each job writes a folder."""
 
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 
 from lit_models.causal_lm.module import Samples
-from lit_models.training import (
-    AveragedWeights,
-    ExactDropout,
-    NonFinite,
-    Rehearsal,
-    default_callbacks,
-)
+from lit_models.training import AveragedWeights, Rehearsal, default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import num_copies
 from lit_models.training.strategies import FullyShardedStrategy, replicated
 from tests.distributed.families import FAMILIES, SPECIAL
-from tests.distributed.lens_family import dump
 from tests.toy import toy_trainer
 
 STEPS = 10
+STAGES = ("validation", "test", "prediction")
+
+
+def run_jobs(folder: Path, jobs: list[dict[str, Any]]) -> None:
+    """Run jobs in this process, one after the other, each in the folder of its name."""
+    torch.set_num_threads(1)
+    for job in jobs:
+        run_job(folder / job["name"], job)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def run_job(folder: Path, job: dict[str, Any]) -> None:
@@ -41,81 +40,61 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     Args:
         folder: of the job.
         job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
-            options of the `last` checkpoint, the `decay` of averaged weights, `exact_dropout`, the
-            `policy` for steps that are not finite,
+            options of the `last` checkpoint, the `decay` of averaged weights, more `callbacks`,
             `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds),
             `seeds_apart` (every rank has a seed of its own), `devices` (where the strategy starts
-            its own processes), `only_fits`.
+            its own processes), `is_named` (the strategy is that of Lightning), `stages` after the
+            training. A language model that is evaluated also writes samples while it learns.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rank = int(os.environ.get("RANK", "0"))
     seed_everything(1 + rank * job.get("seeds_apart", False), verbose=False)
-    held = HeldGradients()
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
-    callbacks = callbacks_of(job, held)
+    callbacks = callbacks_of(job)
     if "positions" in job:
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
-    # As the command line does; a name of ddp would be Lightning's own strategy.
-    strategy = replicated(job["strategy"]) or job["strategy"]
+    strategy = job["strategy"]
+    if not job.get("is_named"):  # as the command line does
+        strategy = replicated(strategy) or strategy
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"{strategy}-{job['name']}"
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
-    logger: Any = False
-    if job["family"] == "causal_lm" and not job.get("only_fits"):
+    stages, logger = job.get("stages", STAGES), None
+    if job["family"] == "causal_lm" and stages:
         logger = TensorBoardLogger(folder, name="board", version="")
         callbacks.append(Samples(["the", "d"], 3, module.generation, prints_last=True))
     trainer = toy_trainer(
         folder,
-        logger=logger,
-        devices=job.get("devices", int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
-        num_nodes=int(os.environ.get("WORLD_SIZE", "1"))
-        // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        devices=job.get("devices", int(os.environ.get("WORLD_SIZE", "1"))),
         strategy=strategy,
         callbacks=callbacks,
+        logger=logger or False,
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
-    if job.get("only_fits"):
-        return
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
-    facts["gradient_bytes"] = held.most_bytes
     facts["micro_batch_size"] = data.batching.micro_batch_size
     facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
-    facts["validation"] = trainer.validate(module, data, verbose=False)[0]
-    facts["test"] = trainer.test(module, data, verbose=False)[0]
-    trainer.predict(module, data, return_predictions=False)
+    if "validation" in stages:
+        facts["validation"] = trainer.validate(module, data, verbose=False)[0]
+    if "test" in stages:
+        facts["test"] = trainer.test(module, data, verbose=False)[0]
+    if "prediction" in stages:
+        trainer.predict(module, data, return_predictions=False)
     facts["bytes_after"] = bytes_here(trainer)
     name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
     (folder / name).write_text(json.dumps(facts))
 
 
-def callbacks_of(job: dict[str, Any], held: Callback) -> list[Callback]:
+def callbacks_of(job: dict[str, Any]) -> list[Callback]:
     """Return the usual callbacks, changed as a job says."""
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    every = {"every_n_steps": job.get("save_every", 5), "every_epoch": False}
+    every = {"every_n_steps": 5, "every_epoch": False}
     callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
     if "decay" in job:
         callbacks.append(AveragedWeights(job["decay"]))
-    if "policy" in job:
-        callbacks = [c for c in callbacks if not isinstance(c, NonFinite)]
-        callbacks.insert(1, NonFinite(job["policy"]))  # behind the ledger
-    callbacks.append(held)
-    if job.get("exact_dropout"):
-        callbacks.append(ExactDropout())
-    return callbacks
-
-
-class HeldGradients(Callback):
-    """The most bytes of gradients that the module's parameters have had after a backward pass."""
-
-    def __init__(self) -> None:
-        self.most_bytes = 0
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = [p.grad for p in pl_module.parameters() if p.grad is not None]
-        here = sum(g.numel() * g.element_size() for g in found)
-        self.most_bytes = max(self.most_bytes, here)
+    return [*callbacks, *job.get("callbacks", ())]
 
 
 class HandMade:
@@ -163,21 +142,3 @@ def digest_of_copies(module: torch.nn.Module) -> tuple[str, int]:
             digest.update(held)
             num_bytes += len(held)
     return digest.hexdigest(), num_bytes
-
-
-def run_here(folder: Path, jobs: list[dict[str, Any]]) -> None:
-    """Run jobs in this process, one after the other; those of kind `dump` write a store."""
-    for job in jobs:
-        run = dump if job.get("kind") == "dump" else run_job
-        run(folder / job["name"], job)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    run_here(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

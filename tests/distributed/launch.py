@@ -1,18 +1,30 @@
-"""Runs commands, and ends every process that came of them afterwards."""
+"""Runs commands and worlds of processes, and ends every process that came of them afterwards.
+
+A command is started as a user starts it. The ranks of a world are forks of one process that has
+imported all, which takes longer than most runs; they find each other as those of torchrun do.
+"""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MARK = "UNISONO_TEST_RUN"
 # What an earlier run in this process, or whoever started the tests, may have left.
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+REMAINS_S = 20.0  # loader workers look every few seconds whether their parent lives
+IMPORTED = ["tests.distributed.jobs", "lit_models.cli", "tensorboard", "pytest"]
 
 
 def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.CompletedProcess:
@@ -25,15 +37,53 @@ def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.C
     return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
+def run_clean(
+    *arguments: str, meanwhile: Callable[[subprocess.Popen], Any] | None = None
+) -> subprocess.CompletedProcess:
+    """Return the finished `python arguments`, which left no process, port or shared memory.
+
+    Args:
+        arguments: of Python.
+        meanwhile: called with the running process.
+    """
+    port, before = free_port(), shared_memory()
+    process, mark = started(*arguments, MASTER_PORT=str(port))
+    try:
+        if meanwhile is not None:
+            meanwhile(process)
+        output, _ = process.communicate(timeout=150)
+        end = time.monotonic() + REMAINS_S
+        while processes_of(mark) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert processes_of(mark) == [], output
+    finally:
+        ended(process, mark)
+    assert not is_listening(port)
+    assert shared_memory() - before == set()
+    return subprocess.CompletedProcess(arguments, process.returncode, output)
+
+
+def is_listening(port: int) -> bool:
+    lines = [
+        line.split()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+    ]
+    return any(int(f[1].rpartition(":")[2], 16) == port and f[3] == "0A" for f in lines)
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
 def started(*arguments: str, **environ: str) -> tuple[subprocess.Popen, str]:
     """Start `python arguments` in a session of its own; return it and its mark."""
-    inherited = {k: v for k, v in os.environ.items() if k not in LAUNCHERS}
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
         env={
-            **{**inherited, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            **{**inherited(), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
             **{"PYTHONFAULTHANDLER": "1", **environ, MARK: mark},
         },
         stdout=subprocess.PIPE,
@@ -42,6 +92,11 @@ def started(*arguments: str, **environ: str) -> tuple[subprocess.Popen, str]:
         start_new_session=True,
     )
     return process, mark
+
+
+def inherited() -> dict[str, str]:
+    """Return the environment of this process without what a launcher sets."""
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
 
 
 def ended(process: subprocess.Popen, mark: str) -> None:
@@ -67,3 +122,71 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def world(size: int, log: Path, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
+    """Start the ranks of a world, in each of which a function is called.
+
+    Args:
+        size: how many; one alone has no launcher's variables.
+        log: file to which their output is appended.
+        function: of a module; its result, where it is a number, is the exit status.
+        arguments: of the function.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0"}
+    place["TORCHELASTIC_RUN_ID"] = uuid.uuid4().hex
+    ranks = []
+    for rank in range(size):
+        own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
+        environ = {**inherited(), **own}
+        ranks.append(context.Process(target=_rank, args=(environ, log, function, *arguments)))
+        ranks[-1].start()
+    return ranks
+
+
+def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *given: Any) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(function(*given))
+
+
+def in_world(
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    status: int = 0,
+    timeout_s: float = 400,
+) -> str:
+    """Return what the ranks of a world printed, which all ended with a status, in time."""
+    end = time.monotonic() + timeout_s
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        log.touch()
+        ranks = world(size, log, function, *arguments)
+        try:
+            for rank in ranks:
+                rank.join(max(0.0, end - time.monotonic()))
+        finally:
+            for rank in ranks:
+                rank.kill()
+        for rank in ranks:
+            rank.join()
+        output = log.read_text(encoding="utf-8")
+    found = [rank.exitcode for rank in ranks]
+    assert found == [status] * size, f"status {found}\n{output[-4000:]}"
+    return output
+
+
+def unisono_here(*arguments: str) -> int:
+    """Run a command line in this process; return its exit status."""
+    from lit_models.__main__ import main
+
+    sys.argv = ["unisono", *arguments]
+    return main()

@@ -1,7 +1,6 @@
 """A consistency lens so small that its whole run takes a second, and its documents."""
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,22 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
 
-from datamodules import ActivationDataModule, ActivationDumpDataModule
+from datamodules import ActivationDataModule
 from datamodules.activations.documents import PositionRule
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
 from datamodules.tokenizers.text import TokenizerOptions
-from lit_models import LitConsistencyLens, LitSubject
+from lit_models import LitConsistencyLens
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, TemperatureSchedule
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training import default_callbacks
 from lit_models.training.exact import ExactModule
-from lit_models.training.predictions import PredictionWriter
-from lit_models.training.strategies import ReplicatedStrategy
-from tests.toy import toy_trainer
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
@@ -95,40 +89,3 @@ def consistency_lens(
         reconstructor_rate=rate,
     )
     return module, data
-
-
-class Interrupted(Callback):
-    """Ends a prediction in the middle, as a kill would: nothing is tidied up."""
-
-    def __init__(self, at_batch: int) -> None:
-        self.at_batch = at_batch
-
-    def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        if args[3] == self.at_batch:
-            raise RuntimeError("interrupted")
-
-
-def dump(folder: Path, job: dict[str, Any]) -> None:
-    """Write a store, or a part of one.
-
-    Args:
-        folder: of the job.
-        job: perhaps `to` (another job's name whose store it writes) and `until` (a batch).
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    store = folder.parent / job.get("to", job["name"]) / "store"
-    torch.set_num_threads(job.get("threads", 1))  # the dump takes one in any case
-    documents = lens_documents(folder, min_position=1)
-    batches = {"global_batch_size": 1, "loader": LoaderOptions(num_workers=0)}
-    data = ActivationDumpDataModule(str(store), **documents, **batches)
-    callbacks = [c for c in default_callbacks() if not isinstance(c, PredictionWriter)]
-    callbacks += [PredictionWriter(part_batches=4), Interrupted(job.get("until", -1))]
-    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    trainer = toy_trainer(
-        folder,
-        devices=devices,
-        strategy=ReplicatedStrategy() if devices > 1 else "auto",
-        precision=32,
-        callbacks=callbacks,
-    )
-    trainer.predict(LitSubject(LENS_SUBJECT), data, return_predictions=False)

@@ -1,17 +1,22 @@
-"""A small SLURM on this machine: two nodes that listen on loopback, started and stopped by a test.
+"""A small SLURM on this machine, and jobs of `unisono submit` on it.
 
-Debian's slurmd can be started several times on one host, one for each node.
+It has two nodes that listen on loopback: Debian's slurmd can be started several times on one host.
 """
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tests.conftest import TOY
+from tests.distributed.launch import ROOT
 
 PACKAGES = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "munged")
@@ -44,6 +49,13 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={port1} CPUs=4 RealMemor
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={port2} CPUs=4 RealMemory=1000 State=UNKNOWN
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=1:00:00 State=UP
 """
+SLOW = """
+  log_every_n_steps: 1
+  callbacks:
+  - class_path: tests.distributed.breaks.Slow
+    init_args: {seconds: SECONDS}
+"""
+Environ = dict[str, str]
 
 
 def install() -> str | None:
@@ -64,11 +76,11 @@ def install() -> str | None:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[dict[str, str]]:
+def cluster(folder: Path) -> Iterator[Environ]:
     """Start munge, the controller and two nodes; give the environment in which srun finds them.
 
     Raises:
-        RuntimeError: the nodes are not idle within 20 s.
+        AssertionError: the nodes are not idle within 20 s.
     """
     for name in ("state", "spool.n1", "spool.n2", "log"):
         (folder / name).mkdir(parents=True)
@@ -98,7 +110,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
             daemon.wait()
 
 
-def start_daemons(folder: Path, environ: dict[str, str], daemons: list[subprocess.Popen]) -> None:
+def start_daemons(folder: Path, environ: Environ, daemons: list[subprocess.Popen]) -> None:
     """Start all daemons in the foreground, as children that can be ended and waited for."""
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -117,23 +129,19 @@ def start_daemons(folder: Path, environ: dict[str, str], daemons: list[subproces
         daemons.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
         log.close()
         if command[0] == "munged":
-            wait_until(lambda: (folder / "munge.socket").exists(), "munged does not listen")
-    wait_until(lambda: idle_nodes(environ) == 2, "the nodes do not come up", logs=folder / "log")
+            wait_for(lambda: (folder / "munge.socket").exists(), "munged does not listen", 20)
+
+    def logs() -> str:
+        told = [f"{p.name}: {p.read_text()[-500:]}" for p in (folder / "log").iterdir()]
+        return "\n".join(["the nodes do not come up", *told])
+
+    wait_for(lambda: idle_nodes(environ) == 2, logs, 20)
 
 
-def idle_nodes(environ: dict[str, str]) -> int:
+def idle_nodes(environ: Environ) -> int:
     asked = ["sinfo", "-h", "-N", "-o", "%T"]
     done = subprocess.run(asked, env=environ, capture_output=True, text=True, timeout=20)
     return done.stdout.split().count("idle")
-
-
-def wait_until(is_so, message: str, timeout_s: float = 20, logs: Path | None = None) -> None:
-    end = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > end:
-            told = [f"{p.name}: {p.read_text()[-500:]}" for p in logs.iterdir()] if logs else []
-            raise RuntimeError("\n".join([message, *told]))
-        time.sleep(0.1)
 
 
 def free_ports(count: int) -> list[int]:
@@ -144,3 +152,79 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
+
+
+def write_config(folder: Path, step_s: float, extra: str = "") -> None:
+    """Write the config of a toy run of which each step takes so long."""
+    (folder / "toy.yaml").write_text(TOY + SLOW.replace("SECONDS", str(step_s)) + extra)
+
+
+def submitted(folder: Path, environ: Environ, *options: str) -> list[str]:
+    """Call `unisono submit` in a folder; return the numbers of the jobs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_models", "submit", *options],
+        **{"cwd": folder, "env": {**environ, "PYTHONPATH": str(ROOT)}, "text": True},
+        **{"timeout": 90, "capture_output": True},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"^submitted  job (\d+)", done.stdout, flags=re.MULTILINE)
+
+
+def facts_of(job: str, environ: Environ) -> Environ:
+    """Return what scontrol knows of a job, such as JobState and ExitCode."""
+    shown = slurm_says(environ, "scontrol", "show", "job", "-o", job)
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def slurm_says(environ: Environ, *command: str) -> str:
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def wait_for(
+    is_there: Callable[[], bool], what: Callable[[], str] | str, timeout_s: float = 150
+) -> None:
+    """Wait for something; `what` says what is not there."""
+    end = time.monotonic() + timeout_s
+    while not is_there():
+        assert time.monotonic() < end, what if isinstance(what, str) else what()
+        time.sleep(0.2)
+
+
+def steps_of(run: Path) -> int:
+    """Return how many lines the ledger of a run has; 0 before it is there."""
+    ledger = run / "ledger.jsonl"
+    return len(ledger.read_text().splitlines()) if ledger.exists() else 0
+
+
+def wait_for_end(
+    job: str, environ: Environ, timeout_s: float = 150, folder: Path | None = None
+) -> Environ:
+    """Wait until a job has ended; return its facts. A requeued job starts soon.
+
+    Args:
+        job: its number.
+        environ: of the cluster.
+        timeout_s: how long to wait.
+        folder: of its logs; once the run has stopped and saved, the job has more time, since on a
+            busy machine Python alone may take what it had.
+    """
+    end, restarts = time.monotonic() + timeout_s, "0"
+    while True:
+        facts = facts_of(job, environ)
+        if facts["JobState"] == "PENDING" and facts["Restarts"] != restarts:
+            restarts = facts["Restarts"]
+            time.sleep(3)  # of a job that starts in the second in which it ended, SLURM knows both
+            # It would be held back for two minutes.
+            eased = ["TimeLimit=30"] if folder and "with status 75" in said(folder) else []
+            slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *eased)
+        elif facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+            return facts
+        assert time.monotonic() < end, facts
+        time.sleep(0.5)
+
+
+def said(folder: Path) -> str:
+    """Return what jobs have written to their logs."""
+    return "\n".join(p.read_text() for p in sorted((folder / "logs").glob("train_*")))

@@ -12,7 +12,7 @@ import pytest
 from lit_models.commands import summaries
 from lit_models.training.lineage import Status
 from tests.distributed.launch import ROOT
-from tests.distributed.slurm_jobs import Environ, facts_of, wait_for_end
+from tests.distributed.slurm import Environ, facts_of, wait_for_end
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("## From laptop to cluster\n")[1].split("\n## ")[0]

@@ -1,97 +1,181 @@
-"""One rank fails, is killed or hangs: all end soon, and one of them says where."""
+"""A run that ends, however it ends: all processes end soon, nothing of them is left, and where one
+failed, one screen says which and why."""
 
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from lit_models.training.checkpoints import damage
 from tests.conftest import TOY
-from tests.distributed.launch import run
+from tests.distributed.launch import (
+    ended,
+    in_world,
+    processes_of,
+    run_clean,
+    started,
+    unisono_here,
+)
 
-SCRIPT = ["-m", "tests.distributed.toy_run"]
-TWO = ["--devices", "2", "--strategy", "ddp"]
 pytestmark = pytest.mark.slow
+BREAKS = """
+  callbacks:
+    class_path: tests.distributed.breaks.FailsAt
+    init_args: {{step: 5, how: {}}}
+"""
+TWO_RANKS = """
+  strategy:
+    class_path: lit_models.training.strategies.ReplicatedStrategy
+    init_args: {timeout: "0:00:15"}
+"""
+DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
+SPAWN = ("--trainer.devices=2", "--trainer.strategy=ddp_spawn")
+MOST_LINES = 24
 
 
-def test_a_rank_that_raises_ends_all_and_one_message_names_the_samples(tmp_path):
-    done = run(*SCRIPT, str(tmp_path), *TWO, "--fail_at", "9", "--fail_how", "raise")
-    assert done.returncode != 0
-    report = json.loads((tmp_path / "failure.json").read_text())
-    assert (report["rank"], report["verb"], report["epoch"]) == (1, "fit", 1)
+def training(folder: Path, how: str | None, *options: str, more: str = "") -> list[str]:
+    """Return the command line of a toy training in which one rank breaks after five steps."""
+    breaks = BREAKS.format(how) if how else ""
+    (folder / "toy.yaml").write_text(TOY + breaks + more)
+    run = f"--trainer.default_root_dir={folder / 'run'}"
+    return ["fit", "--config", str(folder / "toy.yaml"), run, *options]
+
+
+def failed(
+    arguments: list[str], meanwhile: Callable[[subprocess.Popen], None] | None = None
+) -> str:
+    """Return the output of a run that failed and left nothing behind."""
+    done = run_clean("-m", "lit_models", *arguments, meanwhile=meanwhile)
+    assert done.returncode == 1, done.stdout
+    return done.stdout
+
+
+def test_a_rank_that_raises_ends_all_and_one_message_names_the_samples(tmp_path: Path) -> None:
+    output = failed(training(tmp_path, "raise", *DDP, "--data.num_workers=1"))
+    report = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert (report["rank"], report["verb"], report["epoch"]) == (1, "fit", 0)
     assert report["error"] == "LookupError: a word that no dictionary has"
     ids = ", ".join(map(str, report["sample_ids"]))
-    place = f"rank 1, fit, epoch 1, step {report['step']}, samples {ids}."
-    again = f"`unisono replay {tmp_path} --step {report['step']}` rebuilds"
-    shown = "".join(done.stdout.split())  # a long path is broken over two lines
-    assert shown.count("".join(f"{place} {again}".split())) == 1, done.stdout
-    assert "Connection" not in done.stdout  # what the other rank heard
+    place = f"rank 1, fit, epoch 0, step {report['step']}, samples {ids}."
+    again = f"`unisono replay {tmp_path / 'run'} --step {report['step']}` rebuilds"
+    shown = "".join(output.split())  # a long path is broken over two lines
+    assert shown.count("".join(f"{place} {again}".split())) == 1, output
+    assert "Connection" not in output  # what the other rank heard
 
 
-def test_a_killed_rank_ends_the_others(tmp_path):
-    begin = time.monotonic()
-    done = run(*SCRIPT, str(tmp_path), *TWO, "--kill_at", "9")
-    assert done.returncode != 0
-    assert time.monotonic() - begin < 60  # most of it is the start of two processes
-    shown = " ".join(done.stdout[done.stdout.index("error: ") :].split())
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    output = failed(training(tmp_path, "kill", *DDP))
+    shown = output[output.index("error: ") :]
     first = "the connection to another rank is lost; rank 1 was ended by SIGKILL. What is saved"
-    assert re.match(f"error: rank 0, fit, epoch 1, step 10: {first}", shown), done.stdout
-    assert "Traceback" not in done.stdout
-    assert len(done.stdout[done.stdout.index("error: ") :].splitlines()) <= 24
+    place = r"error: rank 0, fit, epoch 0, step \d: "
+    assert re.match(f"{place}{first}", " ".join(shown.split())), output
+    assert "Traceback" not in output
+    assert len(shown.splitlines()) <= MOST_LINES
 
 
-def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path):
-    hanging = ["--fail_at", "9", "--fail_how", "hang", "--timeout_s", "15"]
-    done = run(*SCRIPT, str(tmp_path), *TWO, *hanging, timeout_s=90)
-    assert done.returncode != 0
-    stacks = [(tmp_path / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
-    assert '"rank": 1, "verb": "fit", "epoch": 1, "step": 9' in stacks[1]
+def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
+    hangs = training(tmp_path, "hang", "--trainer.devices=2", more=TWO_RANKS)
+    in_world(2, unisono_here, *hangs, status=1, timeout_s=90)
+    stacks = [(tmp_path / "run" / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    assert '"rank": 1, "verb": "fit", "epoch": 0, "step": 5' in stacks[1]
     assert "in hang_for_ever" in stacks[1]
     assert "in hang_for_ever" not in stacks[0]
     assert '"rank": 0' in stacks[0]
 
 
-BREAKS = """
-  default_root_dir: {folder}
-  callbacks:
-    class_path: tests.distributed.toy_run.FailsAt
-    init_args: {{step: 5, how: {how}}}
-"""
-TWO_RANKS = """
-  devices: 2
-  strategy:
-    class_path: lit_models.training.strategies.ReplicatedStrategy
-    init_args: {timeout: "0:00:15"}
-"""
-
-
-def failed(tmp_path: Path, how: str, more: str, *options: str) -> str:
-    """Return the output of a `unisono fit` in which something really breaks."""
-    config = tmp_path / "toy.yaml"
-    config.write_text(
-        TOY.replace("  devices: 1\n", "") + BREAKS.format(folder=tmp_path / "run", how=how) + more
-    )
-    done = run("-m", "lit_models", "fit", "--config", str(config), *options, timeout_s=120)
-    assert done.returncode == 1, done.stdout
-    return " ".join(done.stdout.split())
-
-
 def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
-    output = failed(tmp_path, "stop", TWO_RANKS)
+    output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=TWO_RANKS))
+    shown = " ".join(output.split())
     lost = r"error: rank 0, fit, epoch 0, step \d: the connection to another rank is lost;"
-    assert re.search(rf"{lost} rank 1 \(process \d+\) is stopped, as by SIGSTOP\.", output), output
-    assert "rank 0 made no progress" not in output
+    assert re.search(rf"{lost} rank 1 \(process \d+\) is stopped, as by SIGSTOP\.", shown), output
+    assert "rank 0 made no progress" not in shown
     assert not (tmp_path / "run" / "failure.json").exists()  # nobody failed
 
 
 def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
-    output = failed(tmp_path, "lose a worker", "  devices: 1\n", "--data.num_workers=1")
-    assert re.search(r"error: RuntimeError: DataLoader worker \(pid \d+\) is killed", output)
+    output = failed(training(tmp_path, "lose a worker", "--data.num_workers=1"))
+    shown = " ".join(output.split())
+    assert re.search(r"error: RuntimeError: DataLoader worker \(pid \d+\) is killed", shown)
     place = "rank 0, fit, epoch 0, step 5: a process that loads data was killed, most often because"
-    assert place in output, output
-    assert "fewer data.num_workers" in output
-    assert "free space" not in output
-    assert "the disk is full" not in output
+    assert place in shown, output
+    assert "fewer data.num_workers" in shown
+    assert "free space" not in shown
+    assert "the disk is full" not in shown
     report = json.loads((tmp_path / "run" / "failure.json").read_text())
     assert (report["rank"], report["step"]) == (0, 5)
+
+
+def test_who_presses_ctrl_c_twice_ends_a_run_that_hangs(tmp_path: Path) -> None:
+    ledger = tmp_path / "run" / "ledger.jsonl"
+
+    def interrupt_twice(process: subprocess.Popen) -> None:
+        end = time.monotonic() + 90
+        while not ledger.exists() or ledger.read_text().count("\n") < 5:
+            assert time.monotonic() < end, "the run did not start"
+            time.sleep(0.1)
+        for _ in range(2):
+            time.sleep(1.5)
+            os.killpg(process.pid, signal.SIGINT)
+
+    arguments = training(tmp_path, "hang", *DDP, "--data.num_workers=1")
+    done = run_clean("-m", "lit_models", *arguments, meanwhile=interrupt_twice)
+    assert done.returncode != 0, done.stdout
+
+
+def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None:
+    schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
+    too_long = "--model.lr_scheduler.warmup=5000"  # known to the processes that have the plan
+    output = failed(training(tmp_path, None, *SPAWN, schedule, too_long))
+    assert "warmup is 5000 steps, but the run has" in output
+    assert "Traceback" not in output
+
+
+def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process, mark = started(
+            "-m", "lit_models", *training(tmp_path, None, *DDP), MASTER_PORT=str(port)
+        )
+        try:
+            output, _ = process.communicate(timeout=60)
+            assert processes_of(mark) == []
+        finally:
+            ended(process, mark)
+    assert process.returncode == 1
+    assert output.count(f"port {port} is taken by another program") == 1, output
+    assert "Traceback" not in output, output
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB, on which a run fills the disk for real."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_keeps_a_sound_checkpoint(
+    toy_config: Path, small_disk: Path
+) -> None:
+    options = [f"--trainer.default_root_dir={small_disk / 'run'}", "--trainer.max_epochs=200"]
+    output = in_world(1, unisono_here, "fit", "--config", "toy.yaml", *options, status=1)
+    shown = " ".join(output.split())
+    assert "Traceback" not in output
+    assert "No space left on device" in shown
+    assert "free some space" in shown or "free space" in shown
+    kept = list((small_disk / "run" / "checkpoints").glob("*.ckpt"))
+    assert kept
+    assert all(damage(path) is None for path in kept)

@@ -1,58 +1,58 @@
-"""Whoever starts the ranks: one run folder, one checkpoint, one error, nothing left behind."""
+"""Whoever starts the ranks: one run folder, one checkpoint, one run, that of one device."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lit_models.training.lineage import Status, verify_run
 from tests.conftest import TOY
-from tests.distributed.launch import ended, run, started
+from tests.distributed.launch import ROOT, ended, free_port, run, run_clean, started
+from tests.toy import ledger_lines
+
+Unisono = Callable[..., tuple[int, str]]
+BASH = "import os, sys; os.chdir(sys.argv[1]); os.execvp('bash', ['bash', *sys.argv[2:]])"
 
 
-def fit(tmp_path: Path, *options: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
-    config = tmp_path / "toy.yaml"
-    config.write_text(TOY)
-    done = run(
-        *launcher, "-m", "lit_models", "fit", "--config", str(config), "--trainer.devices=2",
-        f"--trainer.default_root_dir={tmp_path / 'toy'}", *options,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+def command(folder: Path, *options: str) -> list[str]:
+    (folder / "toy.yaml").write_text(TOY)
+    run = f"--trainer.default_root_dir={folder / 'toy'}"
+    return ["fit", "--config", str(folder / "toy.yaml"), run, *options]
 
 
 def topology(folder: Path) -> dict:
     return json.loads((folder / "topology.json").read_text())
 
 
+def ranks_of(folder: Path) -> list[list[str]]:
+    return [place.split(":")[1:] for place in topology(folder)["host_rank_device"]]
+
+
 @pytest.mark.slow
 def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
-    tmp_path: Path, unisono: Callable[..., tuple[int, str]]
+    tmp_path: Path, unisono: Unisono
 ) -> None:
-    (tmp_path / "toy.yaml").write_text(TOY)
-    one_device = ("--config", f"{tmp_path}/toy.yaml", f"--trainer.default_root_dir={tmp_path}/toy")
-    assert unisono("fit", *one_device)[0] == 0
-    assert unisono("fit", *one_device)[0] == 0
-    status, output = fit(
-        tmp_path, "--trainer.strategy=ddp", "--ckpt_path=auto", "--trainer.max_epochs=2"
-    )
-    assert status == 0, output
-    assert output.count("--ckpt_path auto resumes from") == 1
+    for _ in range(2):
+        assert unisono(*command(tmp_path))[0] == 0
+    two = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.num_workers=1")
+    resume = ("--ckpt_path=auto", "--trainer.max_epochs=2")
+    done = run_clean("-m", "lit_models", *command(tmp_path, *two, *resume))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("--ckpt_path auto resumes from") == 1
     facts = topology(tmp_path / "toy-2")
     assert (facts["strategy"], facts["backend"], facts["world_size"]) == ("ddp", "gloo", 2)
-    places = [place.split(":")[1:] for place in facts["host_rank_device"]]
-    assert places == [["0", "cpu"], ["1", "cpu"]]
+    assert ranks_of(tmp_path / "toy-2") == [["0", "cpu"], ["1", "cpu"]]
     assert facts["plan"]["micro_batch_size"] == 4
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy", "toy-2", "toy.yaml"]
 
 
 @pytest.mark.slow
 def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
-    (tmp_path / "toy.yaml").write_text(TOY)
-    command = ("-m", "lit_models", "fit", "--config", f"{tmp_path}/toy.yaml")
-    command += (f"--trainer.default_root_dir={tmp_path}/toy", "--trainer.devices=1")
-    for epochs, resume in ((150, ()), (300, ("--ckpt_path=auto",))):
-        both = [started(*command, f"--trainer.max_epochs={epochs}", *resume) for _ in range(2)]
+    slow = ("--trainer.callbacks+=tests.distributed.breaks.Slow", "--trainer.callbacks.seconds=1")
+    for epochs, resume in ((1, ()), (2, ("--ckpt_path=auto",))):
+        arguments = command(tmp_path, f"--trainer.max_epochs={epochs}", *slow, *resume)
+        both = [started("-m", "lit_models", *arguments) for _ in range(2)]
         outputs = [process.communicate(timeout=150)[0] for process, _ in both]
         for process, mark in both:
             ended(process, mark)
@@ -62,7 +62,7 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
         assert sorted(statuses) == ([0, 0] if is_apart else [0, 1]), outputs
         assert is_apart or "is in use: process" in " ".join(" ".join(outputs).split())
         for folder in tmp_path.glob("toy*/"):
-            assert run("-m", "lit_models", "verify", str(folder)).returncode == 0
+            assert verify_run(folder).status == Status.PROVEN
     # Whoever resumes takes the newest: that of the second command, if it was apart.
     newest = next(f for f in (tmp_path / "toy-2", tmp_path / "toy") if f.exists())
     lines = (newest / "ledger.jsonl").read_text().splitlines()
@@ -71,18 +71,29 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_agree_on_the_folder(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_agree_on_the_folder_and_one_device_replays_their_step(
+    tmp_path: Path, unisono: Unisono
+) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "ledger.jsonl").write_text("")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    status, output = fit(tmp_path, "--trainer.strategy=ddp", launcher=torchrun)
-    assert status == 0, output
-    assert topology(tmp_path / "toy-2")["world_size"] == 2
+    two = ("--trainer.devices=2", "--trainer.strategy=ddp")
+    exact = ("--trainer.precision=64", "--data.micro_batch_size=2", "--trainer.logger=false")
+    done = run(*torchrun, "-m", "lit_models", *command(tmp_path, *two, *exact))
+    assert done.returncode == 0, done.stdout
+    made = tmp_path / "toy-2"
+    assert topology(made)["world_size"] == 2
     assert not (tmp_path / "toy-3").exists()
+    step = ("--step=6", "--advance=true", f"--json={tmp_path / 'step.json'}")
+    status, output = unisono("replay", str(made), *step, "--trust_checkpoint")
+    assert status == 0, output
+    line, found = ledger_lines(made)[5], json.loads((tmp_path / "step.json").read_text())
+    assert found["loss"] == pytest.approx(line["loss"], rel=1e-10)
+    assert found["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-10)
 
 
 def test_a_launcher_with_another_world_is_refused(
-    toy_config: Path, unisono: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    toy_config: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     status, output = unisono("fit", "--config", "toy.yaml")
@@ -90,21 +101,47 @@ def test_a_launcher_with_another_world_is_refused(
     assert "each would train a copy" in " ".join(output.split())
 
 
-@pytest.mark.slow
-def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None:
-    (tmp_path / "toy").mkdir()
-    schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
-    too_long = "--model.lr_scheduler.warmup=5000"  # known to the processes that have the plan
-    status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", schedule, too_long)
-    assert status == 1
-    assert "warmup is 5000 steps, but the run has" in output
-    assert "Traceback" not in output
+def by_hand(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, str]]:
+    """Return a command and its environment."""
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    fsdp = ("--config", "hardware/fsdp.yaml")
+    return ["-m", "lit_models", *command(folder, *fsdp)], {**place, "MASTER_PORT": str(port)}
+
+
+def by_torchrun_sh(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, str]]:
+    script = [str(folder), "jobs/toy/torchrun.sh", "127.0.0.1", str(port)]
+    return ["-c", BASH, *script], {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.slow
-def test_spawned_processes_train_and_test(tmp_path: Path) -> None:
-    status, output = fit(tmp_path, "--trainer.strategy=ddp_spawn", "--test_after_fit=true")
+@pytest.mark.parametrize(
+    ("launch", "made", "expected"),
+    [
+        (by_hand, "toy", ("fsdp", 2, 1)),
+        (by_torchrun_sh, "runs/toy_torchrun", ("ddp", 2, 2)),  # on two machines
+    ],
+)
+def test_a_launcher_makes_one_world_with_the_run_of_one_device(
+    toy_config: Path, unisono: Unisono, launch: Callable, made: str, expected: tuple
+) -> None:
+    status, output = unisono("submit", "--config", "toy.yaml", "--nodes=2", "--dry-run")
     assert status == 0, output
-    assert re.search(r"^test/count +21$", output, re.M), output
-    assert "deprecated" not in output
-    assert (tmp_path / "toy" / "errors-test.csv").exists()
+    port = free_port()
+    commands = [launch(Path.cwd(), port, rank) for rank in (0, 1)]
+    launched = [started(*arguments, **environ) for arguments, environ in commands]
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process, _ in launched]
+    finally:
+        for process, mark in launched:
+            ended(process, mark)
+    assert [process.returncode for process, _ in launched] == [0, 0], "\n".join(outputs)
+    facts = topology(Path(made))
+    assert (facts["strategy"], facts["world_size"], facts["num_nodes"]) == expected
+    assert ranks_of(Path(made)) == [["0", "cpu"], ["1", "cpu"]]
+    assert not list(Path().glob(f"{made}-*"))
+    one = ("--trainer.default_root_dir=one", "--config", "hardware/cpu.yaml")
+    status, output = unisono("fit", "--config", "toy.yaml", *one)
+    assert status == 0, output
+    for left, right in zip(ledger_lines(Path("one")), ledger_lines(Path(made)), strict=True):
+        assert left["digest"] == right["digest"]
+        assert left["loss"] == pytest.approx(right["loss"], rel=1e-5)

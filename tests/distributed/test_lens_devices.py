@@ -1,26 +1,59 @@
 """A consistency lens on one device and on two: stores, resumed runs, shards, export."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
+from datamodules import ActivationDumpDataModule
 from datamodules.activations.store import ActivationStore
-from lit_models import LitConsistencyLens
+from datamodules.core.planned import LoaderOptions
+from lit_models import LitConsistencyLens, LitSubject
 from lit_models.commands.export import export
+from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from lit_models.training.lineage import verify_run
-from tests.distributed.jobs import run_here
-from tests.distributed.lens_family import JOINT_START
-from tests.distributed.test_matrix import run_jobs, write_tables
-from tests.toy import ledger_lines
+from lit_models.training.predictions import PredictionWriter
+from lit_models.training.strategies import ReplicatedStrategy
+from tests.distributed.jobs import run_jobs
+from tests.distributed.launch import in_world
+from tests.distributed.lens_family import JOINT_START, LENS_SUBJECT, lens_documents, story_files
+from tests.toy import ledger_lines, toy_trainer
 
-# A resumed run here gets a folder of its own.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+pytestmark = pytest.mark.slow
 Job = dict[str, Any]
 PLACES = {"before": JOINT_START - 1, "at": JOINT_START, "after": JOINT_START + 1}
 CLASS = "lit_models.LitConsistencyLens"
+
+
+class Interrupted(Callback):
+    """Ends a prediction in the middle, as a kill would: nothing is tidied up."""
+
+    def __init__(self, at_batch: int) -> None:
+        self.at_batch = at_batch
+
+    def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        if args[3] == self.at_batch:
+            raise RuntimeError("interrupted")
+
+
+def dump(folder: Path, *names: str, until: int = -1) -> None:
+    """Write stores, in the folders of their names, each until a batch."""
+    for name in names:
+        store = folder / name / "store"
+        batches = {"global_batch_size": 1, "loader": LoaderOptions(num_workers=0)}
+        documents = lens_documents(folder / name, min_position=1)
+        data = ActivationDumpDataModule(str(store), **documents, **batches)
+        callbacks = [c for c in default_callbacks() if not isinstance(c, PredictionWriter)]
+        callbacks += [PredictionWriter(part_batches=4), Interrupted(until)]
+        devices = int(os.environ.get("WORLD_SIZE", "1"))
+        strategy = ReplicatedStrategy() if devices > 1 else "auto"
+        options = {"devices": devices, "strategy": strategy, "callbacks": callbacks}
+        trainer = toy_trainer(folder / name, precision=32, **options)
+        trainer.predict(LitSubject(LENS_SUBJECT), data, return_predictions=False)
 
 
 def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
@@ -32,7 +65,7 @@ def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
 
 
 def half(name: str, steps: int, strategy: str = "auto") -> Job:
-    return fit(name, strategy, trainer={"max_steps": steps}, save_every=steps)
+    return fit(name, strategy, trainer={"max_steps": steps}, last={"every_n_steps": steps})
 
 
 def last(folder: Path) -> Path:
@@ -43,26 +76,25 @@ def last(folder: Path) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs: what one device does before two, what two do, what one does after them."""
     folder = tmp_path_factory.mktemp("lens")
-    write_tables(folder)
-    begun = [fit("one"), half("one until", JOINT_START)]
-    run_here(folder, [*begun, {"name": "dump one", "kind": "dump", "threads": 2}])
+    story_files(folder)
+    in_world(1, run_jobs, folder, [fit("one"), half("one until", JOINT_START)])
+    dump(folder, "dump one")
     with pytest.raises(RuntimeError, match="interrupted"):
-        run_here(folder, [{"name": "cut", "kind": "dump", "until": 30}])
+        dump(folder, "cut", until=30)
     assert len(list((folder / "cut").glob(".store.*.parts/part-*.npz"))) == 7  # of four batches
     with pytest.raises(FileNotFoundError, match="holds no schema.json"):
         ActivationStore(folder / "cut" / "store")
+    in_world(2, dump, folder, "dump two", "cut")
     two = [
-        {"name": "dump two", "kind": "dump"},
-        {"name": "ended by two", "kind": "dump", "to": "cut"},
         *(half(f"two until {place}", steps, "ddp") for place, steps in PLACES.items()),
         fit("one, then two", "ddp", resume=str(last(folder / "one until"))),
         fit("shards", "fsdp", sharding={"sharded_checkpoint": True}),
     ]
-    run_jobs(folder, 2, two)
+    in_world(2, run_jobs, folder, two)
     resumed = [
         fit(f"two, then one {p}", resume=str(last(folder / f"two until {p}"))) for p in PLACES
     ]
-    run_here(folder, [*resumed, fit("from shards", resume=str(last(folder / "shards")))])
+    in_world(1, run_jobs, folder, resumed)
     return folder
 
 

@@ -11,7 +11,7 @@ from lit_models import LitCausalLM
 from lit_models.commands.export import export
 from tests.causal_lm.test_export import GPT2, LLAMA, logits
 from tests.distributed.families import write_documents
-from tests.distributed.launch import run
+from tests.distributed.launch import in_world, unisono_here
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines
 
@@ -29,10 +29,10 @@ def make_model(folder: Path, kind: str) -> None:
     saved_tokenizer(byte_tokenizer(), folder)
 
 
-def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:
+def fit(folder: Path, name: str, targets: list[str], devices: int, strategy: str) -> Path:
     """Train for some steps; return the checkpoint."""
-    done = run(
-        *["-m", "lit_models", "fit", "--config", "causal_lm/lora.yaml"],
+    command = [
+        *["fit", "--config", "causal_lm/lora.yaml", f"--model.pretrained={folder / 'base'}"],
         f"--data.train_files={folder / 'documents.jsonl'}",
         f"--data.validation_files={folder / 'documents.jsonl'}",
         f"--model.lora.targets={json.dumps(targets)}",
@@ -41,11 +41,9 @@ def fit(folder: Path, name: str, targets: list[str], *options: str) -> Path:
         *["--model.optimizer.lr=0.05", "--trainer.accelerator=cpu", f"--trainer.max_steps={STEPS}"],
         *["--data.context_length=32", "--data.global_batch_size=8", "--data.micro_batch_size=2"],
         f"--trainer.default_root_dir={folder / name}",
-        *options,
-        UNISONO_CACHE=str(folder / "cache"),
-        CUDA_VISIBLE_DEVICES="",
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+        *[f"--trainer.devices={devices}", f"--trainer.strategy={strategy}"],
+    ]
+    in_world(devices, unisono_here, *command)
     return folder / name / "checkpoints" / "last.ckpt"
 
 
@@ -70,10 +68,8 @@ def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
 
     write_documents(tmp_path / "documents.jsonl", number=40)
     make_model(tmp_path / "base", kind)
-    options = [f"--model.pretrained={tmp_path / 'base'}"]
-    two = ["--trainer.devices=2", f"--trainer.strategy={strategy}"]
-    path = fit(tmp_path, "two", targets, *options, *two)
-    fit(tmp_path, "one", targets, *options, "--trainer.devices=1")
+    path = fit(tmp_path, "two", targets, 2, strategy)
+    fit(tmp_path, "one", targets, 1, "auto")
     losses = [[line["loss"] for line in ledger_lines(tmp_path / run)] for run in ("one", "two")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[0][-1] < losses[0][0]

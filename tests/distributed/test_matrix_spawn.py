@@ -1,59 +1,52 @@
-"""The column of ddp_spawn in the matrix: one family of each kind on two processes, one on four.
+"""The column of ddp_spawn in the matrix: one family of each kind on two processes.
 
-Training alone is compared: evaluation and prediction are those of ddp, and test_toy_devices.py does
-both by ddp_spawn.
+All train; one of them also tests and predicts, each of which starts new processes.
 """
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from lit_models.training.lineage import verify_run
-from tests.distributed.launch import run
+from tests.distributed.jobs import run_jobs
+from tests.distributed.launch import in_world
 from tests.distributed.test_matrix import (
     GLOBAL_BATCH,
-    IN_FULL,
     UNCUT,
-    assert_same_steps,
-    weights,
+    assert_same,
     write_tables,
 )
+from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
-Cell = tuple[str, int, int]  # family, processes, accumulation
-FIRST = ("occupation_coder", "causal_lm", "consistency_lens", "retriever")
-CELLS: list[Cell] = [(family, 2, 1 if family in UNCUT else 4) for family in FIRST]
-CELLS += [(family, 4, 1) for family in IN_FULL]
+EVALUATED = "occupation_coder"
+FAMILIES = (EVALUATED, "causal_lm", "consistency_lens", "retriever")
+
+
+def job(family: str, processes: int, accumulation: int) -> dict[str, Any]:
+    micro = GLOBAL_BATCH // processes // accumulation
+    return {
+        **{"name": f"{family}-{processes}", "family": family, "devices": processes},
+        "strategy": "ddp_spawn" if processes > 1 else "auto",
+        "data": {"global_batch_size": GLOBAL_BATCH, "micro_batch_size": micro},
+        "stages": ("test", "prediction") if family == EVALUATED else (),
+    }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cells, and their families on one device."""
     folder = tmp_path_factory.mktemp("spawn")
     write_tables(folder)
-    jobs = []
-    for family, processes, accumulation in [*((family, 1, 1) for family in FIRST), *CELLS]:
-        micro = -(-GLOBAL_BATCH // processes // accumulation)
-        strategy = {"strategy": "ddp_spawn" if processes > 1 else "auto", "devices": processes}
-        data = {"global_batch_size": GLOBAL_BATCH, "micro_batch_size": micro}
-        name = f"{family}-{processes}"
-        jobs.append({"name": name, "family": family, "data": data, "only_fits": True, **strategy})
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = run(
-        "-m", "tests.distributed.jobs", str(folder), str(folder / "jobs.json"), timeout_s=400
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    jobs = [job(family, 1, 1) for family in FAMILIES]
+    jobs += [job(family, 2, 1 if family in UNCUT else 4) for family in FAMILIES]
+    in_world(1, run_jobs, folder, jobs)
     return folder
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
-def test_spawned_processes_train_as_one_device(runs: Path, cell: Cell) -> None:
-    one, other = runs / f"{cell[0]}-1", runs / f"{cell[0]}-{cell[1]}"
-    assert_same_steps(one, other)
-    for name, value in weights(other).items():
-        torch.testing.assert_close(value, weights(one)[name], rtol=1e-8, atol=1e-10)
-    first = json.loads((other / "ledger.jsonl").read_text().partition("\n")[0])
-    assert first["world_size"] == cell[1]
-    assert verify_run(other).faults == []
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spawned_processes_learn_as_one_device(runs: Path, family: str) -> None:
+    one, two = runs / f"{family}-1", runs / f"{family}-2"
+    assert_same(one, two)
+    assert ledger_lines(two)[0]["world_size"] == 2
+    assert verify_run(two).faults == []

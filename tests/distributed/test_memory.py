@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.test_matrix import facts, run_jobs, weights
+from tests.distributed.test_matrix import facts, run_world, weights
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for family in ("toy", "tied"):
             jobs.append(job(family, strategy, "given", {"micro_batch_size": 4}))
             jobs.append(job(family, strategy, "auto", {}, positions=[MANY, FEW]))
-    run_jobs(folder, 2, jobs)
+    run_world(folder, 2, jobs)
     return folder
 
 

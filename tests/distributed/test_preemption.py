@@ -1,46 +1,50 @@
 """Signals, really sent: every rank stops at the same step, saved, and goes on as if undisturbed."""
 
 import json
+import signal
+import time
 
 import pytest
 import torch
 
 from lit_models.training.lineage import stop_reason, verify_run
-from tests.distributed.launch import run
-from tests.distributed.test_toy_devices import weights
+from tests.distributed.breaks import SignalledAt
+from tests.distributed.jobs import run_jobs
+from tests.distributed.launch import ended, in_world, started
+from tests.distributed.test_matrix import weights
 
-SCRIPT = ["-m", "tests.distributed.toy_run"]
-TWO = ["--devices", "2", "--strategy", "ddp"]
 pytestmark = pytest.mark.slow
+EPOCHS = {"max_epochs": 4, "max_steps": 28, "gradient_clip_val": None}
+JOB = {"family": "toy", "strategy": "auto", "trainer": EPOCHS, "stages": ()}
+JOB["last"] = {"every_n_steps": 4}
+SPAWN = ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert run(*SCRIPT, str(folder), "--fit_only").returncode == 0
-    return weights(folder)
+    in_world(1, run_jobs, folder, [{**JOB, "name": "run"}])
+    return weights(folder / "run")
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "options"),
-    [
-        pytest.param("SIGTERM", 1, TWO, id="SIGTERM to rank 1 of ddp"),
-        pytest.param("SIGUSR1", 0, ["--devices", "2", "--strategy", "fsdp"], id="SIGUSR1, fsdp"),
-        pytest.param("SIGINT", 0, [], id="Ctrl-C on one device"),
-    ],
+    ("name", "rank", "devices", "strategy"),
+    [("SIGTERM", 1, 2, "ddp"), ("SIGUSR1", 0, 2, "fsdp"), ("SIGINT", 0, 1, "auto")],
 )
-def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, undisturbed, name, rank, options):
-    signalled = ["--signal", name, "--signal_at", "10", "--signal_rank", str(rank)]
-    stopped = run(*SCRIPT, str(tmp_path), "--fit_only", *options, *signalled)
-    assert stopped.returncode == 0, stopped.stdout
-    assert stop_reason(tmp_path) in (name, "SIGTERM")  # rank 0 may know the decision alone
-    *_, step, event = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines())
+def test_a_signal_to_one_rank_stops_all_at_one_step(
+    tmp_path, undisturbed, name, rank, devices, strategy
+):
+    job, run = {**JOB, "name": "run"}, tmp_path / "run"
+    signalled = {**job, "strategy": strategy, "callbacks": [SignalledAt(10, name, rank)]}
+    in_world(devices, run_jobs, tmp_path, [signalled])
+    assert stop_reason(run) in (name, "SIGTERM")  # rank 0 may know the decision alone
+    *_, step, event = map(json.loads, (run / "ledger.jsonl").read_text().splitlines())
     assert 11 <= step["step"] == event["step"] <= 12
-    assert run(*SCRIPT, str(tmp_path), "--fit_only", "--resume").returncode == 0
-    verdict = verify_run(tmp_path)
+    resume = str(run / "checkpoints" / "last.ckpt")
+    in_world(1, run_jobs, tmp_path, [{**job, "resume": resume}])
+    verdict = verify_run(run)
     assert (verdict.findings, verdict.discarded, len(verdict.epochs)) == ([], [], 4)
-    for parameter, value in weights(tmp_path).items():
-        torch.testing.assert_close(value, undisturbed[parameter], rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(weights(run), undisturbed, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -49,31 +53,31 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, undisturbed, name,
         pytest.param("SIGTERM", [], 75, id="one device"),
         pytest.param("SIGINT", [], 130, id="Ctrl-C"),
         pytest.param("SIGUSR1", [], 75, id="a warning that is repeated to the end"),
-        pytest.param(
-            "SIGTERM",
-            ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"],
-            75,
-            id="ddp_spawn",
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(
-            "SIGUSR1",
-            ["--trainer.devices=2", "--trainer.strategy=ddp_spawn"],
-            75,
-            id="repeated to ddp_spawn",
-            marks=pytest.mark.soak,
-        ),
+        pytest.param("SIGTERM", SPAWN, 75, id="ddp_spawn", marks=pytest.mark.soak),
+        pytest.param("SIGUSR1", SPAWN, 75, id="repeated to ddp_spawn", marks=pytest.mark.soak),
     ],
 )
 def test_the_command_says_by_its_status_that_it_wants_to_be_started_again(
     tmp_path, name, options, status
 ):
-    command = [
-        *("-m", "tests.distributed.signalled", name, str(tmp_path / "ledger.jsonl")),
-        *("fit", "--config", "occupation_coder/debug.yaml", "--trainer.max_epochs=2000"),
-        *("--trainer.limit_train_batches=1.0", f"--trainer.default_root_dir={tmp_path}", *options),
-    ]
-    done = run(*command)
-    assert done.returncode == status, done.stdout
-    assert f"stopped by {name}; everything is saved" in done.stdout
+    """SIGUSR1 comes again and again until the process has ended, as from a job's script."""
+    process, mark = started(
+        *("-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"),
+        *("--trainer.max_epochs=2000", "--trainer.limit_train_batches=1.0"),
+        *(f"--trainer.default_root_dir={tmp_path}", *options),
+    )
+    ledger, signum = tmp_path / "ledger.jsonl", signal.Signals[name]
+    try:
+        while not ledger.exists() or ledger.read_text().count("\n") < 6:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        process.send_signal(signum)
+        while signum == signal.SIGUSR1 and process.poll() is None:
+            process.send_signal(signum)
+            time.sleep(0.02)
+        output, _ = process.communicate(timeout=150)
+    finally:
+        ended(process, mark)
+    assert process.returncode == status, output
+    assert f"stopped by {name}; everything is saved" in output
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_matrix import assert_same, run_jobs
+from tests.distributed.test_matrix import assert_same, run_world
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = {"trainer": {"max_steps": 6}}
         named = [(f"{name}-{number}", name, how) for name, how in cells]
         jobs = [{"name": n, "family": name, "strategy": how, **options} for n, name, how in named]
-        run_jobs(folder, number, jobs)
+        run_world(folder, number, jobs)
     return folder
 
 

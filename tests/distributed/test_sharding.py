@@ -11,7 +11,7 @@ import torch
 from lit_models.commands.export import export
 from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
-from tests.distributed.test_matrix import assert_same, facts, run_jobs, weights
+from tests.distributed.test_matrix import assert_same, facts, run_world, weights
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     single = job("one-32", "ddp", trainer={"precision": "32-true"})
-    run_jobs(folder, 1, [job("one", "ddp"), single, job("half of ddp-1", "ddp", trainer=HALF)])
+    run_world(folder, 1, [job("one", "ddp"), single, job("half of ddp-1", "ddp", trainer=HALF)])
     two = [
         job("sharded"),
         job("half of fsdp-2", trainer=HALF),
@@ -49,12 +49,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("half of shards", sharding=SHARDS, trainer=HALF),
         job("shards to two files", resume=shards),
     ]
-    run_jobs(folder, 2, two)
+    run_world(folder, 2, two)
     one = [job("fsdp-2 to ddp-1", "ddp", resume=fsdp), job("shards to one", "ddp", resume=shards)]
-    run_jobs(folder, 1, one)
-    run_jobs(folder, 3, [job("shards to three", sharding=SHARDS, resume=shards)])
+    run_world(folder, 1, one)
+    run_world(folder, 3, [job("shards to three", sharding=SHARDS, resume=shards)])
     hybrid = job("hybrid", sharding={"replicate_size": 2, **SHARDS})
-    run_jobs(folder, 4, [hybrid, job("fsdp-2 to fsdp-4", resume=fsdp)])
+    run_world(folder, 4, [hybrid, job("fsdp-2 to fsdp-4", resume=fsdp)])
     return folder
 
 

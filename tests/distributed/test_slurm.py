@@ -1,40 +1,46 @@
-"""srun on a SLURM of two loopback nodes: the world that was asked for, and one device's run."""
+"""srun and torchrun on two loopback nodes: the world that was asked for, one device's run, and what
+the doctor says of it: one voice, one status, no false alarm."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.distributed.launch import ROOT, run
+from tests.distributed.launch import ROOT, ended, free_port, in_world, started, unisono_here
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
-FIT = ["-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"]
+FIT = ["fit", "--config", "occupation_coder/debug.yaml"]
 FIT += ["--trainer.accelerator=cpu", "--trainer.precision=64"]
 LAYOUTS = {"1 node x 2": (1, 2), "2 nodes x 1": (2, 1)}
+DOCTOR = ["-m", "lit_models", "doctor", "--json"]
+GROUP = ["--collectives", "--devices=1", "--num_nodes=2"]
+
+
+def srun(environ: dict[str, str], options: list[str], command: list[str]) -> subprocess.Popen:
+    """Start a command of Python under srun, in a job of its own."""
+    launcher = ["srun", "-J", "train", *options, sys.executable, *command]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(launcher, cwd=ROOT, env=environ, text=True, **out)
+
+
+def fit(environ: dict[str, str], nodes: int, tasks: int, *options: str) -> tuple[int, str]:
+    """Train under srun; return the status and the output."""
+    launcher = ["-K", f"-N{nodes}", f"--ntasks-per-node={tasks}"]
+    process = srun(environ, launcher, ["-m", "lit_models", *FIT, *options])
+    printed, _ = process.communicate(timeout=120)
+    return process.returncode, printed
 
 
 @pytest.fixture(scope="module")
 def one_device(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "run"
-    done = run(*FIT, "--trainer.devices=1", f"--trainer.default_root_dir={folder}")
-    assert done.returncode == 0, done.stdout
+    options = ["--trainer.devices=1", f"--trainer.default_root_dir={folder}"]
+    in_world(1, unisono_here, *FIT, *options)
     return folder
-
-
-def srun(
-    environ: dict[str, str], nodes: int, tasks: int, *options: str
-) -> subprocess.CompletedProcess:
-    """Run the debug config under srun, in a job of its own."""
-    launcher = ["srun", "-J", "unisono", "-K", f"-N{nodes}", f"--ntasks-per-node={tasks}"]
-    return subprocess.run(
-        [*launcher, sys.executable, *FIT, *options],
-        **{"cwd": ROOT, "env": environ, "text": True, "timeout": 120},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -42,8 +48,8 @@ def test_srun_makes_the_world_that_was_asked_for(slurm, one_device, tmp_path, la
     nodes, tasks = LAYOUTS[layout]
     options = [f"--trainer.num_nodes={nodes}", f"--trainer.devices={tasks}"]
     folder = f"--trainer.default_root_dir={tmp_path / 'run'}"
-    done = srun(slurm, nodes, tasks, *options, "--trainer.strategy=ddp", folder)
-    assert done.returncode == 0, done.stdout
+    status, printed = fit(slurm, nodes, tasks, *options, "--trainer.strategy=ddp", folder)
+    assert status == 0, printed
     facts = json.loads((tmp_path / "run" / "topology.json").read_text())
     assert (facts["strategy"], facts["world_size"], facts["num_nodes"]) == (
         *("ddp", nodes * tasks, nodes),
@@ -58,12 +64,77 @@ def test_srun_makes_the_world_that_was_asked_for(slurm, one_device, tmp_path, la
 
 
 def test_tasks_that_would_train_copies_are_refused(slurm, tmp_path):
-    done = srun(
-        slurm, 1, 2, "--trainer.devices=1", f"--trainer.default_root_dir={tmp_path / 'run'}"
-    )
-    flat = " ".join(done.stdout.split())
+    folder = f"--trainer.default_root_dir={tmp_path / 'run'}"
+    status, printed = fit(slurm, 1, 2, "--trainer.devices=1", folder)
+    flat = " ".join(printed.split())
     # srun passes on the highest status: 143 where SLURM ends a task before it has ended by itself
-    assert done.returncode in (2, 143), done.stdout
+    assert status in (2, 143), printed
     assert "SLURM_NTASKS=2" in flat
     assert "Set --trainer.devices to the processes per node" in flat
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def reports(printed: str) -> list[dict[str, Any]]:
+    """Return each report in an output; other lines may stand between them."""
+    decoder, found = json.JSONDecoder(), []
+    while "{" in printed:
+        printed = printed[printed.index("{") :]
+        report, end = decoder.raw_decode(printed)
+        found.append(report)
+        printed = printed[end:]
+    return found
+
+
+def findings(report: dict[str, Any]) -> dict[str, str]:
+    return {finding["check"]: finding["what"] for finding in report["findings"]}
+
+
+def check_group(printed: str) -> None:
+    """Of two ranks one spoke, and found the group sound."""
+    (report,) = reports(printed)
+    assert report["worst"] != "error", printed
+    found = findings(report)
+    assert found["group"].startswith("2 ranks by gloo on ")
+    assert "the known sum of 64 MiB" in found["all-reduce"]
+
+
+def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) -> None:
+    options = ["-N2", "--ntasks-per-node=1"]
+    process = srun(slurm, options, [*DOCTOR, *GROUP, f"--folder={tmp_path}"])
+    printed, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, printed
+    check_group(printed)
+    assert findings(reports(printed)[0])["launcher"].startswith("srun (SLURM_STEP_ID is set)")
+
+
+def test_one_task_for_two_devices_and_torchrun_in_every_task(slurm, tmp_path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    folder = f"--folder={tmp_path}"
+    both = [
+        srun(slurm, ["-n1"], [*DOCTOR, "--devices=2", folder]),
+        # Each task is a world of its own with a report: labels tell their lines apart.
+        srun(slurm, ["-N2", "--ntasks-per-node=1", "--label"], [*torchrun, *DOCTOR, folder]),
+    ]
+    (one, _), (two, _) = [process.communicate(timeout=150) for process in both]
+    assert [process.returncode != 0 for process in both] == [True, True], one + two
+    assert "SLURM has one task" in findings(reports(one)[0])["world"]
+    first = "\n".join(line[3:] for line in two.splitlines() if line.startswith("0: "))
+    found = reports(first)[0]["findings"]
+    errors = [f["what"] for f in found if f["level"] == "error"]
+    assert errors == ["srun started 2 tasks, and torchrun runs in them"]
+
+
+def test_the_doctor_on_two_nodes_of_torchrun(tmp_path: Path) -> None:
+    place, launched = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"], []
+    for rank in (0, 1):
+        nodes = ["--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", *place]
+        command = [*nodes, *DOCTOR, *GROUP, f"--folder={tmp_path}"]
+        launched.append(started("-m", "torch.distributed.run", *command))
+    try:
+        outputs = [process.communicate(timeout=150)[0] for process, _ in launched]
+    finally:
+        for process, mark in launched:
+            ended(process, mark)
+    assert [process.returncode for process, _ in launched] == [0, 0], "\n".join(outputs)
+    check_group(outputs[0])
+    assert reports(outputs[1]) == []

@@ -7,14 +7,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_models.training.lineage import verify_run
-from tests.distributed import slurm_jobs
-from tests.distributed.slurm_jobs import (
+from tests.distributed.slurm import (
     Environ,
     said,
     slurm_says,
+    steps_of,
     submitted,
     wait_for,
     wait_for_end,
+    write_config,
 )
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,7 @@ TWO_TASKS = ["--config=toy.yaml", "--tasks-per-node=2", "--time-limit=30"]
 MINUTE = ["--time-limit=1", "--save-ahead-s=5", "--trainer.max_epochs=9"]
 NUM_STEPS = 7  # of an epoch of the toy
 FAILS = """
-  - class_path: tests.distributed.toy_run.FailsAt
+  - class_path: tests.distributed.breaks.FailsAt
     init_args: {step: 3, how: raise}
 """
 CHAIN = """
@@ -37,7 +38,7 @@ stages:
 def minute(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A job that needs more than its minute; it runs beside the tests that come first."""
     folder = tmp_path_factory.mktemp("minute")
-    slurm_jobs.write_config(folder, step_s=1.2)
+    write_config(folder, step_s=1.2)
     (job,) = submitted(folder, slurm, *TWO_TASKS, *MINUTE)
     return folder, job
 
@@ -53,10 +54,10 @@ def assert_whole(run: Path, num_epochs: int) -> None:
 
 
 def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm, tmp_path) -> None:
-    slurm_jobs.write_config(tmp_path, step_s=0.5)
+    write_config(tmp_path, step_s=0.5)
     (job,) = submitted(tmp_path, slurm, *TWO_TASKS, "--trainer.max_epochs=3")
     run = tmp_path / f"runs/toy_{job}"
-    wait_for(lambda: slurm_jobs.steps_of(run) > 3, lambda: said(tmp_path))
+    wait_for(lambda: steps_of(run) > 3, lambda: said(tmp_path))
     slurm_says(slurm, "scancel", job)
     facts = wait_for_end(job, slurm)
     assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), said(tmp_path)
@@ -72,7 +73,7 @@ def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm,
 
 
 def test_a_rank_that_fails_ends_the_job_which_is_not_requeued(slurm, tmp_path) -> None:
-    slurm_jobs.write_config(tmp_path, 0.0, FAILS)
+    write_config(tmp_path, 0.0, FAILS)
     (job,) = submitted(tmp_path, slurm, *TWO_TASKS)
     facts = wait_for_end(job, slurm)
     assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), said(tmp_path)
@@ -83,7 +84,7 @@ def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(
     slurm, tmp_path
 ) -> None:
     """The warning comes while Python starts, long before the training can hear it."""
-    slurm_jobs.write_config(tmp_path, 0.0)
+    write_config(tmp_path, 0.0)
     (tmp_path / "chain.yaml").write_text(CHAIN)
     first, second = submitted(
         tmp_path, slurm, "--config=chain.yaml", "--change.first.devices=2", "--time-limit=30"

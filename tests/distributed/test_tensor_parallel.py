@@ -9,10 +9,11 @@ import torch
 
 from lit_models import LitCausalLM
 from lit_models.commands.export import export
+from lit_models.training import ExactDropout
 from lit_models.training.lineage import verify_run
 from tests.distributed.families import text_files
 from tests.distributed.jobs import STEPS, run_job
-from tests.distributed.test_matrix import assert_same, run_jobs, weights
+from tests.distributed.test_matrix import assert_same, run_world, weights
 from tests.toy import ledger_lines
 
 RESUMED = "ignore:The dirpath has changed"  # of a run that goes on in another folder
@@ -31,7 +32,7 @@ def job(name: str, family: str = "llama", **sharding: Any) -> dict[str, Any]:
         "strategy": "fsdp",
         "data": data,
         "sharding": options,
-        **({"exact_dropout": True, "decay": 0.9} if family == "gpt2" else {}),
+        **({"callbacks": [ExactDropout()], "decay": 0.9} if family == "gpt2" else {}),
     }
 
 
@@ -62,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {**job("one to pair"), "resume": last("half")},
         {**job("pair bf16"), "trainer": {**HALF, "precision": "bf16-mixed"}},
     ]
-    run_jobs(folder, 2, two)
+    run_world(folder, 2, two)
     alone(folder, "pair to one", resume=last("pair half"))
     four = [
         {
@@ -73,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {**job("hybrid", replicate_size=2, sharded_checkpoint=True), "seeds_apart": True},
         {**job("pair to square"), "resume": last("pair half")},
     ]
-    run_jobs(folder, 4, four)
+    run_world(folder, 4, four)
     return folder
 
 

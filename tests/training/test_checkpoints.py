@@ -21,8 +21,9 @@ from lit_models.training.checkpoints import (
     write_folder,
 )
 from lit_models.training.hyperparameters import plain_hyperparameters
+from tests.distributed import folder_run
 from tests.distributed.folder_run import FEW, ROWS, TABLE
-from tests.distributed.launch import run as run_processes
+from tests.distributed.launch import in_world
 from tests.toy import LitToy, ToyData, toy_trainer
 
 
@@ -218,8 +219,7 @@ def test_a_folder_has_what_was_saved_and_tied_tensors_stay_one(tmp_path):
 
 @pytest.mark.slow
 def test_four_ranks_write_what_one_reads_and_a_full_disk_of_one_leaves_the_old_folder(tmp_path):
-    done = run_processes("-m", "tests.distributed.folder_run", str(tmp_path))
-    assert done.returncode == 0, done.stdout
+    in_world(4, folder_run.write, tmp_path)
     path = tmp_path / "last.ckpt"
     for content in (read_checkpoint(path), torch.load(tmp_path / "one.ckpt", weights_only=True)):
         found = content["state_dict"]
