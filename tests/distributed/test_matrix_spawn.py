@@ -20,8 +20,8 @@ from tests.distributed.test_matrix import (
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
-EVALUATED = "occupation_coder"
-FAMILIES = (EVALUATED, "causal_lm", "consistency_lens", "retriever")
+EVALUATED = "toy"
+FAMILIES = (EVALUATED, "occupation_coder", "causal_lm", "consistency_lens", "retriever")
 
 
 def job(family: str, processes: int, accumulation: int) -> dict[str, Any]:
