@@ -21,7 +21,6 @@ for the F1 of a class that is neither there nor predicted. Without any label, or
 that are no numbers, it is NaN.
 """
 
-import csv
 import json
 import logging
 import warnings
@@ -299,13 +298,11 @@ class QueryTable(Callback):
         content = summary(values.systems)
         text = json.dumps(content, indent=1) + "\n"
         (folder / f"ranking-{split}.json").write_text(text, encoding="utf-8")
-        with (folder / f"queries-{split}.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["query", "system", *next(iter(values.systems.values()))])
-            for place, query in enumerate(values.queries):
-                for system, metrics in values.systems.items():
-                    numbers = (repr(float(column[place])) for column in metrics.values())
-                    writer.writerow([query, system, *numbers])
+        rows = [["query", "system", *next(iter(values.systems.values()))]]
+        for place, query in enumerate(values.queries):
+            for system, metrics in values.systems.items():
+                rows.append([query, system, *(repr(float(m[place])) for m in metrics.values())])
+        write_table(folder / f"queries-{split}.csv", rows)
         table = shown_systems(content, f"{split}: {values.title}", values.notes)
         Console(width=WIDTH, highlight=False).print(table)
         if values.errors is not None:

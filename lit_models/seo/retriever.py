@@ -292,7 +292,8 @@ class RetrievalEvaluation(nn.Module):
         """Add a batch. Args: vectors [B, W]; batch of an evaluation."""
         counted, is_query, number = batch["weight"] > 0, batch["is_query"], batch["text_index"]
         self.of_documents.update(counted & ~is_query, id=number, vector=vectors)
-        columns: dict[str, Tensor] = {name: batch[name] for name in OF_QUERIES}  # type: ignore[literal-required]
+        values: Any = batch
+        columns = {name: values[name] for name in OF_QUERIES}
         own = {"id": number[is_query], "vector": vectors[is_query], **columns}
         self.of_queries.update(counted[is_query], **own)
 

@@ -38,14 +38,6 @@ def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(
     assert np.array_equal(found.scores.numpy(), scores)
 
 
-def test_chunks_change_no_bit_of_real_vectors() -> None:
-    queries, documents = torch.randn(9, 33), torch.randn(300, 33)
-    whole = search(queries, documents, 20)
-    parts = search(queries, documents, 20, documents_at_once=17, queries_at_once=2)
-    assert torch.equal(whole.documents, parts.documents)
-    assert torch.equal(whole.scores, parts.scores)
-
-
 def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores() -> None:
     """Products of positive numbers, whose float32 sums lose most: without the bound, 8 of the 20
     queries find other documents."""
@@ -59,14 +51,14 @@ def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores() -> None:
     assert found.documents.tolist() == plainly(queries, documents, 30)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_another_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_chunks_and_the_default_dtype_change_no_bit(dtype: torch.dtype) -> None:
     queries, documents = torch.randn(9, 33), torch.randn(300, 33)
-    expected = search(queries, documents, 20, documents_at_once=60)
+    expected = search(queries, documents, 20)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
-        found = search(queries, documents, 20, documents_at_once=60)
+        found = search(queries, documents, 20, documents_at_once=17, queries_at_once=2)
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(found.documents, expected.documents)
