@@ -172,5 +172,5 @@ def toy_trainer(folder: Path, **options: Any) -> Trainer:
 
 def ledger_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the surviving lines of a run's ledger, in the order of their steps."""
-    steps = surviving(read_ledger(folder)[0]).steps
+    steps = surviving(read_ledger(folder)).steps
     return [steps[step] for step in sorted(steps)]

@@ -23,19 +23,15 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from datamodules.core.plan import MicroBatch, iterate_micro_batches
+from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.cli import built, silence_noise
 from lit_models.config_files import newest_config, read_config
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
-from lit_models.training.lineage import (
-    LedgerStep,
-    check_data,
-    find_step,
-    plan_of,
-)
+from lit_models.training.lineage import plan_of, read_ledger, surviving
 
 WIDTH, LABEL = 80, 11  # of the screen, of its first column
 NUM_SHOWN = 8  # ids of samples
@@ -44,6 +40,32 @@ TRAINER_KEYS = (
     *("max_epochs", "max_steps", "limit_train_batches", "overfit_batches", "precision"),
     *("gradient_clip_val", "gradient_clip_algorithm"),
 )
+
+
+@dataclass(frozen=True)
+class LedgerStep:
+    """A step of the surviving lineage, and the checkpoint nearest to the weights it began with.
+
+    Attributes:
+        line: its own.
+        start: the line that began its attempt.
+        left_out: why it is not in the final weights, or "".
+        checkpoint: `None` for the untrained network.
+        checkpoint_step: updates behind its weights.
+        damaged: names of checkpoints that were passed over.
+    """
+
+    line: dict[str, Any]
+    start: dict[str, Any]
+    left_out: str = ""
+    checkpoint: Path | None = None
+    checkpoint_step: int = 0
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def num_older(self) -> int:
+        """Updates between the weights of the checkpoint and the step's own."""
+        return self.line["step"] - 1 - self.checkpoint_step
 
 
 @dataclass(frozen=True)
@@ -149,6 +171,43 @@ def replay(
         Path(json).write_text(dumps(_finite(content), indent=1) + "\n", encoding="utf-8")
         _say("written", str(json))
     return 1 if result.faults else 0
+
+
+def find_step(run: Path, step: int) -> LedgerStep:
+    """Return a step, from 1, of the surviving lineage.
+
+    Raises:
+        FileNotFoundError: no such run, or it has no ledger.
+        ValueError: the lineage has no such step.
+    """
+    if not run.is_dir():
+        raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
+    lineage = surviving(read_ledger(run))
+    if step not in lineage.steps:
+        steps = lineage.steps
+        there = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has no step at all"
+        raise ValueError(f"{run} has no step {step}: {there}.")
+    line = lineage.steps[step]
+    before = lineage.rows[: lineage.rows.index(line)]
+    start = [row for row in before if "resumed_from_step" in row][-1]
+    # Checkpoints of steps that a kill discarded are of another lineage.
+    hashes = {row.get("hash") for row in before}
+    checkpoint: Path | None = None
+    checkpoint_step = 0
+    damaged: list[str] = []
+    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
+        try:
+            content = read_checkpoint(path, mmap=True)
+        except (ValueError, FileNotFoundError):
+            damaged.append(path.name)
+            continue
+        done = int(content.get("global_step", 0))
+        is_before = done < step and content.get("ledger", {}).get("hash") in hashes
+        is_nearer = checkpoint is None or done > checkpoint_step
+        if "loops" in content and is_before and is_nearer:
+            checkpoint, checkpoint_step = path, done
+    left_out = lineage.left_out.get(step, "")
+    return LedgerStep(line, start, left_out, checkpoint, checkpoint_step, tuple(damaged))
 
 
 def _say(label: str, text: str) -> None:
@@ -339,8 +398,26 @@ class AtStep(Callback):
         self.seen: Replay | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the data before any weight is read."""
-        check_data(trainer.datamodule, self.found, self.run, self._epoch(trainer))
+        """Check, before any weight is read, that the plan gives the ledger's samples."""
+        data, run, line = trainer.datamodule, self.run, self.found.line
+        request = data.request("train")
+        if request.digest() != self.found.start["plan_digest"]:
+            then, now = plan_of(run)["request"], vars(request)
+            changes = [f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)]
+            raise ValueError(
+                f"the data are not those of {run}: its plan cannot be made again "
+                f"({'; '.join(changes) or 'another attempt followed this one'}). Restore the files "
+                "and options of the run's config.yaml, and start the command in the folder that "
+                "the run was started in."
+            )
+        ids = data.plan("train", self._epoch(trainer)).step_ids(line["step_in_epoch"])
+        digest = f"{digest_ids(ids):016x}"
+        if digest != line["digest"]:
+            raise ValueError(
+                f"step {line['step']} of {run} used {line['samples']} samples with digest "
+                f"{line['digest']}, but the plan has {len(ids)} with {digest} there; `unisono "
+                f"verify {run}` says which other steps differ."
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_there = trainer.global_step == self.found.line["step"] - 1

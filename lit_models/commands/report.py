@@ -142,25 +142,27 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         UsageError: no such folder, or no ledger in it.
         ValueError: a damaged line that is not the last of its file, or a damaged config.
     """
-    from lit_models.training.lineage import json_lines, read_ledger, surviving
+    from lit_models.training.ledger import json_lines
+    from lit_models.training.lineage import read_ledger, surviving
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no run folder; name one, such as runs/demo.")
     path = folder / "ledger.jsonl"
     try:
-        ledger, is_torn = read_ledger(folder)
+        ledger = read_ledger(folder)
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
     run = RunRecord(folder, ledger, surviving(ledger).steps, now_s - path.stat().st_mtime)
     notes = run.notes
-    if is_torn:
+    _, _, torn = path.read_bytes().rpartition(b"\n")
+    if torn:
         notes.append("The ledger's last line is torn, as a kill leaves it; it is not counted.")
     run.topology, run.plan, run.failure = (
         _read_json(folder / name, notes) for name in ("topology.json", "plan.json", "failure.json")
     )
     run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
     speeds = folder / "throughput.jsonl"
-    run.throughput = json_lines(speeds)[0] if speeds.exists() else []
+    run.throughput = json_lines(speeds) if speeds.exists() else []
     try:
         config = newest_config(folder)
     except FileNotFoundError:
@@ -478,7 +480,7 @@ def differences(
 
     def aspects(run: RunRecord) -> dict[str, dict[str, Any]]:
         plan, top = run.plan, run.topology
-        request, own = plan.get("request", {}), ("fingerprint", "num_samples", "seed")
+        request = {**plan.get("request", {})}
         batch = top.get("plan", {})
         config = {n: v for n, v in run.config.items() if n != "seed_everything"}
         trainer = run.config.get("trainer") or {}  # the runs' names say their folders
@@ -488,9 +490,8 @@ def differences(
         devices: dict[str, Any] = {"kind": ", ".join(sorted(places))}
         devices |= {n: top.get(n) for n in ("world_size", "num_nodes", "strategy", "precision")}
         devices |= {n: batch.get(n) for n in ("micro_batch_size", "accumulate_grad_batches")}
-        data = {"fingerprint": request.get("fingerprint"), "samples": request.get("num_samples")}
-        order = {"digest": plan.get("digest"), "steps_per_epoch": plan.get("steps_per_epoch"),
-                 **{n: v for n, v in request.items() if n not in own}}  # fmt: skip
+        data = {n: request.pop(n, None) for n in ("fingerprint", "num_samples")}
+        order = {"steps_per_epoch": plan.get("steps_per_epoch"), **request}
         return {
             "data": plan and data,
             "plan": plan and order,
@@ -520,8 +521,8 @@ def _changes(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[st
 def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
     """Return the largest relative difference of the loss over the steps that both have, and their
     number; `None` where they follow different plans, so that steps have different samples."""
-    digests = [run.plan.get("digest") for run in (first, second)]
-    if digests[0] is None or digests[0] != digests[1]:
+    requests = [run.plan.get("request") for run in (first, second)]
+    if requests[0] is None or requests[0] != requests[1]:
         return None
     steps = sorted(first.lineage.keys() & second.lineage.keys())
     pairs = [(first.lineage[step]["loss"], second.lineage[step]["loss"]) for step in steps]

@@ -163,21 +163,20 @@ def plan_hash(request: Row, repeats_first_epoch: bool, lengths: np.ndarray) -> s
     return digest.hexdigest()[:16]
 
 
-def json_lines(path: Path) -> tuple[list[Row], int]:
-    """Return the JSON objects of the whole lines of a file, and their bytes; a kill tears the last.
+def json_lines(path: Path) -> list[Row]:
+    """Return the JSON objects of the whole lines of a file; a kill tears the last.
 
     Raises:
         ValueError: a whole line that is no JSON object.
     """
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    whole, *_ = path.read_bytes().rpartition(b"\n")
     rows = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             rows.append({**json.loads(line)})
         except (ValueError, TypeError, RecursionError) as error:
             raise damaged_file(path, error, number) from error
-    return rows, len(whole)
+    return rows
 
 
 def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueError:
@@ -194,8 +193,8 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
     tore. Raises ValueError for a whole line that is no JSON."""
     if not path.exists():
         return []
-    rows, size = json_lines(path)
-    os.truncate(path, size)
+    rows = json_lines(path)
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     return rows
 
 
@@ -236,7 +235,6 @@ class Ledger(Callback):
         lengths = np.asarray(data.datasets["train"].lengths)
         content = {
             "request": vars(request),
-            "digest": request.digest(),
             "steps_per_epoch": data.steps_per_epoch,
             "repeats_first_epoch": repeats,
         }

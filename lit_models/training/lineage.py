@@ -1,4 +1,4 @@
-"""Lineage of a run: its ledger read, its steps found again, and the proof that they are whole."""
+"""Lineage of a run: its ledger read, and the proof that its steps are whole."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.core.plan import PlanRequest, digest_ids, make_plan
-from datamodules.core.planned import PlannedDataModule
 from lit_models.training.checkpoints import damage, read_checkpoint
 from lit_models.training.ledger import (
     FILE_NAME,
@@ -136,8 +135,8 @@ def _kind(row: Row) -> str:
     return "start" if "resumed_from_step" in row else "step"
 
 
-def read_ledger(run: Path) -> tuple[list[Row], bool]:
-    """Return the whole lines of a run's ledger, and whether a torn last line was passed over.
+def read_ledger(run: Path) -> list[Row]:
+    """Return the whole lines of a run's ledger.
 
     Raises:
         FileNotFoundError: there is none.
@@ -148,12 +147,12 @@ def read_ledger(run: Path) -> tuple[list[Row], bool]:
         raise FileNotFoundError(
             f"{run} holds no {FILE_NAME}; name a run folder, such as runs/demo."
         )
-    rows, size = json_lines(path)
+    rows = json_lines(path)
     for number, row in enumerate(rows, 1):
         for name, kind in _TYPES[_kind(row)].items():
             if type(row.get(name)) is not kind:
                 raise damaged_file(path, f"no {kind.__name__} {name}", number)
-    return rows, size < path.stat().st_size
+    return rows
 
 
 def plan_of(run: Path) -> Row:
@@ -221,7 +220,7 @@ def surviving(rows: list[Row]) -> Lineage:
 
 def stop_reason(run: Path) -> str | None:
     """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
-    rows = read_ledger(run)[0] if (run / FILE_NAME).exists() else []
+    rows = read_ledger(run) if (run / FILE_NAME).exists() else []
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
@@ -240,7 +239,7 @@ def verify_run(run: Path) -> Proof:
         FileNotFoundError: it holds no ledger or no plan.
         ValueError: a damaged ledger or plan.
     """
-    rows, _ = read_ledger(run)
+    rows = read_ledger(run)
     plan, path = plan_of(run), run / "plan_lengths.npy"
     try:
         lengths = np.load(path, mmap_mode="r")
@@ -384,92 +383,3 @@ def _differences(content: Row, rows: list[Row]) -> list[str]:
         here = [(epoch, done), (epoch + 1, 0)]
         own.append(("epoch and step", (position["epoch"], position["step"]), here))
     return [f"{name} {value}, not {then[0]}" for name, value, then in own if value not in then]
-
-
-@dataclass(frozen=True)
-class LedgerStep:
-    """A step of the surviving lineage, and the checkpoint nearest to the weights it began with.
-
-    Attributes:
-        line: its own.
-        start: the line that began its attempt.
-        left_out: why it is not in the final weights, or "".
-        checkpoint: `None` for the untrained network.
-        checkpoint_step: updates behind its weights.
-        damaged: names of checkpoints that were passed over.
-    """
-
-    line: Row
-    start: Row
-    left_out: str = ""
-    checkpoint: Path | None = None
-    checkpoint_step: int = 0
-    damaged: tuple[str, ...] = ()
-
-    @property
-    def num_older(self) -> int:
-        """Updates between the weights of the checkpoint and the step's own."""
-        return self.line["step"] - 1 - self.checkpoint_step
-
-
-def find_step(run: Path, step: int) -> LedgerStep:
-    """Return a step, from 1, of the surviving lineage.
-
-    Raises:
-        FileNotFoundError: no such run, or it has no ledger.
-        ValueError: the lineage has no such step.
-    """
-    if not run.is_dir():
-        raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
-    lineage = surviving(read_ledger(run)[0])
-    if step not in lineage.steps:
-        steps = lineage.steps
-        there = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has no step at all"
-        raise ValueError(f"{run} has no step {step}: {there}.")
-    line = lineage.steps[step]
-    before = lineage.rows[: lineage.rows.index(line)]
-    start = [row for row in before if _kind(row) == "start"][-1]
-    # Checkpoints of steps that a kill discarded are of another lineage.
-    hashes = {row.get("hash") for row in before}
-    checkpoint: Path | None = None
-    checkpoint_step = 0
-    damaged: list[str] = []
-    for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
-        try:
-            content = read_checkpoint(path, mmap=True)
-        except (ValueError, FileNotFoundError):
-            damaged.append(path.name)
-            continue
-        done = int(content.get("global_step", 0))
-        is_before = done < step and content.get("ledger", {}).get("hash") in hashes
-        is_nearer = checkpoint is None or done > checkpoint_step
-        if "loops" in content and is_before and is_nearer:
-            checkpoint, checkpoint_step = path, done
-    left_out = lineage.left_out.get(step, "")
-    return LedgerStep(line, start, left_out, checkpoint, checkpoint_step, tuple(damaged))
-
-
-def check_data(data: PlannedDataModule, found: LedgerStep, run: Path, epoch: int) -> None:
-    """Raise where the plan does not give the samples that the ledger says were used.
-
-    Raises:
-        ValueError: the data or the batch options have changed, or the ledger's step has others.
-    """
-    line, request = found.line, data.request("train")
-    if request.digest() != found.start["plan_digest"]:
-        then, now = plan_of(run)["request"], vars(request)
-        changes = [f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)]
-        raise ValueError(
-            f"the data are not those of {run}: its plan cannot be made again "
-            f"({'; '.join(changes) or 'another attempt followed this one'}). Restore the files and "
-            "options of the run's config.yaml, and start the command in the folder that the run "
-            "was started in."
-        )
-    ids = data.plan("train", epoch).step_ids(line["step_in_epoch"])
-    digest = f"{digest_ids(ids):016x}"
-    if digest != line["digest"]:
-        raise ValueError(
-            f"step {line['step']} of {run} used {line['samples']} samples with digest "
-            f"{line['digest']}, but the plan has {len(ids)} with {digest} there; `unisono verify "
-            f"{run}` says which other steps differ."
-        )

@@ -72,10 +72,11 @@ def run_folder(
     lengths = np.ones(SAMPLES, np.int64)
     request = PlanRequest("data", SAMPLES, 8, 1, 1)
     np.save(folder / "plan_lengths.npy", lengths)
-    plan = {"request": vars(request), "digest": request.digest(),
-            "steps_per_epoch": STEPS_PER_EPOCH, "repeats_first_epoch": False}  # fmt: skip
+    plan = {"request": vars(request), "steps_per_epoch": STEPS_PER_EPOCH,
+            "repeats_first_epoch": False}  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))
-    start = {"plan_digest": plan["digest"], "plan_hash": plan_hash(vars(request), False, lengths)}
+    start = {"plan_digest": request.digest(),
+             "plan_hash": plan_hash(vars(request), False, lengths)}  # fmt: skip
     lines: list[dict[str, Any]] = []
     for number, (world, begin, end) in enumerate(attempts, 1):
         begun = {"attempt": number, "resumed_from_step": begin, "world_size": world}

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import seed_everything
 from torch import Tensor
 
-from lit_models.commands.replay import replay_step
-from lit_models.training.lineage import find_step, verify_run
+from lit_models.commands.replay import find_step, replay_step
+from lit_models.training.lineage import verify_run
 from tests.consistency_lens.lens_runs import (
     JOBS,
     OPTIONS,

@@ -22,10 +22,9 @@ from datamodules.core.plan import PlanRequest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.cli import parsed_options
-from lit_models.commands.replay import follow_one_device
+from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
 from lit_models.training import FailureReport, rules, status, strategies
-from lit_models.training.lineage import LedgerStep
 from lit_models.training.rules import (
     STRATEGY_CLASSES,
     Machine,
@@ -255,7 +254,7 @@ def test_dropout_that_a_group_draws_apart_is_refused():
 
 def test_a_replay_has_the_micro_batch_of_a_group(tmp_path):
     request = vars(PlanRequest("x", 101, 16, 3, 2))
-    plan = {"request": request, "digest": "", "repeats_first_epoch": False}
+    plan = {"request": request, "repeats_first_epoch": False}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     data = SimpleNamespace(batch_size=None, micro_batch_size="auto", global_batch_size=None)
     found = LedgerStep({}, {"world_size": 4, "num_replicas": 2})
