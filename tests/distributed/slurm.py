@@ -55,6 +55,7 @@ SLOW = """
   - class_path: tests.distributed.breaks.Slow
     init_args: {seconds: SECONDS}
 """
+UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING")
 Environ = dict[str, str]
 
 
@@ -219,7 +220,7 @@ def wait_for_end(
             # It would be held back for two minutes.
             eased = ["TimeLimit=30"] if folder and "with status 75" in said(folder) else []
             slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *eased)
-        elif facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+        elif facts["JobState"] not in UNFINISHED:
             return facts
         assert time.monotonic() < end, facts
         time.sleep(0.5)
