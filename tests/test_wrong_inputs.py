@@ -104,8 +104,8 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "another family's weights to start from": (
         [*FIT, "--model.init_from=toy.ckpt"], {"toy.ckpt": "TOY"},
-        r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOcc.*: .*absent "
-        "instead.*Use the model options",
+        r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOcc.*: .* missing "
+        "there, .*Use the model options",
     ),
     "missing weights to start from": (
         [*FIT, "--model.init_from=none.ckpt"], {},

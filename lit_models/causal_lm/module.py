@@ -40,10 +40,10 @@ from lit_models.causal_lm.pretrained import (
     network_from_config,
     read_recipe,
 )
-from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.exact import ExactModule
 from lit_models.training.export import Layout
 from lit_models.training.ledger import ledger_of
-from lit_models.training.metrics import SampleResult, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
 
 PROMPTS_AT_ONCE = 32

@@ -59,8 +59,8 @@ from lit_models.consistency_lens.subject import (
     training_digest,
 )
 from lit_models.consistency_lens.tables import ControlTable
-from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.metrics import SampleResult, SumCount, evaluating
+from lit_models.training.exact import ExactModule
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
 COUNTED_AT_ONCE = 1 << 22  # tokens

@@ -34,8 +34,8 @@ from lit_models.occupation_coder.loss import (
 )
 from lit_models.occupation_coder.metrics import LossMetrics, OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
-from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.metrics import SampleResult
+from lit_models.training.exact import ExactModule
+from lit_models.training.metrics import LossSum, SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
 EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder

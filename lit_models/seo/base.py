@@ -17,7 +17,6 @@ from lit_models.blocks import layer_depths
 from lit_models.causal_lm.adapters import (
     LoraOptions,
     add_lora,
-    is_of_adapter,
     lora_recipe,
     with_adapters,
 )
@@ -29,12 +28,12 @@ from lit_models.seo.encoders import (
     TransformerEncoder,
     check_positions,
 )
+from lit_models.training.checkpoints import misfits
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups
 
 log = logging.getLogger(__name__)
 ENCODER = "network.encoder."
-SHOWN = 3
 TEXTS_AT_ONCE = 64  # that a script hands in
 
 
@@ -146,21 +145,14 @@ class EncodedTextModule(ExactModule):
             )
         own, stored = self.state_dict(), checkpoint["state_dict"]
         here, there = (
-            {n: list(t.shape) for n, t in weights.items() if n.startswith(ENCODER)}
-            for weights in (own, stored)
+            {name: tensor for name, tensor in weights.items() if name.startswith(ENCODER)}
+            for weights in (own, with_adapters(self, stored))
         )
-        wrong = [
-            f"{name.removeprefix('network.')} {there.get(name, 'missing')} there, "
-            f"{here.get(name, 'missing')} here"
-            for name in sorted(here.keys() | there.keys())
-            if here.get(name) != there.get(name) and not (name not in there and is_of_adapter(name))
-        ]
-        if wrong:
-            more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        if wrong := misfits(here, there):
             raise ValueError(
-                f"init_from {source} has another encoder: {'; '.join(wrong[:SHOWN])}{more}. All "
-                "of its weights must fit: give model.encoder, model.pretrained and model.lora the "
-                "values of that run, or leave init_from out."
+                f"init_from {source} has another encoder: {wrong}. All of its weights must fit: "
+                "give model.encoder, model.pretrained and model.lora the values of that run, or "
+                "leave init_from out."
             )
         is_same_kind = trained["kind"] == self.kind
         taken = {
@@ -172,7 +164,7 @@ class EncodedTextModule(ExactModule):
         }
         if new := sorted(n for n in own.keys() - taken.keys() if n.startswith("network.")):
             log.info("init_from %s: these begin anew: %s", source, ", ".join(new))
-        return with_adapters(self, {**own, **taken})
+        return {**own, **taken}
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         """Whether a weight besides the encoder's means the same in another recipe of this kind."""

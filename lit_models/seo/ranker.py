@@ -24,8 +24,7 @@ from lit_models.seo.metrics import (
 )
 from lit_models.seo.networks import CrossEncoder, RankingLoss, places_of_pairs
 from lit_models.training.dropout import keyed_texts, keys_in
-from lit_models.training.exact import LossSum
-from lit_models.training.metrics import SampleResult, SumCount, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 
 SYSTEMS = ("ranker", "first", "bm25")
 

@@ -37,7 +37,7 @@ from lit_models.seo.metrics import (
     rank_queries,
 )
 from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
-from lit_models.training.exact import LossSum
+from lit_models.training.metrics import LossSum
 
 TAG = "unisono"  # of the run
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more

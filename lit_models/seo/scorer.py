@@ -16,8 +16,7 @@ from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline, said
-from lit_models.training.exact import LossSum
-from lit_models.training.metrics import SampleResult, SumCount, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 
 
 class LitTextScorer(EncodedTextModule):

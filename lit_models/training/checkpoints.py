@@ -254,22 +254,27 @@ def load_part(
         own = {k: v for k, v in own.items() if f".{part}." in f".{k}"}
         if not own:
             raise ValueError(f"init_from_part is {part!r}, but {type(module).__name__} has none.")
-    wrong = [
-        f"{name}: {'absent' if name not in weights else tuple(weights[name].shape)} "
-        f"instead of {tuple(value.shape)}"
-        for name, value in own.items()
-        if name not in weights or weights[name].shape != value.shape
-    ]
-    if wrong:
+    taken = {name: weights[name] for name in own if name in weights}
+    if wrong := misfits(own, taken):
         written_by = content.get("hyper_parameters", {}).get("_class_path")
         of_class = f" (of {written_by})" if written_by else ""
         raise ValueError(
-            f"the weights of {path}{of_class} do not fit {type(module).__name__}: "
-            f"{'; '.join(wrong[:3])}"
-            f"{' …' if len(wrong) > 3 else ''}. Use the model options of that checkpoint, or take "
-            "one part with model.init_from_part: encoder."
+            f"the weights of {path}{of_class} do not fit {type(module).__name__}: {wrong}. Use the "
+            "model options of that checkpoint, or take one part with model.init_from_part: encoder."
         )
-    module.load_state_dict({**module.state_dict(), **{name: weights[name] for name in own}})
+    module.load_state_dict({**module.state_dict(), **taken})
+
+
+def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
+    """Return the first names whose shapes differ between a module's weights and a checkpoint's,
+    with both shapes; "" without any."""
+    here, there = ({n: list(t.shape) for n, t in weights.items()} for weights in (own, others))
+    wrong = [
+        f"{name} {there.get(name, 'missing')} there, {here.get(name, 'missing')} here"
+        for name in sorted(here.keys() | there.keys())
+        if here.get(name) != there.get(name)
+    ]
+    return "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 
 def is_sharded(path: str | Path) -> bool:

@@ -38,7 +38,6 @@ from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, clip_to_norm
 from lit_models.training.strategies import leave_group, register_fsdp
 
-__all__ = ["ExactModule", "LossSum", "share_of_step"]
 register_fsdp()
 
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from lit_models.training import LastCheckpoint, Ledger
-from lit_models.training.exact import ExactModule, LossSum
+from lit_models.training.exact import ExactModule
+from lit_models.training.metrics import LossSum
 from lit_models.training.optim import configured, parameter_groups
 from tests.benchmarks.figures import Aim, Figures
 from tests.toy import toy_trainer

@@ -26,8 +26,8 @@ from lit_models.occupation_coder.encoders import CanineEncoder, CharacterEncoder
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from lit_models.occupation_coder.network import BlockDecoder
-from lit_models.training.exact import ExactModule, LossSum
-from lit_models.training.metrics import SumCount
+from lit_models.training.exact import ExactModule
+from lit_models.training.metrics import LossSum, SumCount
 from lit_models.training.optim import MuonAdamW, configured, parameter_groups
 from tests.causal_lm.folders import saved, saved_canine
 from tests.distributed.lens_family import LENS_LOSSES, consistency_lens

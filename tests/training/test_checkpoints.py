@@ -155,7 +155,7 @@ def test_weights_that_do_not_fit_are_named(run, tmp_path):
     wrong = tmp_path / "wrong.ckpt"
     states = {**other.state_dict(), "model.0.weight": torch.zeros(9, 1)}
     torch.save({"state_dict": states}, wrong)
-    with pytest.raises(ValueError, match=r"model\.0\.weight: \(9, 1\) instead of \(4, 1\)"):
+    with pytest.raises(ValueError, match=r"model\.0\.weight \[9, 1\] there, \[4, 1\] here"):
         load_part(other, str(wrong))
     with pytest.raises(ValueError, match="init_from_part is 'encoder', but LitToy has none"):
         load_part(other, str(run / "checkpoints" / "best.ckpt"), "encoder")

@@ -6,7 +6,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.plugins import HalfPrecision
 
 from lit_models.training import Ledger, default_callbacks
-from lit_models.training.exact import LossSum, share_of_step
+from lit_models.training.exact import share_of_step
+from lit_models.training.metrics import LossSum
 from tests.toy import LitToy, ToyData, ToySequences, ledger_lines, toy_trainer
 
 
