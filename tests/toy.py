@@ -1,20 +1,22 @@
 """The smallest module and datamodule on the shared code: ragged sequences, two loss terms."""
 
 import hashlib
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
 from datamodules.core.plan import PlanOptions, rng_for
 from datamodules.core.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
-from lit_models.training import default_callbacks
+from lit_models.training import LastCheckpoint, default_callbacks
 from lit_models.training.exact import ExactModule
 from lit_models.training.lineage import read_ledger, surviving
 from lit_models.training.metrics import LossSum, SampleResult, SumCount
@@ -168,6 +170,41 @@ def toy_trainer(folder: Path, **options: Any) -> Trainer:
         "default_root_dir": str(folder),
     }
     return Trainer(**{**defaults, **options})
+
+
+class PowerCut(RuntimeError):
+    """The end of a run by `CutAt`."""
+
+
+class CutAt(Callback):
+    """Ends a run after an optimizer step, before anything else is saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            raise PowerCut
+
+
+def fit(
+    folder: Path,
+    module: LitToy | None = None,
+    data: ToyData | None = None,
+    every: int = 4,
+    cut_at: int | None = None,
+    resume: bool = False,
+    **options: Any,
+) -> LitToy:
+    """Train with a checkpoint every so many steps, to a step at which it is cut if need be, from
+    the last checkpoint if it is resumed; return the module."""
+    module = module or LitToy()
+    callbacks = [LastCheckpoint(every_n_steps=every), *([CutAt(cut_at)] if cut_at else [])]
+    trainer = toy_trainer(folder, callbacks=callbacks, enable_checkpointing=False, **options)
+    last = folder / "checkpoints" / "last.ckpt" if resume else None
+    with nullcontext() if cut_at is None else pytest.raises(PowerCut):
+        trainer.fit(module, data or ToyData(), ckpt_path=last, weights_only=True)
+    return module
 
 
 def ledger_lines(folder: Path) -> list[dict[str, Any]]:

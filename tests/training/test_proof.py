@@ -12,26 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lit_models.commands.verify import verify
-from lit_models.training import LastCheckpoint, Ledger
+from lit_models.training import Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, chained, verify_run
 from lit_models.training.run import Topology
-from tests.toy import LitToy, ToyData, toy_trainer
+from tests.toy import LitToy, ToyData, fit, toy_trainer
 
 STEPS = 14  # 2 epochs of 7
 
 
-def fit(folder: Path, module: LitToy | None = None, resume: bool = False, **options) -> Path:
-    callbacks = [Ledger(), LastCheckpoint(every_n_steps=4)]
-    trainer = toy_trainer(folder, callbacks=callbacks, enable_checkpointing=False, **options)
-    checkpoint = folder / "checkpoints" / "last.ckpt" if resume else None
-    trainer.fit(module or LitToy(), ToyData(), ckpt_path=checkpoint)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fit(tmp_path_factory.mktemp("whole"))
+    folder = tmp_path_factory.mktemp("whole")
+    fit(folder)
+    return folder
 
 
 @pytest.fixture

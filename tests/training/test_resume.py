@@ -1,12 +1,10 @@
 """Resume: after a kill, with another accumulation, the run is the uninterrupted one."""
 
 import shutil
-from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 from lit_models.commands.verify import verify
@@ -15,39 +13,14 @@ from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, verify_run
 from lit_models.training.optim import WarmupDecay
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
+from tests.toy import fit as fit_toy
 
-QUIET = {"enable_checkpointing": False}
 MICRO = {1: None, 2: 4, 4: 2}  # accumulation -> micro-batch size at a global batch of 8
 
 
-class PowerCut(RuntimeError):
-    pass
-
-
-class CutAt(Callback):
-    """Ends the run in the middle, after an optimizer step and before anything else is saved."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step:
-            raise PowerCut
-
-
-def fit(folder, accumulation=1, cut_at=None, every=1, resume=False, data=None, **options):
-    callbacks = [Ledger(), LastCheckpoint(every_n_steps=every)]
-    callbacks += [CutAt(cut_at)] if cut_at else []
-    options = {**QUIET, **options}
-    trainer = toy_trainer(folder, max_epochs=3, callbacks=callbacks, **options)
-    module = LitToy()
-    checkpoint = folder / "checkpoints" / "last.ckpt" if resume else None
-    data = data or ToyData(micro_batch_size=MICRO[accumulation])
-    try:
-        trainer.fit(module, data, ckpt_path=checkpoint)
-    except PowerCut:
-        assert cut_at
-    return module
+def fit(folder, accumulation=1, **options):
+    data = ToyData(micro_batch_size=MICRO[accumulation])
+    return fit_toy(folder, **{"data": data, "max_epochs": 3, **options})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +33,7 @@ def whole(tmp_path_factory):
     ("cut_at", "every"), [(5, 3), (7, 7), (8, 7), (10, 5), (15, 14)], ids=lambda v: str(v)
 )
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, after, cut_at, every):
-    fit(tmp_path, before, cut_at, every)
+    fit(tmp_path, before, cut_at=cut_at, every=every)
     module = fit(tmp_path, after, every=every, resume=True)
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
@@ -102,26 +75,20 @@ SCHEDULES = {
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 @pytest.mark.parametrize("factor", [1, 10])
 def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, schedule, factor):
-    def rates(folder, lr, weight_decay, **resume):
-        adamw = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
-        module = LitToy(adamw)
+    def rates(folder, factor=1, **options):
+        module = LitToy(partial(torch.optim.AdamW, lr=0.01 * factor, weight_decay=0.1 * factor))
         module.lr_scheduler = schedule
-        saver = LastCheckpoint(every_n_steps=5)
-        trainer = toy_trainer(
-            folder, max_epochs=3, callbacks=[Ledger(), saver, *resume.pop("cut", [])], **QUIET
-        )
-        with suppress(PowerCut):
-            trainer.fit(module, ToyData(), **resume)
+        fit(folder, module=module, every=5, **options)
         return {row["step"]: row["learning_rate"] for row in ledger_lines(folder)}
 
-    whole = rates(tmp_path / "whole", 0.01, 0.1)
-    rates(tmp_path / "cut", 0.01, 0.1, cut=[CutAt(6)])
-    last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
-    resumed = rates(tmp_path / "cut", 0.01 * factor, 0.1 * factor, ckpt_path=last)
+    whole = rates(tmp_path / "whole")
+    rates(tmp_path / "cut", cut_at=6)
+    resumed = rates(tmp_path / "cut", factor, resume=True)
     assert {s: r for s, r in resumed.items() if s > 5} == pytest.approx(
         {s: r * factor for s, r in whole.items() if s > 5}
     )
-    groups = read_checkpoint(last)["optimizer_states"][0]["param_groups"]
+    last = read_checkpoint(tmp_path / "cut" / "checkpoints" / "last.ckpt")
+    groups = last["optimizer_states"][0]["param_groups"]
     assert [group["weight_decay"] for group in groups] == pytest.approx([0.1 * factor, 0])
 
 
@@ -130,9 +97,8 @@ def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, s
 def test_the_order_of_the_callbacks_does_not_matter(tmp_path, micro, own):
     saver = LastCheckpoint(every_n_steps=5, every_epoch=False)
     callbacks = [saver, *(kind() for kind in own)]
-    toy_trainer(tmp_path, max_epochs=1, callbacks=callbacks, **QUIET).fit(
-        LitToy(), ToyData(micro_batch_size=micro)
-    )
+    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=callbacks, enable_checkpointing=False)
+    trainer.fit(LitToy(), ToyData(micro_batch_size=micro))
     content = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert content["global_step"] == 5
     assert content["ledger"]["hash"] == ledger_lines(tmp_path)[4]["hash"]
@@ -201,25 +167,14 @@ def test_moments_find_their_parameter_by_name(tmp_path):
     fit(tmp_path, cut_at=10, every=5)
     shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("copy"))
     same = fit(tmp_path, resume=True).state_dict()
-    module = Reordered()
-    trainer = toy_trainer(tmp_path / "copy", max_epochs=3, callbacks=[Ledger()], **QUIET)
-    trainer.fit(module, ToyData(), ckpt_path=tmp_path / "copy" / "checkpoints" / "last.ckpt")
+    module = fit(tmp_path / "copy", module=Reordered(), resume=True)
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, same[name], rtol=1e-10, atol=1e-10)
 
 
 def test_a_checkpoint_of_an_epochs_last_batch_is_followed_by_the_next_epoch(tmp_path):
     """The run is cut after the last batch of an epoch, and again in the epoch after it."""
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    for cut in (CutAt(7), CutAt(10), None):
-        saving = LastCheckpoint(every_n_steps=1, every_epoch=False)
-        callbacks = [Ledger(), saving, *([cut] if cut else [])]
-        trainer = toy_trainer(tmp_path, max_epochs=3, callbacks=callbacks)
-        resumed = {"ckpt_path": last if last.exists() else None, "weights_only": True}
-        if cut is None:
-            trainer.fit(LitToy(), ToyData(), **resumed)
-        else:
-            with pytest.raises(PowerCut):
-                trainer.fit(LitToy(), ToyData(), **resumed)
+    for cut_at in (7, 10, None):
+        fit(tmp_path, cut_at=cut_at, every=1, resume=cut_at != 7)
     assert [line["epoch"] for line in ledger_lines(tmp_path)] == [0] * 7 + [1] * 7 + [2] * 7
     assert verify_run(tmp_path).faults == []
