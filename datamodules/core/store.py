@@ -7,8 +7,9 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ def digest_of(value: Any) -> str:
     """Return the hex digest of plain JSON values; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def cache_folder(kind: str, facts: Any) -> Path:
+    """Return the place in the cache of what is made of these plain JSON values, for `made_once`."""
+    return cache_root() / kind / digest_of(facts)
 
 
 def file_digest(path: Path) -> str:
@@ -255,32 +261,41 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def mapped(path: Path, dtype: np.dtype | type) -> np.ndarray:
-    """Return a file of plain numbers, memory-mapped."""
-    if not path.stat().st_size:  # nothing to map
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r").view(np.ndarray)  # slices of a memmap take 4 times as long
-
-
 def mapped_array(path: Path) -> np.ndarray:
     """Return an array of a npy file, memory-mapped."""
+    # Slices of a memmap take 4 times as long.
     return np.load(path, mmap_mode="r").view(np.ndarray)
+
+
+def write_arrays(
+    folder: Path, arrays: Mapping[str, np.ndarray | Sequence[Any]], **facts: Any
+) -> None:
+    """Fill a folder with arrays and plain facts, as `ArrayFolder` reads them."""
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", np.asarray(values))
+    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
 class ArrayFolder:
     """Arrays of a folder, memory-mapped, and its facts; pickled as the name of the folder.
 
     Attributes:
-        facts: of facts.json.
-        fingerprint: hex digest of the content, one of the facts.
         arrays: those of the npy files, by their names.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
-        self.fingerprint: str = self.facts["fingerprint"]
         self.arrays = {path.stem: mapped_array(path) for path in folder.glob("*.npy")}
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Plain values that were written beside the arrays."""
+        return json.loads((self.folder / "facts.json").read_text("utf-8"))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of the content, one of the facts."""
+        return self.facts["fingerprint"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder,)

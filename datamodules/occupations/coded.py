@@ -5,7 +5,6 @@ row. After prediction the tables are read again.
 Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of one record.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,10 +17,10 @@ import pyarrow as pa
 from datamodules.core.store import (
     ArrayFile,
     ArrayFolder,
-    cache_root,
-    digest_of,
+    cache_folder,
     file_digest,
     made_once,
+    write_arrays,
 )
 from datamodules.files.rows import BadRows, OnBadRows
 from datamodules.files.tables import (
@@ -120,18 +119,18 @@ def open_index(
         arrays = text_arrays(texts, recipe["max_length"])
         arrays["language_ids"] = np.array(languages, np.int16)
         content = sha256()
-        for name, values in arrays.items():
-            np.save(folder / f"{name}.npy", values)
+        for values in arrays.values():
             content.update(values.tobytes())
-        facts = {
-            "files": [str(path.resolve()) for path in files],
-            "fingerprint": content.hexdigest(),
-            "notes": reader.notes(),
-            "table": asdict(table),
-        }
-        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        write_arrays(
+            folder,
+            arrays,
+            files=[str(path.resolve()) for path in files],
+            fingerprint=content.hexdigest(),
+            notes=reader.notes(),
+            table=asdict(table),
+        )
 
-    return PredictIndex(made_once(cache_root() / "predict" / digest_of(key), make))
+    return PredictIndex(made_once(cache_folder("predict", key), make))
 
 
 def output_columns(num_codes: int, k_best: int = 1) -> list[str]:

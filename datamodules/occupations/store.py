@@ -5,7 +5,6 @@ Shapes: T distinct texts, P their characters, N rows, K all codes of all rows.
 
 import difflib
 import hashlib
-import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,10 +17,11 @@ import numpy as np
 
 from datamodules.core.store import (
     ArrayFolder,
-    cache_root,
+    cache_folder,
     digest_of,
     file_digest,
     made_once,
+    write_arrays,
 )
 from datamodules.files.rows import BadRows, RowFault
 from datamodules.files.splitting import (
@@ -427,7 +427,7 @@ class StoreRequest:
             "table": asdict(self.table),
             "recipe": None if self.recipe is None else encoding_digest(self.recipe),
         }
-        return cache_root() / "occupations" / digest_of(parts)
+        return cache_folder("occupations", parts)
 
 
 def encoding_digest(recipe: dict[str, Any]) -> str:
@@ -573,7 +573,6 @@ def _write(request: StoreRequest, folder: Path) -> None:
     }
     content = hashlib.sha256()
     for name, values in arrays.items():
-        np.save(folder / f"{name}.npy", values)
         content.update(f"{name} {values.dtype.str} {len(values)};".encode())
         content.update(np.ascontiguousarray(values).data)
     made = recipe or {
@@ -584,8 +583,7 @@ def _write(request: StoreRequest, folder: Path) -> None:
         "default_language": columns.default_language,
         "code_book": book.to_dict(),
     }
-    facts = {"recipe": made, "fingerprint": content.hexdigest()[:32]}
-    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    write_arrays(folder, arrays, recipe=made, fingerprint=content.hexdigest()[:32])
 
 
 def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:

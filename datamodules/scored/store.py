@@ -4,7 +4,6 @@ Shapes: N rows, D distinct texts, W numbers per row.
 """
 
 import hashlib
-import json
 import logging
 import math
 from array import array
@@ -16,7 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from datamodules.core.store import ArrayFolder, cache_root, digest_of, file_digest, made_once
+from datamodules.core.store import (
+    ArrayFolder,
+    cache_folder,
+    file_digest,
+    made_once,
+    write_arrays,
+)
 from datamodules.files.rows import (
     HALF_RULE,
     JSON_SUFFIXES,
@@ -307,7 +312,7 @@ class ScoredRequest:
             "on_bad_rows": self.on_bad_rows,
             "table": asdict(self.table),
         }
-        return cache_root() / "scored_texts" / digest_of(facts)
+        return cache_folder("scored_texts", facts)
 
 
 class ScoredStore(ArrayFolder):
@@ -445,12 +450,10 @@ def _write(request: ScoredRequest, folder: Path) -> None:
         start += head.width
         values[:, columns], classes = head.finish(values[:, columns])
         facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
-    arrays = (text_of, part_of, values, keys, offsets)
-    for name, column in zip(ARRAYS, arrays, strict=True):
-        np.save(folder / f"{name}.npy", np.asarray(column))
     content.update(values.tobytes() + part_of.tobytes() + keys.tobytes())
-    described = {"fingerprint": content.hexdigest()[:32], "heads": facts, "files": files}
-    (folder / "facts.json").write_text(json.dumps(described), "utf-8")
+    arrays = dict(zip(ARRAYS, (text_of, part_of, values, keys, offsets), strict=True))
+    fingerprint = content.hexdigest()[:32]
+    write_arrays(folder, arrays, fingerprint=fingerprint, heads=facts, files=files)
 
 
 def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:

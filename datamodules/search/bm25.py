@@ -4,7 +4,6 @@ Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and 
 sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never negative.
 """
 
-import json
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, made_once, mapped
+from datamodules.core.store import ArrayFolder, cache_folder, made_once, write_arrays
 from datamodules.search.collection import Collection
 from datamodules.text.encoding import terms_by
 
 BM25_VERSION = 1
-ARRAYS = {"starts": np.int64, "documents": np.int32, "impacts": np.float32}
 
 
 @dataclass(frozen=True)
@@ -63,20 +61,15 @@ class Hits(NamedTuple):
     scores: np.ndarray
 
 
-class Bm25:
-    """A memory-mapped inverted index, as `open_bm25` makes it."""
+class Bm25(ArrayFolder):
+    """An inverted index, as `open_bm25` makes it."""
 
-    def __init__(self, folder: Path, options: Bm25Options) -> None:
-        self.folder, self.options = folder, options
-        facts = json.loads((folder / "facts.json").read_text("utf-8"))
-        self.num_documents: int = facts["num_documents"]
-        self._words = options.words()
-        self._starts, self._documents, self._impacts = (
-            mapped(folder / f"{name}.bin", dtype) for name, dtype in ARRAYS.items()
-        )
-
-    def __reduce__(self) -> tuple[type["Bm25"], tuple[Path, Bm25Options]]:
-        return Bm25, (self.folder, self.options)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.num_documents: int = self.facts["num_documents"]
+        self._words = Bm25Options(**self.facts["options"]).words()
+        names = ("starts", "documents", "impacts")
+        self._starts, self._documents, self._impacts = (self.arrays[name] for name in names)
 
     @cached_property
     def _terms(self) -> dict[str, int]:
@@ -131,11 +124,9 @@ class Bm25:
 
 def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
     """Return the index of a collection's titles and texts, made in the cache at first use."""
-    key = digest_of([BM25_VERSION, collection.fingerprint, asdict(options)])
-    folder = made_once(
-        cache_root() / "bm25" / key, lambda folder: _write(folder, collection, options)
-    )
-    return Bm25(folder, options)
+    facts = [BM25_VERSION, collection.fingerprint, asdict(options)]
+    folder = cache_folder("bm25_index", facts)
+    return Bm25(made_once(folder, lambda target: _write(target, collection, options)))
 
 
 def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
@@ -160,8 +151,7 @@ def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     weight = np.log1p((len(lengths) - frequency[term] + 0.5) / (frequency[term] + 0.5))
     norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
     impacts = weight * count / (count + norm)
-    np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64).tofile(folder / "starts.bin")
-    document.tofile(folder / "documents.bin")
-    impacts.astype(np.float32).tofile(folder / "impacts.bin")
+    starts = np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64)
+    arrays = {"starts": starts, "documents": document, "impacts": impacts.astype(np.float32)}
     (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
-    (folder / "facts.json").write_text(json.dumps({"num_documents": len(lengths)}), "utf-8")
+    write_arrays(folder, arrays, num_documents=len(lengths), options=asdict(options))

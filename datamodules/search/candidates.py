@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
+from datamodules.core.store import (
+    ArrayFolder,
+    cache_folder,
+    file_digest,
+    made_once,
+    write_arrays,
+)
 from datamodules.files.tables import expand_files
 from datamodules.search.bm25 import BM25_VERSION, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
@@ -169,22 +175,22 @@ class HardNegatives:
         _check_run("negatives", self.source, self.run)
 
 
-class Lists:
-    """The best documents of each query, best first; pickled is their place alone.
+class Lists(ArrayFolder):
+    """The best documents of each query, best first.
 
     Attributes:
         documents: [Q, L] int64, -1 behind the last.
         scores: [Q, L] float32, 0 there.
-        fingerprint: hex digest of all that they depend on.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.fingerprint = folder, folder.name
-        self.documents = mapped_array(folder / "documents.npy")
-        self.scores = mapped_array(folder / "scores.npy")
+        super().__init__(folder)
+        self.documents, self.scores = self.arrays["documents"], self.arrays["scores"]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Lists, (self.folder,)
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of all that they depend on."""
+        return self.folder.name
 
     def of(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the documents and scores of one query, without what is behind the last."""
@@ -275,8 +281,6 @@ def run_lists(
 
 def _made(facts: list[Any], make: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Lists:
     def write(folder: Path) -> None:
-        for name, values in zip(("documents", "scores"), make(), strict=True):
-            np.save(folder / f"{name}.npy", values)
+        write_arrays(folder, dict(zip(("documents", "scores"), make(), strict=True)))
 
-    folder = cache_root() / "candidates" / digest_of([LISTS_VERSION, *facts])
-    return Lists(made_once(folder, write))
+    return Lists(made_once(cache_folder("candidates", [LISTS_VERSION, *facts]), write))

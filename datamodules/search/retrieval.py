@@ -17,7 +17,14 @@ import torch
 
 from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root, digest_of, made_once, mapped_array, naming, replacing
+from datamodules.core.store import (
+    cache_folder,
+    digest_of,
+    made_once,
+    naming,
+    replacing,
+    write_arrays,
+)
 from datamodules.files.splitting import PART_NAMES
 from datamodules.search.bm25 import Bm25Options, Hits, open_bm25
 from datamodules.search.candidates import HardNegatives, Lists, candidate_lists
@@ -44,7 +51,7 @@ from datamodules.text.encoding import TextEncoding, TokenRows, sentences_of, wri
 KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
-OWN_VERSION = 1  # of the rows of a document's own texts
+OWN_VERSION = 2  # of the rows of a document's own texts
 RUN_FILE = "run.trec"
 
 
@@ -120,25 +127,20 @@ def document_sentences(text: str) -> tuple[list[str], list[int]]:
     return sentences, long or list(range(len(sentences)))
 
 
-class OwnTexts:
+class OwnTexts(TokenRows):
     """Titles and sentences of documents, and the documents without them, as mapped tokens.
 
     The rows of a document of S sentences: its title, its text without it, its sentences, title and
     second sentence, title and first sentence, and the S - 1 others as they stand behind another.
 
     Attributes:
-        rows: tokens of all documents.
-        starts: [documents + 1] int64, the first row of each document.
+        first_rows: [documents + 1] int64, the first row of each document.
         can_ask: [rows] bool, whether a row can stand for a query.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.rows = folder, TokenRows(folder)
-        self.starts = mapped_array(folder / "starts_of_documents.npy")
-        self.can_ask = mapped_array(folder / "can_ask.npy")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OwnTexts, (self.folder,)
+        super().__init__(folder)
+        self.first_rows, self.can_ask = self.arrays["first_rows"], self.arrays["can_ask"]
 
     def drawn(
         self, number: int, kind: str, removal: float, rng: np.random.Generator
@@ -151,18 +153,18 @@ class OwnTexts:
             kind: `titles`, which a document without one passes over, or `sentences`.
             removal: probability that a sentence is taken out; a single one stays.
         """
-        first, end = self.starts[number : number + 2].tolist()
+        first, end = self.first_rows[number : number + 2].tolist()
         if kind == "titles" and self.can_ask[first]:
-            return self.rows[first], self.rows[first + 1], None
+            return self[first], self[first + 1], None
         num_sentences = (end - first - 2) // 2
         places = self.can_ask[first + 2 : first + 2 + num_sentences].nonzero()[0]
         place = int(places[rng.integers(len(places)) if len(places) > 1 else 0])
-        query = self.rows[first + 2 + place]
+        query = self[first + 2 + place]
         if rng.random() >= removal or num_sentences == 1:
             return query, None, place
-        tokens, starts, part = self.rows.tokens, self.rows.starts, end - num_sentences
-        before = tokens[starts[part - (place == 0)] : starts[part + place]]
-        behind = tokens[starts[part + max(place, 1) + 1] : starts[end]]
+        starts, part = self.starts, end - num_sentences
+        before = self.tokens[starts[part - (place == 0)] : starts[part + place]]
+        behind = self.tokens[starts[part + max(place, 1) + 1] : starts[end]]
         return query, np.concatenate([before, behind]), place
 
 
@@ -170,7 +172,7 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
     """Return the texts that documents have of their own, tokenised once into the cache."""
 
     def make(folder: Path) -> None:
-        starts, can_ask = array("q", [0]), array("b")
+        first_rows, can_ask = array("q", [0]), array("b")
 
         def rows() -> Iterator[np.ndarray]:
             for document in collection.documents:
@@ -181,17 +183,16 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
                 own = encoding.ids_of([title, body, *sentences, *heads])
                 own += encoding.ids_behind(sentences[1:])
                 yield from own
-                starts.append(starts[-1] + len(own))
+                first_rows.append(first_rows[-1] + len(own))
                 asks = {0} if title else set()
                 asks |= {2 + place for place in places}
                 can_ask.extend(row in asks for row in range(len(own)))
 
         write_token_rows(folder, encoding, rows())
-        np.save(folder / "starts_of_documents.npy", np.asarray(starts))
-        np.save(folder / "can_ask.npy", np.asarray(can_ask, bool))
+        write_arrays(folder, {"first_rows": first_rows, "can_ask": np.array(can_ask, bool)})
 
-    key = digest_of([OWN_VERSION, collection.fingerprint, encoding.digest])
-    return OwnTexts(made_once(cache_root() / "own_texts" / key, make))
+    facts = [OWN_VERSION, collection.fingerprint, encoding.digest]
+    return OwnTexts(made_once(cache_folder("own_texts", facts), make))
 
 
 def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:

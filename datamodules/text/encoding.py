@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from datamodules.core.planned import PlannedDataModule, Stage
-from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once, mapped_array
+from datamodules.core.store import ArrayFile, ArrayFolder, cache_folder, digest_of, made_once
 from datamodules.text.store import token_dtype
 from datamodules.tokenizers.text import (
     TextTokenizer,
@@ -272,16 +272,12 @@ class TextEncoding:
         return digest_of([self.tokenizer.digest, asdict(self.limits)])
 
 
-class TokenRows:
-    """The tokens of N texts in a folder, memory-mapped; only the folder is pickled."""
+class TokenRows(ArrayFolder):
+    """The tokens of N texts; `starts` [N + 1] are where those of each begin in `tokens`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.tokens = mapped_array(folder / "tokens.npy")
-        self.starts = mapped_array(folder / "starts.npy")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenRows, (self.folder,)
+        super().__init__(folder)
+        self.tokens, self.starts = self.arrays["tokens"], self.arrays["starts"]
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -317,14 +313,13 @@ def kept_tokens(
         texts: yields them, where they are not kept yet.
         most: tokens of one text that are kept, its first; `None` keeps all.
     """
-    key = digest_of([ROWS_VERSION, *facts, encoding.digest, most])
 
     def rows() -> Iterator[np.ndarray]:
         left = iter(texts())
         while some := list(islice(left, TEXTS_AT_ONCE)):
             yield from (ids[:most] for ids in encoding.ids_of(some))
 
-    folder = cache_root() / "token_rows" / key
+    folder = cache_folder("token_rows", [ROWS_VERSION, *facts, encoding.digest, most])
     return TokenRows(made_once(folder, lambda new: write_token_rows(new, encoding, rows())))
 
 
@@ -419,7 +414,7 @@ class EncodedTextDataModule(PlannedDataModule):
                 values = make_tokenizer(options, texts).to_dict()
                 (folder / "tokenizer.json").write_text(json.dumps(values), "utf-8")
 
-            key = digest_of([options.facts(), self.texts_digest(), kept])
-            folder = made_once(cache_root() / "tokenizers" / key, make)
+            facts = [options.facts(), self.texts_digest(), kept]
+            folder = made_once(cache_folder("tokenizers", facts), make)
             tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         return {"tokenizer": tokenizer, "text": text, **self.recipe_facts()}

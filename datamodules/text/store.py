@@ -22,8 +22,7 @@ import numpy as np
 
 from datamodules.core.store import (
     ArrayFile,
-    cache_root,
-    digest_of,
+    cache_folder,
     file_digest,
     made_once,
     mapped_array,
@@ -126,7 +125,7 @@ class CorpusRequest:
 
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
-        return cache_root() / self.kind / digest_of(self.facts())
+        return cache_folder(self.kind, self.facts())
 
     def facts(self) -> dict[str, Any]:
         """Return plain values on which the store depends."""
