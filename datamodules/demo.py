@@ -14,16 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
-from datamodules.core.store import content_digest, digest_of, made_once
+from datamodules.core.store import cache_root, content_digest, digest_of, made_once
 from datamodules.files.splitting import (
     PART_NAMES,
-    TEST,
-    TRAIN,
-    VALIDATION,
+    Split,
     SplitOptions,
-    keyed_hashes,
     split_by_stem,
 )
 from datamodules.occupations import grammar
@@ -260,11 +255,11 @@ SHORTEST_PAGE, LONGEST_TITLE = 40, 100
 # Of the collection: its documents and queries, and how they are divided.
 FEWEST_WORDS, LONGEST_SOURCE, FEWEST_QUERY_WORDS = 8, 300, 3
 GRADE_ITSELF, GRADE_RELATED = 2, 1
-TEST_LOTS, HELD_LOTS = 0.15, 0.3
+QUERY_SPLIT = Split(validation_share=0.15, test_share=0.15, seed=0)
 NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
-def _made(cache_dir: Path, name: str, files: Iterator[tuple[str, str]], of_python: bool) -> Path:
+def _made(name: str, files: Iterator[tuple[str, str]], of_python: bool = False) -> Path:
     """Return the folder of these files; those made of Python's sources are other ones with another
     version of it."""
     facts = [platform.python_version(), TEXT_VERSION, sources_digest()] if of_python else []
@@ -275,7 +270,7 @@ def _made(cache_dir: Path, name: str, files: Iterator[tuple[str, str]], of_pytho
             (folder / path).write_text(content, "utf-8", newline="")
 
     digest = digest_of([DEMO_VERSION, *facts])[:8]
-    return made_once(Path(cache_dir) / "demo" / f"{name}-{digest}", write)
+    return made_once(cache_root() / "demo" / f"{name}-{digest}", write)
 
 
 def _jsonl(rows: Iterable[dict[str, Any]]) -> str:
@@ -288,7 +283,7 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def demo_occupations(cache_dir: Path) -> Path:
+def demo_occupations() -> Path:
     """A csv of 20,000 rows: text, language, code_1, code_2 (mostly empty), split.
 
     The split is by string: no variant of a test string stands in the training part.
@@ -305,17 +300,17 @@ def demo_occupations(cache_dir: Path) -> Path:
         columns = ("text", "language", "code_1", "code_2", "split")
         yield "occupations.csv", _csv([columns, *rows])
 
-    return _made(cache_dir, "occupations", files(), of_python=False) / "occupations.csv"
+    return _made("occupations", files()) / "occupations.csv"
 
 
-def demo_code_book(cache_dir: Path) -> Path:
+def demo_code_book() -> Path:
     """A csv (code, description) of every code that the grammar of the demo knows."""
     rows = [("code", "description"), *grammar.code_book().items()]
     files = iter([("codes.csv", _csv(rows))])
-    return _made(cache_dir, "codes", files, of_python=False) / "codes.csv"
+    return _made("codes", files) / "codes.csv"
 
 
-def demo_stories(cache_dir: Path) -> Path:
+def demo_stories() -> Path:
     """A folder of jsonl files of {"text", "attributes"}: train, validation, test, combinations.
 
     The stories of combinations.jsonl hold pairs of attributes that no other file has, such as a
@@ -328,16 +323,16 @@ def demo_stories(cache_dir: Path) -> Path:
             rows[part].append(story)
         yield from ((f"{part}.jsonl", _jsonl(own)) for part, own in rows.items())
 
-    return _made(cache_dir, "stories", files(), of_python=False)
+    return _made("stories", files())
 
 
-def _of_python(cache_dir: Path, name: str, rows: Iterator[dict[str, Any]]) -> Path:
+def _of_python(name: str, rows: Iterator[dict[str, Any]]) -> Path:
     """Return the jsonl of this name for this Python; another version of it has other words."""
     files = ((f"{name}.jsonl", _jsonl(rows)) for _ in range(1))
-    return _made(cache_dir, name, files, of_python=True) / f"{name}.jsonl"
+    return _made(name, files, of_python=True) / f"{name}.jsonl"
 
 
-def demo_text(cache_dir: Path) -> Path:
+def demo_text() -> Path:
     """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII."""
 
     def rows() -> Iterator[dict[str, str]]:
@@ -354,10 +349,10 @@ def demo_text(cache_dir: Path) -> Path:
                 heading = f"{thing.module}: {thing.signature}" if thing.name else thing.module
                 yield {"text": f"{heading}\n\n{thing.docstring}\n", "source": thing.source}
 
-    return _of_python(cache_dir, "text", rows())
+    return _of_python("text", rows())
 
 
-def demo_instructions(cache_dir: Path) -> Path:
+def demo_instructions() -> Path:
     """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
     questions = {
         "module": "What is the module {0.module} for?",
@@ -374,10 +369,10 @@ def demo_instructions(cache_dir: Path) -> Path:
                 known |= {question, thing.summary}
                 yield {"prompt": question, "completion": thing.summary}
 
-    return _of_python(cache_dir, "instructions", rows())
+    return _of_python("instructions", rows())
 
 
-def demo_pages(cache_dir: Path) -> Path:
+def demo_pages() -> Path:
     """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
     as the title, and the words of the signature as the query."""
     marked = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)  # examples, lists and tables
@@ -396,10 +391,10 @@ def demo_pages(cache_dir: Path) -> Path:
                 title = thing.summary.rstrip(".")
                 yield {"text": text, "title": title, "query": query or thing.module, "url": url}
 
-    return _of_python(cache_dir, "pages", rows())
+    return _of_python("pages", rows())
 
 
-def demo_scored_texts(cache_dir: Path) -> Path:
+def demo_scored_texts() -> Path:
     """A jsonl of docstrings with facts that do not stand in them: id, text, module, kind,
     num_parameters and has_default, the last two of functions alone."""
 
@@ -410,7 +405,7 @@ def demo_scored_texts(cache_dir: Path) -> Path:
             labels = {"num_parameters": counts[0], "has_default": counts[1]}
             yield {**facts, "kind": thing.kind, **labels}
 
-    return _of_python(cache_dir, "scored", rows())
+    return _of_python("scored", rows())
 
 
 def parameters(signature: str) -> tuple[int, bool]:
@@ -425,7 +420,7 @@ def parameters(signature: str) -> tuple[int, bool]:
     return len(own) + len(several), has_default
 
 
-def demo_collection(cache_dir: Path) -> Path:
+def demo_collection() -> Path:
     """A folder of pages and of queries about them, in the layout of BEIR.
 
     A page is a docstring: its first paragraph is the title, the rest the text. A query is the
@@ -447,9 +442,7 @@ def demo_collection(cache_dir: Path) -> Path:
         queries, grades = _asked(pages)
         rows = [{"_id": f"how-{source}", "text": text} for text, source in queries.items()]
         yield "queries.jsonl", _jsonl(rows)
-        lots = keyed_hashes((f"how-{source}" for source in queries.values()), 0) / 2.0**64
-        part_of = np.where(lots < HELD_LOTS, VALIDATION, TRAIN)
-        part_of = np.where(lots < TEST_LOTS, TEST, part_of)
+        part_of = QUERY_SPLIT.by_lot(f"how-{source}" for source in queries.values())
         for part, name in enumerate(PART_NAMES):
             lines = ["query-id\tcorpus-id\tscore\n"]
             for source, own in zip(queries.values(), part_of.tolist(), strict=True):
@@ -457,7 +450,7 @@ def demo_collection(cache_dir: Path) -> Path:
                     lines += [f"how-{source}\t{page}\t{g}\n" for page, g in grades[source].items()]
             yield f"qrels/{name}.tsv", "".join(lines)
 
-    return _made(cache_dir, "collection", files(), of_python=True)
+    return _made("collection", files(), of_python=True)
 
 
 def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:

@@ -16,7 +16,6 @@ import numpy as np
 from datamodules.core.batches import ALL
 from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataModule
-from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import (
     TEXT_SUFFIXES,
@@ -255,7 +254,7 @@ class DocumentsDataModule(PlannedDataModule):
         if not any(self.files.values()):
             from datamodules import demo  # made only where it is asked for
 
-            folder = demo.demo_stories(cache_root())
+            folder = demo.demo_stories()
             return [folder / f"{name}.jsonl" for name in STORY_FILES[part]]
         return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -51,8 +51,52 @@ _PUNCTUATION = {
 }
 
 
-@dataclass
-class SplitOptions:
+@dataclass(frozen=True)
+class Split:
+    """How training data are divided where there are none for validation or the test.
+
+    Args:
+        validation_share: of what is drawn, such as queries, for validation, 0 to 0.9.
+        test_share: for the test; both together at most 0.9.
+        seed: another seed draws another split.
+    """
+
+    validation_share: float = 0.1
+    test_share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shares = {"validation_share": self.validation_share, "test_share": self.test_share}
+        for name, share in shares.items():
+            if not 0 <= share <= MAX_SHARE:
+                raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {share}.")
+        if (held := sum(shares.values())) > MAX_SHARE:
+            raise ValueError(
+                f"validation_share + test_share must be at most {MAX_SHARE}, got {held:g}: too "
+                "little is left for training."
+            )
+
+    def without(self, parts: Iterable[int]) -> Self:
+        """Return the split that draws nothing for these parts, which have data of their own."""
+        return replace(self, **{f"{PART_NAMES[p]}_share": 0.0 for p in parts if p != TRAIN})
+
+    def beside(self, files: Mapping[int, Sequence[Path]]) -> Self | None:
+        """Return how the training files are divided beside the files of other parts; `None` where
+        validation has files. Test files leave no share for the test."""
+        if files.get(VALIDATION):
+            return None
+        split = self.without(part for part in files if files[part])
+        return split if split.validation_share or split.test_share else None
+
+    def by_lot(self, keys: Iterable[str]) -> np.ndarray:
+        """Return the part [N] of each string, which depends on the seed and the string alone."""
+        lots = keyed_hashes(keys, self.seed) / 2.0**64
+        held = np.where(lots < self.test_share + self.validation_share, VALIDATION, TRAIN)
+        return np.where(lots < self.test_share, TEST, held)
+
+
+@dataclass(frozen=True)
+class SplitOptions(Split):
     """How rows without a split of their own are divided.
 
     Args:
@@ -62,42 +106,23 @@ class SplitOptions:
         stratified: keep the shares within each code too, as far as its strings suffice.
     """
 
-    validation_share: float = 0.1
     test_share: float = 0.1
-    seed: int = 0
     stratified: bool = True
-
-    def __post_init__(self) -> None:
-        check_shares(self.validation_share, self.test_share)
 
 
 @dataclass(frozen=True)
-class TextSplit:
+class TextSplit(Split):
     """How training files of texts are divided where there are no validation files.
 
     Args:
         validation_share: share of the documents or characters for validation, 0 to 0.9.
         test_share: share for the test, where it has no files; both together at most 0.9.
+        seed: another seed draws other documents.
         by: `documents` draws whole documents by a hash of their text, equal ones together; `tail`
             takes the last characters of every document, validation before test.
-        seed: another seed draws other documents.
     """
 
-    validation_share: float = 0.1
-    test_share: float = 0.0
     by: Literal["documents", "tail"] = "documents"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_shares(self.validation_share, self.test_share)
-
-    def beside(self, files: Mapping[int, Sequence[Path]]) -> "TextSplit | None":
-        """Return how the training files are divided beside the files of other parts; `None` where
-        validation has files. Test files leave no share for the test."""
-        if files.get(VALIDATION):
-            return None
-        split = replace(self, test_share=0.0) if files.get(TEST) else self
-        return split if split.validation_share or split.test_share else None
 
     def drawn(self, parts: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         """Return the part [N] int8 of each text: of the distinct ones of training, those with the
@@ -123,18 +148,6 @@ class TextSplit:
         held = self.validation_share + self.test_share
         ends = [0, int(size * (1 - held)), int(size * (1 - self.test_share)), size]
         return [(part, a, b) for part, (a, b) in enumerate(pairwise(ends)) if a < b]
-
-
-def check_shares(validation_share: float, test_share: float) -> None:
-    """Raise ValueError unless these shares leave something for training."""
-    for name, share in (("validation_share", validation_share), ("test_share", test_share)):
-        if not 0 <= share <= MAX_SHARE:
-            raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {share}.")
-    if validation_share + test_share > MAX_SHARE:
-        raise ValueError(
-            f"validation_share + test_share must be at most {MAX_SHARE}, got "
-            f"{validation_share + test_share:g}: too little is left for training."
-        )
 
 
 def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> np.ndarray:

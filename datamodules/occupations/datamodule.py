@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
@@ -255,9 +254,9 @@ class OccupationDataModule(PlannedDataModule):
         if not any(files.values()):
             from datamodules import demo  # made only where it is asked for
 
-            files[TRAIN] = [demo.demo_occupations(cache_root())]
+            files[TRAIN] = [demo.demo_occupations()]
             columns = Columns(language="language", split="split")
-            book = replace(book, path=book.path or str(demo.demo_code_book(cache_root())))
+            book = replace(book, path=book.path or str(demo.demo_code_book()))
         if book.descriptions_as_examples and book.path is None:
             raise ValueError(
                 "descriptions_as_examples needs a code book; name it with data.code_book.path."

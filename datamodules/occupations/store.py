@@ -8,7 +8,7 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -26,9 +26,7 @@ from datamodules.core.store import (
 from datamodules.files.rows import BadRows, RowFault
 from datamodules.files.splitting import (
     PART_NAMES,
-    TEST,
     TRAIN,
-    VALIDATION,
     SplitOptions,
     parse_part,
     split_by_stem,
@@ -589,16 +587,14 @@ def _write(request: StoreRequest, folder: Path) -> None:
 def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
     """[N] int8; training rows are divided where the parts have no rows of their own."""
     parts = np.array(rows.part, dtype=np.int8)
-    files, split, train = request.files, request.split, np.flatnonzero(parts == TRAIN)
-    if request.columns.split is None and not files.get(VALIDATION) and len(train):
-        if files.get(TEST):
-            split = replace(split, test_share=0.0)
-        if split.validation_share + split.test_share:
-            texts, codes = list(rows.text_ids), list(rows.code_ids)
-            first = np.cumsum([0, *rows.num_codes])[train]
-            parts[train] = split_by_stem(
-                [texts[rows.text[i]] for i in train], [codes[rows.code[i]] for i in first], split
-            )
+    files, train = request.files, np.flatnonzero(parts == TRAIN)
+    split = None if request.columns.split else request.split.beside(files)
+    if split is not None and len(train):
+        texts, codes = list(rows.text_ids), list(rows.code_ids)
+        first = np.cumsum([0, *rows.num_codes])[train]
+        parts[train] = split_by_stem(
+            [texts[rows.text[i]] for i in train], [codes[rows.code[i]] for i in first], split
+        )
     if files.get(TRAIN) and not (parts == TRAIN).any():
         raise ValueError(
             "no row is left for training; lower data.split.validation_share and test_share, "

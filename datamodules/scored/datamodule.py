@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected, read_rejected
@@ -329,7 +328,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         files = [(n, path) for n, name in enumerate(PART_NAMES) for path in self._paths(name)]
         columns, heads = self.columns, self.heads
         if not files:
-            files = [(TRAIN, demo_scored_texts(cache_root()))]
+            files = [(TRAIN, demo_scored_texts())]
             columns, heads = DEMO_COLUMNS, heads or DEMO_HEADS
         if recipe is not None:
             heads = trained_heads(recipe["heads"], heads)

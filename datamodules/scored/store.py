@@ -32,9 +32,7 @@ from datamodules.files.rows import (
 )
 from datamodules.files.splitting import (
     PART_NAMES,
-    TEST,
     TRAIN,
-    VALIDATION,
     SplitOptions,
     split_by_stem,
     stem_key,
@@ -464,10 +462,7 @@ def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
     """
     parts = np.where(store.text_of_row < 0, -1, store.file_part).astype(np.int8)
     rows = np.flatnonzero(parts == TRAIN)
-    if (store.file_part == VALIDATION).any():
-        split = replace(split, validation_share=0.0)
-    if (store.file_part == TEST).any():
-        split = replace(split, test_share=0.0)
+    split = split.without(np.unique(store.file_part).tolist())
     if rows.size and split.validation_share + split.test_share > 0:
         name, facts = next(iter(store.heads.items()))
         labels = store.labels[rows][:, store.columns[name]]

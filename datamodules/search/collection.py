@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once, mapped_array
+from datamodules.core.store import cache_folder, digest_of, file_digest, made_once, mapped_array
 from datamodules.demo import demo_collection
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected
 from datamodules.files.splitting import (
@@ -23,8 +23,7 @@ from datamodules.files.splitting import (
     TEST,
     TRAIN,
     VALIDATION,
-    check_shares,
-    keyed_hashes,
+    Split,
 )
 from datamodules.search.formats import (
     PAGE_SUFFIXES,
@@ -44,24 +43,6 @@ KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
 
 @dataclass(frozen=True)
-class QuerySplit:
-    """Division of training queries where a collection lacks a part, by seed and id of each.
-
-    Args:
-        validation_share: of the training queries, where nothing names validation, 0 to 0.9.
-        test_share: where nothing names a test; both together at most 0.9.
-        seed: another seed draws another split.
-    """
-
-    validation_share: float = 0.1
-    test_share: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_shares(self.validation_share, self.test_share)
-
-
-@dataclass(frozen=True)
 class CollectionRequest:
     """All that a collection depends on.
 
@@ -74,7 +55,7 @@ class CollectionRequest:
 
     folder: str | None = None
     files: CollectionFiles = field(default_factory=CollectionFiles)
-    split: QuerySplit = field(default_factory=QuerySplit)
+    split: Split = Split()  # noqa: RUF009 - frozen
     format: Format | None = None
 
     def __post_init__(self) -> None:
@@ -117,7 +98,7 @@ class CollectionRequest:
             ValueError: a file cannot be assigned to a part.
         """
         if (layout := self.layout) == "demo":
-            return BeirReader(demo_collection(cache_root()), self.files)
+            return BeirReader(demo_collection(), self.files)
         make = BeirReader if layout == "beir" else PagesReader
         return make(Path(self.folder or "").expanduser(), self.files)
 
@@ -281,7 +262,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
     home = str(Path(request.folder).resolve()) if request.folder else None  # ids of pages are in it
-    folder = cache_root() / "collections" / digest_of([fingerprint, places, home])
+    folder = cache_folder("collections", [fingerprint, places, home])
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
     collection = Collection(folder)
@@ -292,7 +273,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     return collection
 
 
-def _write(folder: Path, reader: Reader, split: QuerySplit, facts: dict[str, Any]) -> None:
+def _write(folder: Path, reader: Reader, split: Split, facts: dict[str, Any]) -> None:
     """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
     bad_rows = BadRows("reject")
     documents, queries = (
@@ -316,11 +297,7 @@ def _write(folder: Path, reader: Reader, split: QuerySplit, facts: dict[str, Any
         parts.append(_unique(own, list(files), documents, queries, bad_rows))
     # Drawn training queries, each by its lot, are moved to the parts that no file names.
     numbers, place = np.unique(parts[TRAIN][0], return_inverse=True)
-    lots = (keyed_hashes((queries[int(n)].id for n in numbers), split.seed) / 2.0**64)[place]
-    test_share = 0.0 if TEST in known_parts else split.test_share
-    validation_share = 0.0 if VALIDATION in known_parts else split.validation_share
-    part_of = np.where(lots < test_share + validation_share, VALIDATION, TRAIN)
-    part_of = np.where(lots < test_share, TEST, part_of)
+    part_of = split.without(known_parts).by_lot(queries[int(n)].id for n in numbers)[place]
     for part, name in enumerate(PART_NAMES):
         is_drawn = part == TRAIN or part not in known_parts
         own = parts[TRAIN][:, part_of == part] if is_drawn else parts[part]

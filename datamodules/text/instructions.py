@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import cache_root
 from datamodules.files.rows import (
     HALF_RULE,
     BadRow,
@@ -534,4 +533,4 @@ class InstructionDataModule(LanguageModelDataModule):
         return InstructionRequest(files, tokenizer, self.split, separator=self.separator)
 
     def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo.demo_instructions(cache_root())], VALIDATION: [], TEST: []}
+        return {TRAIN: [demo.demo_instructions()], VALIDATION: [], TEST: []}

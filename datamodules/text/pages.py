@@ -13,7 +13,6 @@ import torch
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED
-from datamodules.core.store import cache_root
 from datamodules.files.documents import parsed, visible_lines
 from datamodules.files.rows import HALF_RULE, JsonRow, RowFault, half_character
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
@@ -247,7 +246,7 @@ class PagesDataModule(InstructionDataModule):
         return own_files_hint(command, self.store_request().files)
 
     def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo.demo_pages(cache_root())], VALIDATION: [], TEST: []}
+        return {TRAIN: [demo.demo_pages()], VALIDATION: [], TEST: []}
 
     @property
     def output_mark(self) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.core.store import cache_root
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
 from datamodules.files.documents import DocumentsBy, Reading, text_files
@@ -396,6 +395,6 @@ class TextDataModule(LanguageModelDataModule):
 
     def demo_files(self) -> dict[int, list[Path]]:
         if self.demo == "documentation":
-            return {TRAIN: [demo.demo_text(cache_root())], VALIDATION: [], TEST: []}
-        folder = demo.demo_stories(cache_root())
+            return {TRAIN: [demo.demo_text()], VALIDATION: [], TEST: []}
+        folder = demo.demo_stories()
         return {part: [folder / f"{name}.jsonl"] for part, name in enumerate(PART_NAMES)}

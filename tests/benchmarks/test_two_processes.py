@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules.core.store import cache_root
 from datamodules.demo import demo_text
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.benchmarks.figures import Aim, Figures
@@ -75,7 +74,7 @@ def side_by_side() -> float:
 
 @pytest.mark.benchmark
 def test_two_processes_beside_two_loops(tmp_path: Path, figures: Figures) -> None:
-    demo_text(cache_root())
+    demo_text()
     together, alone = [], []
     for turn in range(ROUNDS):
         alone.append(side_by_side())

@@ -18,7 +18,8 @@ from datamodules import (
     TokenizerOptions,
 )
 from datamodules.files.audit import WIDTH, Audit, AuditPart
-from datamodules.search.collection import CollectionRequest, QuerySplit
+from datamodules.files.splitting import Split
+from datamodules.search.collection import CollectionRequest
 from datamodules.text.packing import Piece
 from datamodules.text.texts import trained_pieces
 from datamodules.tokenizers.text import byte_tokenizer
@@ -182,7 +183,7 @@ def doubtful_collection(folder: Path) -> Audit:
     train = [*TRAIN, ("q1", "d1", "2"), ("q2", "d3", "0.5"), ("q9", "d1", "1")]
     write_qrels(folder / "qrels" / "train.tsv", train)
     write_qrels(folder / "qrels" / "test.tsv", [*TEST, ("q4", "d1", "0")])
-    split = QuerySplit(validation_share=0.0)
+    split = Split(validation_share=0.0)
     return RankingDataModule(collection=CollectionRequest(str(folder), split=split)).audit()
 
 

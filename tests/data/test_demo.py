@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from datamodules import TextDataModule, TokenizerOptions, demo
+from datamodules.core.store import CACHE_VARIABLE
 from datamodules.demo import HELD_OUT_PAIRS, PARTS, VALUES
 from datamodules.files.splitting import stem_key
 
@@ -15,18 +16,13 @@ Rows = dict[str, list[dict]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("demo")
+def story_folder() -> Path:
+    return demo.demo_stories()
 
 
 @pytest.fixture(scope="module")
-def story_folder(folder: Path) -> Path:
-    return demo.demo_stories(folder)
-
-
-@pytest.fixture(scope="module")
-def rows(folder: Path) -> list[dict[str, str]]:
-    with demo.demo_occupations(folder).open(encoding="utf-8", newline="") as file:
+def rows() -> list[dict[str, str]]:
+    with demo.demo_occupations().open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -38,10 +34,10 @@ DIGESTS = {
 }
 
 
-def test_the_bytes_are_the_same_on_every_machine(folder: Path, story_folder: Path) -> None:
+def test_the_bytes_are_the_same_on_every_machine(story_folder: Path) -> None:
     files = {
-        "occupations": [demo.demo_occupations(folder)],
-        "codes": [demo.demo_code_book(folder)],
+        "occupations": [demo.demo_occupations()],
+        "codes": [demo.demo_code_book()],
         "stories": [story_folder / f"{part}.jsonl" for part in PARTS],
     }
     for name, paths in files.items():
@@ -58,8 +54,8 @@ def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows: list[dict[
     assert len(keys["test"]) > 1_000
 
 
-def test_the_demo_text_holds_topics_and_docstrings_once_each(folder: Path) -> None:
-    path = demo.demo_text(folder)
+def test_the_demo_text_holds_topics_and_docstrings_once_each() -> None:
+    path = demo.demo_text()
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert all(set(row) == {"text", "source"} and row["text"].strip() for row in rows)
     texts = {row["source"]: row["text"] for row in rows}
@@ -69,8 +65,8 @@ def test_the_demo_text_holds_topics_and_docstrings_once_each(folder: Path) -> No
     assert 1_000_000 < path.stat().st_size < 4_000_000
 
 
-def test_demo_instructions_ask_for_a_name_and_answer_in_words(folder: Path) -> None:
-    path = demo.demo_instructions(folder)
+def test_demo_instructions_ask_for_a_name_and_answer_in_words() -> None:
+    path = demo.demo_instructions()
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     answers = {row["prompt"]: row["completion"] for row in rows}
     found = answers["What does FTP.storbinary of the module ftplib do?"]
@@ -80,17 +76,18 @@ def test_demo_instructions_ask_for_a_name_and_answer_in_words(folder: Path) -> N
 
 
 def test_a_demo_is_made_once_and_a_damaged_one_anew(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = demo.demo_text(folder)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    path = demo.demo_text()
     whole = path.read_bytes()
-    assert demo.demo_text(folder).read_bytes() == whole
+    assert demo.demo_text().read_bytes() == whole
     path.write_bytes(whole[:100])
     with pytest.warns(UserWarning, match="is made again: text.jsonl has 100 of"):
-        assert demo.demo_text(folder) == path
+        assert demo.demo_text() == path
     assert path.read_bytes() == whole
     monkeypatch.setattr(demo, "topics", None)  # making it would now fail
-    assert demo.demo_text(folder) == path
+    assert demo.demo_text() == path
 
 
 def test_a_python_without_its_documentation_names_the_way_out(

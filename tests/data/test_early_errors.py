@@ -11,14 +11,15 @@ from datamodules import (
     ScoredTextDataModule,
     SplitOptions,
 )
+from datamodules.files.splitting import Split
 from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import HardNegatives
-from datamodules.search.collection import CollectionRequest, QuerySplit
+from datamodules.search.collection import CollectionRequest
 from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection
 
-NO_SPLIT = QuerySplit(validation_share=0, test_share=0)
+NO_SPLIT = Split(validation_share=0, test_share=0)
 
 
 @pytest.fixture(autouse=True)

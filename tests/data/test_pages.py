@@ -168,9 +168,9 @@ def test_a_target_needs_room_for_a_page():
         PagesDataModule(max_target_tokens=512)
 
 
-def test_the_demo_has_pages_without_their_titles(tmp_path):
-    path = demo.demo_pages(tmp_path)
-    assert demo.demo_pages(tmp_path) == path
+def test_the_demo_has_pages_without_their_titles():
+    path = demo.demo_pages()
+    assert demo.demo_pages() == path
     pages = [page_of(row, "title") for row in read_rows([path])]
     assert len(pages) > 900
     assert len({page.text for page in pages}) == len(pages)

@@ -16,18 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.files.splitting import TEST, TRAIN, VALIDATION
+from datamodules.files.splitting import TEST, TRAIN, VALIDATION, Split
 from datamodules.search.collection import (
     Collection,
     CollectionRequest,
-    QuerySplit,
     open_collection,
 )
 from datamodules.search.formats import CollectionFiles, TextRecord
 from tests.search_collections import DOCUMENTS, QUERIES, write_beir, write_lines, write_qrels
 from tests.search_collections import TRAIN as TRAIN_ROWS
 
-WHOLE = QuerySplit(validation_share=0.0)
+WHOLE = Split(validation_share=0.0)
 MEMORY_SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -270,7 +269,7 @@ def test_two_processes_read_one_pickled_collection(tmp_path: Path) -> None:
 
 def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path: Path) -> None:
     request = with_queries(tmp_path / "a", 400)
-    shares = QuerySplit(validation_share=0.2, test_share=0.1)
+    shares = Split(validation_share=0.2, test_share=0.1)
     drawn = open_collection(CollectionRequest(request.folder, split=shares))
     parts = [queries_of(drawn, part) for part in (TRAIN, VALIDATION, TEST)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 400
@@ -280,7 +279,7 @@ def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path
     few = open_collection(CollectionRequest(fewer.folder, split=shares))
     for part in (TRAIN, VALIDATION, TEST):
         assert queries_of(few, part) <= parts[part]
-    seeded = QuerySplit(validation_share=0.2, test_share=0.1, seed=1)
+    seeded = Split(validation_share=0.2, test_share=0.1, seed=1)
     other = open_collection(CollectionRequest(request.folder, split=seeded))
     assert queries_of(other, VALIDATION) != parts[VALIDATION]
 
@@ -412,8 +411,8 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
         (lambda: CollectionRequest(files=CollectionFiles(train="y")), "folder is missing; name th"),
         (lambda: CollectionRequest(format="beir"), "folder is missing; name that of the documents"),
         (lambda: CollectionRequest("x", format="demo"), "format demo reads no files; leave it out"),
-        (lambda: QuerySplit(validation_share=1.0), r"validation_share must be 0 to 0.9, got 1.0"),
-        (lambda: QuerySplit(0.5, 0.5), r"must be at most 0.9, got 1: too little is left"),
+        (lambda: Split(validation_share=1.0), r"validation_share must be 0 to 0.9, got 1.0"),
+        (lambda: Split(0.5, 0.5), r"must be at most 0.9, got 1: too little is left"),
         (
             lambda: open_collection(CollectionRequest(), "drop"),  # type: ignore[arg-type]
             'on_bad_rows must be "error" or "reject", got "drop"',

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from datamodules import demo
-from datamodules.core.store import cache_root
 from lit_models.cli import launch
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint
@@ -36,7 +35,7 @@ def letters(code: str) -> str:
 
 def write_tables(folder: Path) -> None:
     """Writes source.csv with the demo's codes; few.csv and held.csv with codes of letters."""
-    with demo.demo_occupations(cache_root()).open(newline="", encoding="utf-8") as file:
+    with demo.demo_occupations().open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     source = [row for row in rows if row["split"] == "train"][:NUM_SOURCE_ROWS]
     _write(folder / "source.csv", [list(row.values())[:4] for row in source])

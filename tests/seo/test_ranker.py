@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.files.splitting import Split
 from datamodules.search.candidates import CandidateOptions, GroupOptions
-from datamodules.search.collection import CollectionRequest, QuerySplit
+from datamodules.search.collection import CollectionRequest
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
 from lit_models.commands.export import export
@@ -400,7 +401,7 @@ def test_rank_wants_a_prior_where_it_was_trained_with_one():
 def test_a_part_without_judgements_is_named(tmp_path):
     relevance_files(tmp_path)
     (tmp_path / "qrels" / "validation.tsv").unlink()
-    split = QuerySplit(validation_share=0, test_share=0)
+    split = Split(validation_share=0, test_share=0)
     collection = CollectionRequest(str(tmp_path), split=split)
     with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgements"):
         fitted(tmp_path, tmp_path, {}, collection=collection)
