@@ -85,8 +85,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
     """Return name of each encoder parameter in `root` -> how many layers it lies below the heads.
 
-    The highest layer has 1; embeddings lie below the lowest layer. Layer-wise learning rates go by
-    these depths.
+    The highest layer has 1; embeddings lie below the lowest layer.
 
     Args:
         root: of the names.
@@ -102,3 +101,15 @@ def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
         for name, parameter in root.named_parameters()
         if id(parameter) in own
     }
+
+
+def layer_rates(root: nn.Module, encoder: Any, layer_decay: float) -> dict[str, float]:
+    """Return name of each encoder parameter in `root` -> factor of its learning rate, which is
+    `layer_decay` for each layer that it lies below the heads.
+
+    Raises:
+        ValueError: layer_decay outside (0, 1].
+    """
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}.")
+    return {name: layer_decay**depth for name, depth in layer_depths(root, encoder).items()}

@@ -264,15 +264,15 @@ class UnisonoCLI(LightningCLI):
         given, verdict = self.config_init[self.subcommand].trainer, self.verdict
         assert verdict is not None
         is_fit, strategy = self.subcommand == "fit", given.strategy
-        settings = rules.settings_of(self.options)
-        with usage_errors():  # what `trainer.strategy: auto` becomes, and why
-            chosen = choose_strategy(settings, verdict, self.model, is_fit, given.precision)
-            if is_fit and self.options.exactness == "bitwise":
-                name = settings.strategy if chosen is None else chosen[0]
+        name = rules.settings_of(self.options).strategy
+        if name == "auto":
+            chosen = choose_strategy(verdict, self.model, is_fit, given.precision)
+            if chosen is not None:
+                name = strategy = chosen[0]
+                say_first(chosen[1])
+        if is_fit and self.options.exactness == "bitwise":
+            with usage_errors():
                 bitwise.check_run(name, given.precision, verdict.world_size)
-        if chosen is not None:
-            strategy, reason = chosen
-            say_first(reason)
         if isinstance(strategy, str):
             kwargs["strategy"] = replicated(strategy) or strategy
         callbacks = given.callbacks or []

@@ -294,7 +294,7 @@ class LitConsistencyLens(ExactModule):
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self))
-        groups = parameter_groups(self, rates={"lens.reconstructor.": self.reconstructor_rate})
+        groups = parameter_groups(self, {"lens.reconstructor.": self.reconstructor_rate})
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

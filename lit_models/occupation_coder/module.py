@@ -14,7 +14,7 @@ from datamodules.core.batches import OccupationBatch, padded_texts
 from datamodules.occupations.store import language_code
 from datamodules.tokenizers.characters import TextNormalisation, encode
 from datamodules.tokenizers.codes import CodeBook
-from lit_models.blocks import layer_depths
+from lit_models.blocks import layer_rates
 from lit_models.occupation_coder.decoding import (
     TERMS,
     DecodingOptions,
@@ -217,8 +217,8 @@ class LitOccupationCoder(ExactModule):
         return {**found, "needs_review": ~(found["set_confidence"] >= options.review_below)}
 
     def configure_optimizers(self) -> Any:
-        depths = layer_depths(self, self.network.encoder)
-        groups = parameter_groups(self, layer_decay=self.hparams.layer_decay, depths=depths)
+        rates = layer_rates(self, self.network.encoder, self.hparams.layer_decay)
+        groups = parameter_groups(self, rates)
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

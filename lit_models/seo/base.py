@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from datamodules.core.planned import ModelFacts
 from datamodules.text.encoding import RECIPE_KEY
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.blocks import layer_depths
+from lit_models.blocks import layer_rates
 from lit_models.causal_lm.adapters import (
     LoraOptions,
     add_lora,
@@ -114,9 +114,8 @@ class EncodedTextModule(ExactModule):
             freeze_by_name(self.network, self.freeze_patterns)
 
     def configure_optimizers(self) -> Any:
-        decay = self.hparams.layer_decay
-        depths = layer_depths(self, self.network.encoder)
-        groups = parameter_groups(self, layer_decay=decay, depths=depths)
+        rates = layer_rates(self, self.network.encoder, self.hparams.layer_decay)
+        groups = parameter_groups(self, rates)
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -15,13 +15,12 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
-from lit_models.training.ledger import is_distributed, ledger_of, record_of
+from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
 from lit_models.training.strategies import ManagedProcesses
 
 USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
@@ -155,11 +154,7 @@ class NonFinite(Callback):
         if step == self._handled:
             return
         self._handled = step
-        found: Any = record_of(pl_module).suspects(step)  # type: ignore[union-attr]
-        ranks: list[Any] = [found]
-        if is_distributed():
-            ranks = [None] * dist.get_world_size()
-            dist.all_gather_object(ranks, found)
+        ranks = of_all_ranks(record_of(pl_module).suspects(step))  # type: ignore[union-attr]
         wrong, used = (sorted({i for rank in ranks for i in rank[k]}) for k in (0, 1))
         ids = wrong or used
         self.num_skipped += 1

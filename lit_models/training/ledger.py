@@ -403,6 +403,15 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def of_all_ranks(value: Any) -> list[Any]:
+    """Return what each rank gives, in their order; a collective where there is a process group."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def tells_samples(trainer: Trainer) -> bool:
     """Return whether this rank's samples count: those of one rank of a tensor group do."""
     return not getattr(trainer.strategy, "repeats_samples", False)

@@ -26,7 +26,7 @@ from datamodules.core.plan import (
 from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed
-from lit_models.training.rules import Settings, Verdict
+from lit_models.training.rules import Verdict
 from lit_models.training.sharding import is_compiled, local_parts
 
 GIB = 2**30
@@ -49,7 +49,6 @@ def state_bytes(module: nn.Module, precision: str | int | None = None) -> int:
 
 
 def choose_strategy(
-    settings: Settings,
     verdict: Verdict,
     module: LightningModule,
     is_training: bool = True,
@@ -57,15 +56,11 @@ def choose_strategy(
 ) -> tuple[str, str] | None:
     """Return what `trainer.strategy: auto` becomes and a line that says why; `None` where it stays.
 
-    Several devices take ddp; GPUs that train take fsdp where weights, gradients and moments do not
-    fit on each. A network that is built later, when the data is read, takes ddp.
-
-    Raises:
-        ValueError: the state fits under no strategy.
+    Several devices take ddp; GPUs that train take fsdp where weights, gradients and moments, as
+    Adam has them, do not fit on each. A network that is built when the data is read takes ddp.
     """
     count, is_cpu = verdict.world_size, verdict.accelerator == "cpu"
-    is_known = verdict.accelerator in ("cpu", "gpu", "cuda")
-    if settings.strategy != "auto" or count == 1 or not is_known:
+    if count == 1 or verdict.accelerator not in ("cpu", "gpu", "cuda"):
         return None
     state = 0 if is_cpu or not is_training else state_bytes(module, precision)
     if state == 0:
@@ -73,18 +68,10 @@ def choose_strategy(
         return "ddp", f"strategy ddp: {count} {what}"
     indices = verdict.devices if isinstance(verdict.devices, list) else range(verdict.devices)
     memory = min(torch.cuda.get_device_properties(i).total_memory for i in indices)
-    what = (
-        f"weights, gradients and moments take {state / GIB:.2f} GiB of the {memory / GIB:.1f} GiB "
-        f"of each of {count} devices"
-    )
-    if state <= STATE_SHARE * memory:
-        return "ddp", f"strategy ddp: {what}"
-    if state <= STATE_SHARE * memory * count:
-        return "fsdp", f"strategy fsdp: {what}, and are divided among them"
-    raise ValueError(
-        f"trainer.strategy=auto: {what}, and do not fit even divided by fsdp. Use "
-        f"{math.ceil(state / STATE_SHARE / memory)} devices, --trainer.precision=bf16-true, or "
-        "devices with more memory."
+    name = "ddp" if state <= STATE_SHARE * memory else "fsdp"
+    return name, (
+        f"strategy {name}: weights, gradients and moments, as Adam has them, take "
+        f"{state / GIB:.2f} GiB of the {memory / GIB:.1f} GiB of each of {count} devices"
     )
 
 

@@ -24,11 +24,7 @@ CONFIGURED = "configured"  # key of a group: its settings as this run's configur
 
 
 def parameter_groups(
-    module: nn.Module,
-    layer_decay: float = 1.0,
-    depths: dict[str, int] | None = None,
-    heads: Sequence[Tensor] = (),
-    rates: dict[str, float] | None = None,
+    module: nn.Module, rates: dict[str, float] | None = None, heads: Sequence[Tensor] = ()
 ) -> list[dict[str, Any]]:
     """Return groups with and without weight decay, every parameter with its name.
 
@@ -38,16 +34,9 @@ def parameter_groups(
 
     Args:
         module: whose trainable parameters are grouped.
-        layer_decay: factor of the learning rate per layer below the top, in (0, 1].
-        depths: name prefix of a layer -> layers above it; 0 for others.
+        rates: beginning of names -> factor of the learning rate; 1 for others.
         heads: weights that score a vocabulary; one tied to an embedding counts as that.
-        rates: name prefix -> factor of the learning rate of all below it; 1 for others.
-
-    Raises:
-        ValueError: layer_decay outside (0, 1].
     """
-    if not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}.")
     tables = {
         id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
@@ -56,9 +45,7 @@ def parameter_groups(
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        depth = max((d for p, d in (depths or {}).items() if name.startswith(p)), default=0)
-        rate = next((r for p, r in (rates or {}).items() if name.startswith(p)), 1.0)
-        factor = rate * layer_decay**depth
+        factor = next((r for p, r in (rates or {}).items() if name.startswith(p)), 1.0)
         decays = parameter.ndim > 1 and id(parameter) not in tables
         kind = ("heads" if id(parameter) in scorers else "matrices") if decays else "others"
         new = {"params": [], "lr_factor": factor, "kind": kind}

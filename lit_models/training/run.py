@@ -41,7 +41,7 @@ from rich.table import Table
 
 from datamodules.core.store import write_whole
 from lit_models.training.checkpoints import newest_checkpoint
-from lit_models.training.ledger import ledger_of
+from lit_models.training.ledger import ledger_of, of_all_ranks
 from lit_models.training.strategies import strategy_name
 
 LEDGER = "ledger.jsonl"
@@ -311,17 +311,15 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "reserved_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else None,
     }
     mine = (f"{socket.gethostname()}:{trainer.global_rank}:{device}", memory)
-    ranks: list[Any] = [mine]
+    ranks = of_all_ranks(mine)
     backend = rendezvous = None
     if dist.is_available() and dist.is_initialized():
-        ranks = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, mine)
         backend = dist.get_backend()
         rendezvous = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     exactness: dict[str, Any] = {"level": "gradient", "exact_dropout": False}
     for callback in trainer.callbacks:
         exactness |= getattr(callback, "exactness_facts", {})
-    data = getattr(trainer, "datamodule", None)
+    data: Any = getattr(trainer, "datamodule", None)
     has_plan = "train" in getattr(data, "datasets", {})
     return {
         "strategy": strategy_name(strategy),
@@ -336,12 +334,7 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "precision": str(trainer.precision),
         "learning_rates": [g["lr"] for o in trainer.optimizers for g in o.param_groups],
         "lr_scale": float(getattr(trainer.lightning_module, "lr_scale", 1.0)),
-        "plan": data.plan_facts  # type: ignore[union-attr]
-        if has_plan
-        else {
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "batches_per_epoch": str(trainer.num_training_batches),
-        },
+        "plan": data.plan_facts if has_plan else {},
         "exactness": exactness,
         "versions": {
             "python": platform.python_version(),
@@ -438,9 +431,7 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     number, trained = facts["num_parameters"], facts["num_trained"]
     learn = "all of them learn" if trained == number else f"{trained:,} learn"
     lines.append(("parameters", f"{number:,}, {learn}"))
-    if "global_batch_size" not in plan:
-        lines.append(("accumulation", str(plan["accumulate_grad_batches"])))
-    else:
+    if plan:
         trial, measured = plan.get("rehearsal"), ""
         if trial is not None:
             measured = f" (auto, {trial['peak_gib']:.2f}/{trial['memory_gib']:.2f} GiB)"

@@ -51,18 +51,13 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training.checkpoints import gathered, put_together, write_folder
 from lit_models.training.dropout import dropout_rate
 from lit_models.training.rules import START_METHODS, tensor_groups
-from lit_models.training.sharding import (
-    check_tensor_plan,
-    sharded_like,
-    split_layers,
-)
+from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers
 
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -199,7 +194,7 @@ def leave_group() -> None:
 class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
     """`ddp`, `ddp_spawn` and their kin: a whole copy of the module on every device.
 
-    Other options are those of torch's DistributedDataParallel.
+    The options that are not named below are torch's DistributedDataParallel's.
 
     Args:
         process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
@@ -226,36 +221,25 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
             start_method=start_method,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            bucket_cap_mb=bucket_cap_mb,
+            static_graph=static_graph,
         )
         self.timeout, self.broadcast_buffers = timeout, broadcast_buffers
         self.strategy_name = "ddp" if start_method == "popen" else f"ddp_{start_method}"
-        self.ddp_options: dict[str, Any] = {
-            "find_unused_parameters": find_unused_parameters,
-            "gradient_as_bucket_view": gradient_as_bucket_view,
-            "bucket_cap_mb": bucket_cap_mb,
-            "static_graph": static_graph,
-        }
 
     def configure_ddp(self) -> None:
         """Wrap the module as it says of itself: what gets no gradient in a step then keeps none, as
         on one device, and buffers that stand still are not sent with every forward."""
-        module, options = self.lightning_module, dict(self.ddp_options)
-        assert module is not None
-        assert self.model is not None
+        module = self.lightning_module
         if not getattr(module, "reaches_all_parameters", True):
-            options["find_unused_parameters"] = True
+            self._ddp_kwargs["find_unused_parameters"] = True
             warnings.filterwarnings("ignore", message=NONE_UNUSED)  # of a step that reaches all
-        is_on_gpu = self.root_device.type == "cuda"
-        # As torch's notes on CUDA ask for it.
-        with torch.cuda.stream(torch.cuda.Stream()) if is_on_gpu else contextlib.nullcontext():
-            wrapped = DistributedDataParallel(
-                self.model, device_ids=self.determine_ddp_device_ids(), **options
-            )
+        super().configure_ddp()
+        stand_still = getattr(module, "buffers_stand_still", False)
         # torch 2.13 warns of the argument wherever it is given.
-        wrapped.broadcast_buffers = self.broadcast_buffers and not getattr(
-            module, "buffers_stand_still", False
-        )
-        self.model = wrapped
+        self.model.broadcast_buffers = self.broadcast_buffers and not stand_still
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -328,10 +312,16 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Start the process group; every tensor group is a data-parallel replica."""
-        world_size = self.num_nodes * self.num_processes
-        check_groups(world_size, self.replicate_size, self.tensor_parallel_size)
+        world_size, size = self.num_nodes * self.num_processes, self.tensor_parallel_size
+        num_groups = tensor_groups(size, world_size)
+        if self.replicate_size < 1 or num_groups % self.replicate_size:
+            raise ValueError(
+                f"replicate_size {self.replicate_size} does not divide the {world_size} devices"
+                f"{f' / {size} of a tensor group' * (size > 1)}; use a divisor, such as the number "
+                "of nodes."
+            )
         # The argument of this name comes before the number of devices is known.
-        self._data_parallel_size = world_size // self.tensor_parallel_size
+        self._data_parallel_size = num_groups
         super().setup_environment()
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
@@ -514,17 +504,6 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
         for index, values in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
-
-
-def check_groups(world_size: int, replicate_size: int, tensor_parallel_size: int) -> None:
-    """Raise ValueError where groups of devices do not make up the world."""
-    num_groups = tensor_groups(tensor_parallel_size, world_size)
-    if replicate_size < 1 or num_groups % replicate_size:
-        raise ValueError(
-            f"replicate_size {replicate_size} does not divide the {world_size} devices"
-            f"{f' / {tensor_parallel_size} of a tensor group' * (tensor_parallel_size > 1)}; "
-            "use a divisor, such as the number of nodes."
-        )
 
 
 def equal_weights(module: nn.Module, device: torch.device) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lit_models.cli import FORWARDED, forward_signals
 from lit_models.training import (
@@ -267,6 +267,7 @@ def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
     assert LitToy()._trainer is None
     for name in ("_parse_ckpt_path", "_set_seed", "_run_subcommand"):
         assert callable(getattr(LightningCLI, name))
+    assert DDPStrategy(static_graph=True)._ddp_kwargs == {"static_graph": True}
     assert ModelParallelStrategy()._data_parallel_size == "auto"
     assert torch.nn.Linear(1, 1)._compiled_call_impl is None
     assert torch.compile(torch.nn.Linear(1, 1), backend="eager")._orig_mod is not None

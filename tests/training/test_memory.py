@@ -36,7 +36,7 @@ from lit_models.training.memory import (
     state_bytes,
 )
 from lit_models.training.optim import WarmupDecay
-from lit_models.training.rules import Settings, Verdict
+from lit_models.training.rules import Verdict
 from lit_models.training.run import Topology, most_resident_bytes
 from tests.distributed.jobs import bytes_here
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
@@ -82,27 +82,21 @@ def test_the_rule_is_what_a_run_holds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mib", "strategy"), [(1024, "ddp"), (20, "ddp"), (19, "fsdp"), (10, "fsdp"), (9, None)]
+    ("mib", "strategy"), [(1024, "ddp"), (20, "ddp"), (19, "fsdp"), (9, "fsdp")]
 )
 def test_ddp_where_the_state_leaves_room_on_each_gpu_else_fsdp(memory, mib, strategy):
     memory[1] = mib * MIB  # the smallest decides; the state takes 16 MiB
-    if strategy is None:
-        with pytest.raises(ValueError, match="do not fit even divided by fsdp. Use 3 devices"):
-            choose_strategy(Settings(), TWO, Built())
-        return
-    chosen, line = choose_strategy(Settings(), TWO, Built())
+    chosen, line = choose_strategy(TWO, Built())
     assert chosen == strategy
     assert "0.02 GiB of the" in line
 
 
-def test_processors_evaluation_and_unbuilt_networks_take_ddp_and_named_strategies_stay(memory):
-    assert choose_strategy(Settings(), TWO, LitToy())[0] == "ddp"
-    assert choose_strategy(Settings(), TWO, Built(), is_training=False)[0] == "ddp"
-    assert choose_strategy(Settings(), Verdict("cpu", 2, 2), Built())[0] == "ddp"
-    assert choose_strategy(Settings(), Verdict("cuda", 1, 1), Built()) is None
-    assert choose_strategy(Settings(strategy="ddp_spawn"), TWO, Built()) is None
-    assert choose_strategy(Settings(strategy=None), TWO, Built()) is None
-    assert choose_strategy(Settings(), Verdict("mps", 2, 2), Built()) is None
+def test_processors_evaluation_and_unbuilt_networks_take_ddp_and_one_device_none(memory):
+    assert choose_strategy(TWO, LitToy())[0] == "ddp"
+    assert choose_strategy(TWO, Built(), is_training=False)[0] == "ddp"
+    assert choose_strategy(Verdict("cpu", 2, 2), Built())[0] == "ddp"
+    assert choose_strategy(Verdict("cuda", 1, 1), Built()) is None
+    assert choose_strategy(Verdict("mps", 2, 2), Built()) is None
 
 
 def test_the_memory_of_a_process_is_near_what_the_system_says():

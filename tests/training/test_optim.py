@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from lit_models.blocks import layer_rates
 from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks
 from lit_models.training.checkpoints import AVERAGED, read_checkpoint
 from lit_models.training.optim import (
@@ -80,11 +81,11 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path):
         toy_trainer(tmp_path).fit(LitToy(lr_scheduler=partial(WarmupDecay, warmup=30)), ToyData())
 
 
-def test_vectors_and_tables_do_not_decay_and_depth_lowers_the_rate():
+def test_vectors_and_tables_do_not_decay_and_a_prefix_has_its_rate():
     net = nn.ModuleDict(
         {"low": nn.Linear(2, 2), "table": nn.Embedding(3, 2), "top": nn.Linear(2, 1)}
     )
-    groups = parameter_groups(net, layer_decay=0.5, depths={"low": 2})
+    groups = parameter_groups(net, {"low": 0.25})
     found = {name: group for group in groups for name, _ in group["params"]}
     assert found["table.weight"]["weight_decay"] == found["low.bias"]["weight_decay"] == 0
     assert "weight_decay" not in found["top.weight"]
@@ -223,7 +224,7 @@ def test_its_state_returns_by_name_whatever_the_order_of_groups():
         (lambda: MuonAdamW(network().parameters()), "which parameters.*parameter_groups"),
         (lambda: AveragedWeights(1.0), "decay must lie between 0 and 1, got 1"),
         (lambda: WarmupDecay(muon(), warmup=-1), "warmup must be 0 or more, got -1"),
-        (lambda: parameter_groups(network(), layer_decay=0), "layer_decay must be above 0"),
+        (lambda: layer_rates(network(), None, 0), "layer_decay must be above 0"),
     ],
 )
 def test_wrong_values_are_refused(make, message):

@@ -36,7 +36,6 @@ from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
-    check_groups,
     equal_weights,
     replicated,
     strategy_name,
@@ -57,7 +56,7 @@ from tests.toy import LitToy, ToyData, toy_trainer
 def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
     strategy = replicated(name)
     assert strategy_name(strategy) == ("ddp" if start_method == "popen" else f"ddp_{start_method}")
-    assert strategy.ddp_options["find_unused_parameters"] == finds
+    assert strategy._ddp_kwargs["find_unused_parameters"] == finds
     assert strategy.timeout == timedelta(minutes=10)
     # For scripts the name means what it does to Lightning.
     assert type(StrategyRegistry.get(name)) is DDPStrategy
@@ -321,8 +320,11 @@ def test_a_pattern_that_fits_nothing_is_an_error():
     ],
 )
 def test_groups_that_do_not_make_up_the_world_are_refused(groups, message):
+    devices, copies, size = groups
+    strategy = FullyShardedStrategy(replicate_size=copies, tensor_parallel_size=size)
+    strategy.parallel_devices = [CPU] * devices
     with pytest.raises(ValueError, match=message):
-        check_groups(*groups)
+        strategy.setup_environment()
 
 
 def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
