@@ -42,7 +42,8 @@ def export(
         paths_in,
         write_exported,
     )
-    from lit_models.training.hyperparameters import AVERAGED, StoredClasses
+    from lit_models.training.hyperparameters import StoredClasses
+    from lit_models.training.optim import AVERAGED
 
     check_target(Path(to), overwrite)
     classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])

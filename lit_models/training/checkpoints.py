@@ -36,9 +36,9 @@ from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import put_in_place, remove, replacing, sha256_of, sync
 from lit_models.training.export import is_exported, read_exported
-from lit_models.training.hyperparameters import AVERAGED as AVERAGED
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.ledger import ledger_of
+from lit_models.training.optim import AVERAGED
 
 MARKER = "meta.pt"
 FORMAT = "unisono shards 3"
@@ -48,7 +48,6 @@ NOT_WRITTEN = (
     "the checkpoint {} could not be written: {}. The one before it is kept; free space or choose "
     "another trainer.default_root_dir."
 )
-Adapt = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -123,7 +122,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
 
 
 def _folder_damage(folder: Path, every_byte: bool) -> str | None:
-    if not is_sharded(folder):
+    if not (folder / MARKER).is_file():
         return f"it is a folder without {MARKER}: a save that was not finished, or no checkpoint"
     if fault := damage(folder / MARKER):
         return f"of its {MARKER}: {fault}"
@@ -209,7 +208,8 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
     """Return the newest sound checkpoint of a run, if any; a warning names damaged ones."""
 
     def written_at(path: Path) -> int:
-        return (path / MARKER if is_sharded(path) else path).stat().st_mtime_ns
+        marker = path / MARKER
+        return (marker if marker.is_file() else path).stat().st_mtime_ns
 
     files = [p for p in (run_folder / "checkpoints").glob("*.ckpt") if not p.name.startswith(".")]
     for path in sorted(files, key=written_at, reverse=True):
@@ -232,7 +232,10 @@ def take_averaged(checkpoint: dict[str, Any]) -> None:
 
 
 def load_part(
-    module: LightningModule, path: str, part: str | None = None, adapt: Adapt | None = None
+    module: LightningModule,
+    path: str,
+    part: str | None = None,
+    adapt: Callable[[dict[str, Any]], dict[str, Tensor]] | None = None,
 ) -> None:
     """Copy weights from a checkpoint into a module: all of them, or one part.
 
@@ -275,11 +278,6 @@ def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
         if here.get(name) != there.get(name)
     ]
     return "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-
-
-def is_sharded(path: str | Path) -> bool:
-    """Return whether a path is a folder with the marker of a checkpoint."""
-    return (Path(path) / MARKER).is_file()
 
 
 def gathered(

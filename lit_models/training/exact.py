@@ -400,26 +400,42 @@ class ExactModule(LightningModule):
         self.recipe |= {name: trained[name] for name in self.learnt_facts if name in trained}
 
     def settle_progress(self, checkpoint: dict[str, Any]) -> None:
-        """Rewrite Lightning's progress, which counts micro-batches, to today's accumulation; twice
-        is the same as once."""
+        """Rewrite Lightning's progress, which counts micro-batches, to today's accumulation, and
+        say of the epoch under way whether its samples are over; twice is the same as once.
+
+        Lightning counts an epoch as processed before it calls the hooks of its end, where
+        checkpoints are written, and where `max_steps` ends a run in the middle of one: resumed,
+        such an epoch was counted twice, or a part of it taken for the whole.
+        """
         # Lightning restores the datamodule after the model: its state is read where it lies.
         datamodule = self.trainer.datamodule
         position = checkpoint.get(type(datamodule).__qualname__)
         if not position:
             return
-        loop = checkpoint["loops"]["fit_loop"]
-        progress, steps = loop["epoch_loop.batch_progress"], position["step"]
+        loop, steps = checkpoint["loops"]["fit_loop"], position["step"]
+        epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
         steps_before = position["epoch"] * datamodule.steps_per_epoch
         # Lightning tells where it stopped by which counters are ahead (a checkpoint of
         # `on_train_batch_end` has `completed` one behind): these differences are kept.
         for counters, done in (
-            (progress["current"], steps),
-            (progress["total"], steps_before + steps),
+            (batches["current"], steps),
+            (batches["total"], steps_before + steps),
         ):
             moved = done * self.trainer.accumulate_grad_batches - counters["processed"]
             for name in ("ready", "started", "processed", "completed"):
                 counters[name] = max(0, counters[name] + moved)
-        settle_epoch(loop, is_whole=steps >= datamodule.steps_per_epoch)
+        is_whole = steps >= datamodule.steps_per_epoch
+        if not is_whole and epochs["current"]["processed"] != epochs["current"]["ready"]:
+            return  # written in the middle of it
+        # Of a checkpoint of the last batch Lightning goes on with the next epoch without counting
+        # it as begun: the checkpoints after it would tell of an epoch too early.
+        for counters in (epochs["current"], epochs["total"]):
+            counters["processed"] = counters["ready"] - (not is_whole)
+            counters["completed"] = counters["processed"]
+        if is_whole:
+            batches["current"] = dict.fromkeys(batches["current"], 0)
+        batches["total"]["completed"] = batches["total"]["processed"]
+        batches["is_last_batch"] = False
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -541,15 +557,13 @@ def share_of_step(
     """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
     its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`, and the factor of
     each term, 1 where none is given."""
-    share: Tensor | None = None
+    share = torch.zeros((), device=batch["weight"].device)
     for name, (total, _) in terms.items():
         factor = term_weights.get(name, 1.0)
-        if factor == 0:
-            continue  # reported beside the loss; the plan need not count it
-        # A term that counts nothing in this step has total 0: a zero loss, never NaN.
-        part = in_float32(total) * factor / max(1.0, batch["step_denominators"][name])
-        share = part if share is None else share + part
-    return torch.zeros((), device=batch["weight"].device) if share is None else share
+        if factor != 0:  # else it is reported beside the loss, and the plan need not count it
+            # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+            share = share + in_float32(total) * factor / max(1.0, batch["step_denominators"][name])
+    return share
 
 
 def follows_plan(module: LightningModule, data: Any) -> bool:
@@ -562,28 +576,3 @@ def follows_plan(module: LightningModule, data: Any) -> bool:
             "LightningModule."
         )
     return is_exact
-
-
-def settle_epoch(loop: dict[str, Any], is_whole: bool) -> None:
-    """Say of the epoch under way whether its samples are over.
-
-    Lightning counts an epoch as processed before it calls the hooks of its end, where checkpoints
-    are written, and where `max_steps` ends a run in the middle of one: resumed, such an epoch was
-    counted twice, or a part of it taken for the whole.
-
-    Args:
-        loop: `state_dict` of Lightning's fit loop, changed in place.
-        is_whole: whether all steps of the epoch are done.
-    """
-    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    if not is_whole and epochs["current"]["processed"] != epochs["current"]["ready"]:
-        return  # written in the middle of it
-    # Of a checkpoint of the last batch Lightning goes on with the next epoch without counting it
-    # as begun: the checkpoints after it would tell of an epoch too early.
-    for counters in (epochs["current"], epochs["total"]):
-        counters["processed"] = counters["ready"] - (not is_whole)
-        counters["completed"] = counters["processed"]
-    if is_whole:
-        batches["current"] = dict.fromkeys(batches["current"], 0)
-    batches["total"]["completed"] = batches["total"]["processed"]
-    batches["is_last_batch"] = False

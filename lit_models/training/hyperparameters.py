@@ -16,13 +16,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 PACKAGES = ("lit_models", "datamodules", "torch.optim")  # lr_scheduler is in it
-_WAY_OUT = (
-    "A checkpoint, an exported folder or a run folder may name classes of "
-    f"{', '.join(PACKAGES)} and of its arguments' own types, and no functions. If you trust who "
-    "wrote it, add --trust_checkpoint (in Python: trust_checkpoint=True)."
-)
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
-AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 
 
 def plain_hyperparameters(hparams: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +154,10 @@ class StoredClasses:
             found = found if _is_within(getattr(found, "__module__", None)) else None
         if not isinstance(found, type):
             raise ValueError(
-                f"{source}: {key} names {name!r}, which would be imported and run. {_WAY_OUT}"
+                f"{source}: {key} names {name!r}, which would be imported and run. A checkpoint, "
+                f"an exported folder or a run folder may name classes of {', '.join(PACKAGES)} and "
+                "of its arguments' own types, and no functions. If you trust who wrote it, add "
+                "--trust_checkpoint (in Python: trust_checkpoint=True)."
             )
         return found
 

@@ -14,12 +14,12 @@ from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lit_models.training.hyperparameters import AVERAGED
 from lit_models.training.sharding import local_parts, sharded_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
 NUM_ITERATIONS, NORM_EPS = 5, 1e-7
 RMS_OF_ADAMW = 0.2
+AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 CONFIGURED = "configured"  # key of a group: its settings as this run's configuration has them
 
 

@@ -10,7 +10,8 @@ from datamodules.text.prompts import prompt_tokens
 from lit_models import LitConsistencyLens
 from lit_models.commands.export import export
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training.checkpoints import AVERAGED, read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
+from lit_models.training.optim import AVERAGED
 from tests.consistency_lens.small_lens import (
     JOINT,
     fitted,

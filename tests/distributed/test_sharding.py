@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lit_models.commands.export import export
-from lit_models.training.checkpoints import AVERAGED, damage, newest_checkpoint, read_checkpoint
+from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
+from lit_models.training.optim import AVERAGED
 from tests.distributed.test_matrix import assert_same, facts, run_world, weights
 from tests.toy import ledger_lines
 

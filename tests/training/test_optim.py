@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lit_models.blocks import layer_rates
 from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks
-from lit_models.training.checkpoints import AVERAGED, read_checkpoint
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import (
+    AVERAGED,
     MuonAdamW,
     WarmupDecay,
     by_name,
