@@ -427,12 +427,10 @@ class LastCheckpoint(Callback):
         self._seen_step = self._saved_step = -1
         self._saved_at = time.monotonic()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self._seen_step, self._saved_at = trainer.global_step, time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self._seen_step:
             return  # in the middle of an accumulation
         self._seen_step = trainer.global_step
@@ -446,7 +444,7 @@ class LastCheckpoint(Callback):
             is_due = self.every_n_minutes is not None and minutes >= self.every_n_minutes
             ledger.wants_save = ledger.wants_save or (is_due and trainer.is_global_zero)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
         ledger = ledger_of(trainer)
         is_left = ledger is not None and ledger.is_stopping and self._saved_step != self._seen_step
         if self.every_epoch or is_left:

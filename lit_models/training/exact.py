@@ -35,7 +35,7 @@ from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.run import RunFolder
-from lit_models.training.sharding import TensorSplit, clip_to_norm
+from lit_models.training.sharding import TensorSplit, clip_to_norm, local_parts
 from lit_models.training.strategies import leave_group, register_fsdp
 
 register_fsdp()
@@ -272,7 +272,7 @@ class ExactModule(LightningModule):
         ExactModule.on_train_start(self)
         wrong = ""
         for name, parameter in self.named_parameters():
-            values = getattr(parameter, "to_local", lambda here=parameter: here)().detach()
+            (values,) = local_parts([parameter.detach()])
             if not values.is_floating_point() or values.is_meta or not values.numel():
                 continue
             # One of the two is not finite where any value is not, and no copy is made.

@@ -253,7 +253,7 @@ class Ledger(Callback):
         )
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
@@ -262,7 +262,7 @@ class Ledger(Callback):
             record.gradient_norm(optimizer)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Send the vector of an optimizer step that ended, read the one before."""
         record = record_of(pl_module)
@@ -292,17 +292,16 @@ class Ledger(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """The lines of all steps in a checkpoint must be on disk before the checkpoint is."""
+        """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
         checkpoint["ledger"] = {"hash": self._hash}
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         self._finish(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer)
+    on_train_end = on_validation_start
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, *_: Any) -> None:
         """Note that the run ended by itself; one that was told to stop has its line."""
         if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
             return
@@ -315,14 +314,14 @@ class Ledger(Callback):
             self.attempt = lines[-1]["attempt"]
         self.note({"event": "ended", "after_step": trainer.global_step})
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *_: Any, **__: Any) -> None:
         """Close without waiting: another rank may be gone, and its part of the vector with it."""
-        self._close()
+        self._pending = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._close()
+    teardown = on_exception
 
     def _open(self, trainer: Trainer) -> list[dict[str, Any]]:
         """Open the ledger for more lines, and return those it has."""
@@ -333,12 +332,6 @@ class Ledger(Callback):
         self._hash = str(lines[-1].get("hash")) if lines else ""
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown
         return lines
-
-    def _close(self) -> None:
-        self._pending = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def _finish(self, trainer: Trainer) -> None:
         """Read the pending vector; every rank does so at the same step."""

@@ -91,13 +91,7 @@ class PredictionWriter(Callback):
         return frozenset(done)
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Keep the rows of a batch that is no filler and no other rank's of a tensor group."""
         if float(batch["weight"][0]) == 0 or not tells_samples(trainer):
@@ -216,20 +210,14 @@ class ErrorTable(Callback):
         self._worst: Tensor | None = None  # [K, 4 + A] of `worst_of`, on the device of the batches
         self._sizes: dict[str, int] = {}  # of each answer
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_start(self, *_: Any) -> None:
         self._worst, self._number = None, min(self.most, MOST_OF_VALIDATION)
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_start(self, *_: Any) -> None:
         self._worst, self._number = None, self.most
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         if not self._number or not isinstance(outputs, SampleResult) or trainer.sanity_checking:
             return
