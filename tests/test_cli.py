@@ -58,7 +58,7 @@ MISTAKES = [
     (["other.yaml"], "`other.yaml` is no option.*--config other.yaml"),
     (["--config=toyy.yaml"], "toyy.yaml: this file does not exist.*Did you mean toy.yaml"),
     (["--config=occupation_coder/debg.yaml"], "Did you mean.*occupation_coder/debug.yaml"),
-    (["--trainer.strategy=dp"], "`dp` is gone.*`ddp` or `ddp_spawn` does it"),
+    (["--trainer.strategy=dp"], "no strategy `dp`. Did you mean .*ddp"),
     (["--trainer.strategy=ddp_spwan"], "no strategy `ddp_spwan`.*ddp_spawn"),
     (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
     (["--trainer.devices=two"], "devices must be a number, auto, or indices"),

@@ -7,7 +7,7 @@ and their sums again in this way. `datamodules.core.plan.deal` gives each replic
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,6 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from datamodules.core.plan import Batching
 from datamodules.core.planned import PlannedDataModule
 from lit_models.training.dropout import DrawGuard, ExactDropout, dropout_rate
 from lit_models.training.exact import ExactModule
@@ -126,24 +125,19 @@ def check_run(strategy: str | None, precision: str | int | None, world_size: int
         )
 
 
-def check_cut(
-    batching: Batching,
-    num_replicas: int,
-    micro_batch_size: int | Literal["auto"] = "auto",
-    batch_size: int | None = None,
-    is_accumulation_given: bool = False,
-) -> None:
+def check_cut(data: PlannedDataModule) -> None:
     """Raise ValueError for a step that is not cut alike on every number of devices, by the sizes
     that the data and the trainer were given."""
-    total, accumulation = batching.global_batch_size, batching.accumulate_grad_batches
-    num_chunks = num_replicas * accumulation
-    if batch_size is not None:
+    total, accumulation = data.batching.global_batch_size, data.batching.accumulate_grad_batches
+    num_replicas, size = data.num_replicas, data.micro_batch_size
+    num_chunks, is_cut_by_size = num_replicas * accumulation, data.given_accumulation == 1
+    if data.batch_size is not None:
         raise ValueError(
             f"exactness: bitwise needs one global batch on any number of devices, but "
-            f"data.batch_size {batch_size} is per device; give data.global_batch_size and "
+            f"data.batch_size {data.batch_size} is per device; give data.global_batch_size and "
             "data.micro_batch_size instead."
         )
-    if micro_batch_size == "auto" and not is_accumulation_given:
+    if is_cut_by_size and size == "auto":
         raise ValueError(
             f"exactness: bitwise cuts a step alike on any number of devices, but nothing says how: "
             f"give data.micro_batch_size, for example {max(1, total // 8)} for 8 chunks of "
@@ -155,14 +149,13 @@ def check_cut(
             f"{num_replicas} devices x {accumulation} accumulated = {num_chunks}; change the "
             "devices, data.micro_batch_size or data.global_batch_size."
         )
-    if micro_batch_size != "auto" and not is_accumulation_given:
-        asked = -(-total // micro_batch_size)
-        if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
-            raise ValueError(
-                f"exactness: bitwise: data.micro_batch_size {micro_batch_size} cuts "
-                f"data.global_batch_size {total} into {asked} chunks, but {num_replicas} devices "
-                f"take {num_chunks}; use at most {asked} devices, or a smaller micro_batch_size."
-            )
+    asked = -(-total // size) if is_cut_by_size else num_chunks
+    if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
+        raise ValueError(
+            f"exactness: bitwise: data.micro_batch_size {size} cuts data.global_batch_size "
+            f"{total} into {asked} chunks, but {num_replicas} devices take {num_chunks}; use at "
+            f"most {asked} devices, or a smaller micro_batch_size."
+        )
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -233,16 +226,9 @@ class BitwiseSum(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the cut and the network, which are known now."""
         data = trainer.datamodule
-        batching = data.batching
-        check_cut(
-            batching,
-            data.num_replicas,
-            data.micro_batch_size,
-            data.batch_size,
-            data.given_accumulation > 1,
-        )
+        check_cut(data)
         check_network(pl_module, any(isinstance(c, ExactDropout) for c in trainer.callbacks))
-        self._accumulation = batching.accumulate_grad_batches
+        self._accumulation = data.batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())
         num_chunks = data.num_replicas * self._accumulation
         self.exactness_facts = {

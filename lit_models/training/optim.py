@@ -456,9 +456,6 @@ class AveragedWeights(Callback):
         }
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self._advance(trainer, pl_module)
-
-    def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Move the averages, once at the end of each optimizer step."""
         step = trainer.global_step
         if step == self._seen_step:
@@ -471,7 +468,8 @@ class AveragedWeights(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if self._averages:
-            self._advance(trainer, pl_module)  # another callback may save at the same step
+            # Another callback may save at the end of the step, before this one has heard of it.
+            self.on_train_batch_end(trainer, pl_module)
             checkpoint[AVERAGED] = dict(self._averages)
 
     def _pairs(self, pl_module: LightningModule) -> tuple[list[Tensor], list[Tensor]]:

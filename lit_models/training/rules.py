@@ -28,7 +28,6 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
-GONE_STRATEGIES = ("dp", "dataparallel", "ddp2", "ddpcpu", "ddpsharded", "fairscale", "horovod")
 DEEPSPEED = (
     "trainer.strategy: `{}` is called fsdp here: ZeRO 3 is --trainer.strategy=fsdp, ZeRO 1 and 2 "
     "are fsdp with --trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
@@ -138,17 +137,12 @@ def check(
 
 
 def check_strategy(strategy: str | None, known: list[str]) -> None:
-    """Refuses, with a ValueError, a strategy name that is gone or unknown."""
+    """Refuses, with a ValueError, an unknown strategy name."""
     plain = re.sub("[-_ ]", "", strategy or "").lower()
     if "deepspeed" in plain or re.fullmatch("zero[123]?", plain):
         raise ValueError(DEEPSPEED.format(strategy))
     if strategy is None or strategy in ("auto", *known):
         return
-    if plain in GONE_STRATEGIES:
-        raise ValueError(
-            f"trainer.strategy: the strategy `{strategy}` is gone; `ddp` or `ddp_spawn` does it, "
-            "and `fsdp` shards."
-        )
     near = difflib.get_close_matches(strategy, known, n=3)
     offered = sorted(name for name in known if "deepspeed_" not in name)
     hint = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(offered)}."
@@ -172,36 +166,29 @@ def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
         )
     if nodes < 1:
         raise ValueError(f"trainer.num_nodes must be at least 1, got {nodes}.")
-    count = int(text) if indices is None else len(indices)
-    if accelerator not in ("gpu", "cuda") and (accelerator != "auto" or not machine.num_gpus):
-        number = max(count, 1)
-        out = Verdict("cpu" if accelerator == "auto" else accelerator, number, number * nodes)
-        if out.accelerator != "cpu":
-            return out
-        if count == -1:
-            out.warnings.append(
-                "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses "
-                "two"
-            )
-        if indices is not None:
-            out.warnings.append(
-                f"trainer.devices={devices} names GPUs; on the CPU it means {count} processes"
-            )
-        if count > machine.num_cpus:
-            out.warnings.append(
-                f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "
-                f"--trainer.devices={machine.num_cpus}"
-            )
-        return out
-    there = machine.num_gpus
-    number = there if count == -1 else count
-    if 0 < (max(indices) + 1 if indices else number) <= there:
-        return Verdict("gpu", indices or number, number * nodes)
-    raise ValueError(
-        f"trainer.devices={'all' if count == -1 else devices} asks for GPUs that this machine does "
-        f"not have: it has {there} GPU{'s' * (there != 1)}. Use --trainer."
-        f"{f'devices={there}' if there else 'accelerator=cpu'}; auto takes what is there."
-    )
+    count = int(text) if indices is None else len(indices)  # -1: all that are there
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and machine.num_gpus):
+        there = machine.num_gpus
+        number = there if count == -1 else count
+        if 0 < (max(indices) + 1 if indices else number) <= there:
+            return Verdict("gpu", indices or number, number * nodes)
+        raise ValueError(
+            f"trainer.devices={'all' if count == -1 else devices} asks for GPUs that this machine "
+            f"does not have: it has {there} GPU{'s' * (there != 1)}. Use --trainer."
+            f"{f'devices={there}' if there else 'accelerator=cpu'}; auto takes what is there."
+        )
+    number = max(count, 1)
+    out = Verdict("cpu" if accelerator == "auto" else accelerator, number, number * nodes)
+    if out.accelerator == "cpu" and count == -1:
+        out.warnings.append(
+            "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses two"
+        )
+    if out.accelerator == "cpu" and count > machine.num_cpus:
+        out.warnings.append(
+            f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "
+            f"--trainer.devices={machine.num_cpus}"
+        )
+    return out
 
 
 def tensor_groups(size: int, world_size: int) -> int:

@@ -1,6 +1,7 @@
 """The fixed tree: one expression on any number of replicas; what cannot keep it is refused."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,6 +121,16 @@ def test_a_run_that_cannot_keep_bits_is_refused(arguments, message) -> None:
     check_run("ddp_spawn", "64-true", 8)
 
 
+def data_of(batching, devices, micro_batch_size="auto", batch_size=None, given_accumulation=1):
+    return SimpleNamespace(
+        batching=batching,
+        num_replicas=devices,
+        micro_batch_size=micro_batch_size,
+        batch_size=batch_size,
+        given_accumulation=given_accumulation,
+    )
+
+
 @pytest.mark.parametrize(
     ("total", "devices", "accumulation", "sizes", "message"),
     [
@@ -133,9 +144,9 @@ def test_a_cut_that_follows_the_devices_is_refused(
     total: int, devices: int, accumulation: int, sizes: list, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        check_cut(Batching(total, 1, accumulation), devices, *sizes)
-    check_cut(Batching(64, 8, 4), 2, is_accumulation_given=True)
-    check_cut(Batching(64, 8, 2), 4, 8)
+        check_cut(data_of(Batching(total, 1, accumulation), devices, *sizes))
+    check_cut(data_of(Batching(64, 8, 4), 2, given_accumulation=4))
+    check_cut(data_of(Batching(64, 8, 2), 4, 8))
 
 
 @pytest.mark.parametrize(
