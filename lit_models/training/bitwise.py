@@ -149,7 +149,7 @@ def check_cut(data: PlannedDataModule) -> None:
             f"{num_replicas} devices x {accumulation} accumulated = {num_chunks}; change the "
             "devices, data.micro_batch_size or data.global_batch_size."
         )
-    asked = -(-total // size) if is_cut_by_size else num_chunks
+    asked = -(-total // int(size)) if is_cut_by_size else num_chunks
     if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
         raise ValueError(
             f"exactness: bitwise: data.micro_batch_size {size} cuts data.global_batch_size "
