@@ -75,7 +75,7 @@ class ToyData(PlannedDataModule):
         )
         self.num_samples, self.num_evaluated = num_samples, num_evaluated
         self.nan_sample = nan_sample
-        self.predict_output_path = Path(predict_output)
+        self.predict_output = predict_output
 
     def build(self, stage: Stage) -> PlannedDataset:
         size = self.num_samples if stage == "train" else self.num_evaluated

@@ -212,6 +212,8 @@ class ActivationDataModule(DocumentsDataModule):
         ValueError: predict_output is of another kind.
     """
 
+    default_output = "explanations.jsonl"
+
     def __init__(
         self,
         activations: str | None = None,
@@ -325,12 +327,6 @@ class ActivationDataModule(DocumentsDataModule):
     def attribute_names(self) -> list[str]:
         """The attributes of documents of the test part."""
         return self.facts(TEST).names
-
-    @property
-    def predict_output_path(self) -> Path:
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        return Path(self.trainer.default_root_dir) / "explanations.jsonl"
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write a line per activation, whole or not at all; `results` as `predict_step` returns

@@ -26,6 +26,7 @@ from datamodules.files.documents import (
 )
 from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.files.tables import Files
 from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import TokenRequest, TokenStore, text_hash
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
@@ -182,7 +183,6 @@ def _rows_of(
         yield str(row.values.get(text_column) or ""), known
 
 
-Files = str | list[str] | None
 STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
 
 

@@ -127,6 +127,8 @@ class ActivationDumpDataModule(DocumentsDataModule):
         documents: files, tokenizer, positions and split, see `DocumentsDataModule`.
     """
 
+    default_output = "activations"
+
     def __init__(self, predict_output: str | None = None, **documents: Any) -> None:
         super().__init__(**documents)
         self.predict_output = predict_output
@@ -140,12 +142,6 @@ class ActivationDumpDataModule(DocumentsDataModule):
         places = [self.places(part) for part in PARTS]
         check_activations(len(places[TRAIN][1]), PART_NAMES[TRAIN])
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
-
-    @property
-    def predict_output_path(self) -> Path:
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        return Path(self.trainer.default_root_dir) / "activations"
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the store; `results` as `LitSubject.predict_step` returns them.

@@ -324,6 +324,20 @@ class PlannedDataModule(LightningDataModule):
             f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
         )
 
+    predict_output: str | None = None  # where a prediction goes, as the user names it
+
+    @property
+    def default_output(self) -> str:
+        """Name of a prediction in the run folder, where the user names none."""
+        raise NotImplementedError
+
+    @property
+    def predict_output_path(self) -> Path:
+        """Where a prediction goes."""
+        if self.predict_output is not None:
+            return Path(self.predict_output).expanduser()
+        return self.run_folder / self.default_output
+
     def predict_hint(self, command: str) -> str:
         """Return a line for a shell: `unisono predict …`, completed with data at hand."""
         return command
@@ -362,6 +376,8 @@ class PlannedDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Build the datasets of the stage and derive accumulation for this many devices."""
         self._warn_of_shared_files()
+        if stage == "predict":  # whose files may be others by now
+            self.datasets.pop("predict", None)
         if self.trainer is not None:
             # Ranks that drew a seed each would deal out different plans: all take rank 0's.
             seed = self.trainer.strategy.broadcast(os.environ.pop(SEED, None))

@@ -125,6 +125,15 @@ def read_rejected(folder: Path) -> list[BadRow]:
         ]
 
 
+def refuse(rows: Sequence[BadRow], mode: OnBadRows) -> None:
+    """Raises the ValueError of `BadRows.settle` where there are such rows and it is `error`."""
+    found = BadRows(mode)
+    for row in rows:
+        found.add(row)
+    if rows and mode == "error":
+        raise ValueError(found.message())
+
+
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
     """Copies the rejected rows of a cache to the run folder; returns their number."""
     count = len(read_rejected(cache_folder))

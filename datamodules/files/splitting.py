@@ -78,7 +78,12 @@ class Split:
 
     def without(self, parts: Iterable[int]) -> Self:
         """Return the split that draws nothing for these parts, which have data of their own."""
-        return replace(self, **{f"{PART_NAMES[p]}_share": 0.0 for p in parts if p != TRAIN})
+        held = set(parts)
+        return replace(
+            self,
+            validation_share=0.0 if VALIDATION in held else self.validation_share,
+            test_share=0.0 if TEST in held else self.test_share,
+        )
 
     def beside(self, files: Mapping[int, Sequence[Path]]) -> Self | None:
         """Return how the training files are divided beside the files of other parts; `None` where

@@ -45,6 +45,7 @@ MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
 ROWS_PER_BATCH = 8192
 GZIP = b"\x1f\x8b"
+Files = str | list[str] | None
 OnBadRow = Callable[[BadRow], None]
 
 OPEN_QUOTE = (
@@ -728,10 +729,10 @@ def _check_excel(path: Path) -> None:
         raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or use a csv.")
 
 
-def output_like(files: Sequence[Path], mark: str, folder: Path) -> Path:
-    """Where predictions go by default: `mine.csv` becomes `mine.MARK.csv` in the run folder."""
+def output_like(files: Sequence[Path], mark: str) -> str:
+    """The name of predictions by default: `mine.csv` becomes `mine.MARK.csv`."""
     suffix = suffix_of(files[0])
-    return folder / f"{files[0].name[: -len(suffix)]}.{mark}{suffix}"
+    return f"{files[0].name[: -len(suffix)]}.{mark}{suffix}"
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:

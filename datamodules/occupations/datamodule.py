@@ -14,6 +14,7 @@ from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
+    Files,
     TableOptions,
     check_file,
     check_suffix,
@@ -44,7 +45,6 @@ from datamodules.tokenizers.codes import (
 
 log = logging.getLogger(__name__)
 RECIPE_KEY = "occupation_recipe"
-Files = str | list[str] | None
 
 
 class OccupationDataModule(PlannedDataModule):
@@ -130,7 +130,6 @@ class OccupationDataModule(PlannedDataModule):
         if stage == "predict":
             self.index = self._open_index(recipe)
             self.recipe = recipe
-            self.datasets.pop("predict", None)
         elif self.store is None or (
             recipe is not None and encoding_digest(recipe) != encoding_digest(self.store.recipe)
         ):
@@ -223,11 +222,8 @@ class OccupationDataModule(PlannedDataModule):
         return audit
 
     @property
-    def predict_output_path(self) -> Path:
-        """Where the coded table goes."""
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        return output_like(self._predict_paths(), "coded", self.run_folder)
+    def default_output(self) -> str:
+        return output_like(self._predict_paths(), "coded")
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""

@@ -18,7 +18,7 @@ from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
-from datamodules.files.tables import TableOptions, expand_files, output_like, own_files_hint
+from datamodules.files.tables import Files, TableOptions, expand_files, output_like, own_files_hint
 from datamodules.scored.store import (
     SUFFIXES,
     LabelOptions,
@@ -41,7 +41,6 @@ from datamodules.text.encoding import (
     kept_tokens,
 )
 
-Files = str | list[str] | None
 SHOWN = 300  # characters of a text in a description
 # Of the demo: facts of the sources that do not stand in the docstring; neighbours are alike.
 DEMO_COLUMNS = TextColumns(group="module")
@@ -220,23 +219,14 @@ class ScoredTextDataModule(EncodedTextDataModule):
         hand_over_rejected(store.folder, self.run_folder)
         super().prepare_data()
 
-    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
-        """Make the tokens of the stage's texts in the cache."""
-        self._dataset(stage, encoding, recipe)
-
-    def build(self, stage: Stage) -> PlannedDataset:
+    def make_dataset(
+        self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
+    ) -> ScoredTextDataset:
         """Return the dataset of one stage.
 
         Raises:
             ValueError: no row belongs to it.
         """
-        assert self.encoding is not None
-        assert self.recipe is not None
-        return self._dataset(stage, self.encoding, self.recipe)
-
-    def _dataset(
-        self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
-    ) -> ScoredTextDataset:
         store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
         rows = rows_of(stage, store, self.split, recipe["split"]) if stage != "predict" else None
         return ScoredTextDataset(store, encoding, chunks, rows)
@@ -292,12 +282,13 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return audit
 
     @property
+    def default_output(self) -> str:
+        return output_like(self._predict_paths(), "scored")
+
+    @property
     def predict_output_path(self) -> Path:
-        """Where the scored file goes."""
-        files, named = self._predict_paths(), self.predict_output
-        default = output_like(files, "scored", self.run_folder)
-        path = default if named is None else Path(named).expanduser()
-        check_output(files, path, self.table)  # not after hours of scoring
+        path = super().predict_output_path
+        check_output(self._predict_paths(), path, self.table)  # not after hours of scoring
         return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:

@@ -449,7 +449,9 @@ def _write(request: ScoredRequest, folder: Path) -> None:
         values[:, columns], classes = head.finish(values[:, columns])
         facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
     content.update(values.tobytes() + part_of.tobytes() + keys.tobytes())
-    arrays = dict(zip(ARRAYS, (text_of, part_of, values, keys, offsets), strict=True))
+    arrays: dict[str, Any] = dict(
+        zip(ARRAYS, (text_of, part_of, values, keys, offsets), strict=True)
+    )
     fingerprint = content.hexdigest()[:32]
     write_arrays(folder, arrays, fingerprint=fingerprint, heads=facts, files=files)
 

@@ -17,10 +17,9 @@ from datamodules.core.store import (
     made_once,
     write_arrays,
 )
-from datamodules.files.tables import expand_files
+from datamodules.files.tables import Files, expand_files
 from datamodules.search.bm25 import BM25_VERSION, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
-from datamodules.search.formats import Files
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run, rows_of
 
 LISTS_VERSION = 1

@@ -17,7 +17,7 @@ import numpy as np
 
 from datamodules.core.store import cache_folder, digest_of, file_digest, made_once, mapped_array
 from datamodules.demo import demo_collection
-from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected
+from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected, refuse
 from datamodules.files.splitting import (
     PART_NAMES,
     TEST,
@@ -249,7 +249,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
         FileNotFoundError: a file is not there.
         ValueError: a file cannot be read at all, or rows break a rule.
     """
-    refused, reader = BadRows(on_bad_rows), request.reader()
+    reader = request.reader()
     files = reader.files()
     fingerprint = digest_of(
         {
@@ -266,10 +266,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
     collection = Collection(folder)
-    if refused.mode == "error" and collection.bad_rows:
-        for row in collection.bad_rows:
-            refused.add(row)
-        raise ValueError(refused.message())
+    refuse(collection.bad_rows, on_bad_rows)
     return collection
 
 

@@ -1,6 +1,5 @@
 """SearchDataModule: the collection of rankers and retrievers, its tokens, and tables of results."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart, text_key
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
@@ -118,23 +117,10 @@ class SearchDataModule(EncodedTextDataModule):
             return None
         return file_queries(Path(self.predict_queries).expanduser())
 
-    @abstractmethod
-    def make_dataset(self, stage: Stage, encoding: TextEncoding) -> PlannedDataset:
-        """Return the dataset of one stage; all that it reads is made in the cache."""
-
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
         hand_over_rejected(self.collection.folder, self.run_folder)
         super().prepare_data()
-
-    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
-        """Make lists, indexes and tokens of a stage in the cache."""
-        self.make_dataset(stage, encoding)
-
-    def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage."""
-        assert self.encoding is not None
-        return self.make_dataset(stage, self.encoding)
 
     def training_texts(self) -> Iterator[str]:
         """Yield documents with their titles; of very many, evenly spread ones."""
@@ -182,12 +168,6 @@ class SearchDataModule(EncodedTextDataModule):
         if count := len(full) - len(np.unique(full)):
             audit.warnings.append(f"documents with the words of an earlier one: {count:,}")
         return audit
-
-    def output_path(self, default_name: str) -> Path:
-        """Return where a prediction goes."""
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        return self.run_folder / default_name
 
     @property
     def shows_found(self) -> bool:

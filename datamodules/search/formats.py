@@ -19,9 +19,8 @@ from datamodules.files.rows import (
     sound_rows,
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import expand_files, value_rows
+from datamodules.files.tables import Files, expand_files, value_rows
 
-Files = str | list[str] | None
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
 BEIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")

@@ -15,6 +15,7 @@ import torch
 from datamodules.core.plan import rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
+from datamodules.files.tables import Files
 from datamodules.search.bm25 import open_bm25
 from datamodules.search.candidates import (
     CandidateOptions,
@@ -31,7 +32,6 @@ from datamodules.search.datamodule import (
     kept_queries,
     tokens_per_byte,
 )
-from datamodules.search.formats import Files
 from datamodules.search.queries import (
     NO_DOCUMENT,
     NO_GRADE,
@@ -48,7 +48,6 @@ from datamodules.text.encoding import TextEncoding
 
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
 NO_TEXT = np.zeros(0, np.int64)
-RUN_NAME = "ranked.trec"
 TAG, DECIMALS = "unisono", 6
 MOST_NAMED = 3  # queries of a message
 log = logging.getLogger(__name__)
@@ -256,6 +255,8 @@ class RankingDataModule(SearchDataModule):
         ValueError: options in conflict.
     """
 
+    default_output = "ranked.trec"
+
     def __init__(
         self,
         candidates: CandidateOptions = CandidateOptions(),  # noqa: B008 - frozen
@@ -291,7 +292,9 @@ class RankingDataModule(SearchDataModule):
         """Raise where the stage has no query, or its file of them breaks a rule."""
         self._queries(stage)
 
-    def make_dataset(self, stage: Stage, encoding: TextEncoding) -> RankingDataset:
+    def make_dataset(
+        self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
+    ) -> RankingDataset:
         """Return the dataset of one stage.
 
         Raises:
@@ -310,11 +313,6 @@ class RankingDataModule(SearchDataModule):
             with_baselines=stage == "test",
             is_even=stage == "predict",
         )
-
-    @property
-    def predict_output_path(self) -> Path:
-        """Where the run goes."""
-        return self.output_path(RUN_NAME)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the run, best first, equal scores in the order of documents; for queries of a file,

@@ -489,6 +489,8 @@ class RetrievalDataModule(SearchDataModule):
         ValueError: a number below 1, or of others below 0.
     """
 
+    default_output = "encoded"  # a folder
+
     def __init__(
         self,
         mix: TrainingMix = TrainingMix(),
@@ -517,7 +519,9 @@ class RetrievalDataModule(SearchDataModule):
         elif (judged := self.judged(stage, may_lack=stage == "train")) and stage == "train":
             self.mix.counts(self.collection, judged.with_relevant())
 
-    def make_dataset(self, stage: Stage, encoding: TextEncoding) -> PairDataset | TextsDataset:
+    def make_dataset(
+        self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
+    ) -> PairDataset | TextsDataset:
         """Return the dataset of one stage.
 
         Raises:
@@ -539,11 +543,6 @@ class RetrievalDataModule(SearchDataModule):
         first = (self.bm25, self.bm25_depth, self.mix.reads_whole)
         queries = self.queries(judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, *first)
-
-    @property
-    def predict_output_path(self) -> Path:
-        """The folder of encoded texts that a prediction makes."""
-        return self.output_path("encoded")
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the encoded texts, and whatever the model's `search` finds in them, whole or not

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.core.planned import PlannedDataModule, Stage
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import ArrayFile, ArrayFolder, cache_folder, digest_of, made_once
 from datamodules.text.store import token_dtype
 from datamodules.tokenizers.text import (
@@ -356,9 +356,16 @@ class EncodedTextDataModule(PlannedDataModule):
         """Raise what `build` would, where it needs no tokens: before hours of tokenising."""
 
     @abstractmethod
-    def prepare_tokens(self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]) -> None:
-        """Make the tokens of a stage's texts in the cache; a prediction reads each text once, and
-        makes them when it does."""
+    def make_dataset(
+        self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
+    ) -> PlannedDataset:
+        """Return the dataset of one stage; all that it reads is made in the cache."""
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage."""
+        assert self.encoding is not None
+        assert self.recipe is not None
+        return self.make_dataset(stage, self.encoding, self.recipe)
 
     def recipe_facts(self) -> dict[str, Any]:
         """Return what else a checkpoint must keep, such as the names of classes; none here."""
@@ -384,7 +391,7 @@ class EncodedTextDataModule(PlannedDataModule):
         recipe = self._recipe(self._trainer_stage())
         encoding = TextEncoding(recipe)
         for stage in stages:
-            self.prepare_tokens(stage, encoding, recipe)
+            self.make_dataset(stage, encoding, recipe)
 
     def setup(self, stage: str) -> None:
         """Take the recipe and build the datasets of the stage."""
@@ -393,8 +400,6 @@ class EncodedTextDataModule(PlannedDataModule):
         if self.encoding is None or self.encoding.digest != encoding.digest:
             self.encoding = encoding
             self.datasets.clear()
-        if stage == "predict":
-            self.datasets.pop("predict", None)
         super().setup(stage)
 
     def _recipe(self, stage: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from datamodules.files.rows import (
     sound_rows,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
+from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.prompts import ASSISTANT, as_messages
 from datamodules.text.store import (
@@ -36,7 +37,7 @@ from datamodules.text.store import (
     part_files,
     token_dtype,
 )
-from datamodules.text.texts import Files, LanguageModelDataModule
+from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
 from datamodules.files.documents import DocumentsBy, Reading, text_files
-from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, hand_over_rejected
+from datamodules.files.rows import SUFFIXES, JsonRow, OnBadRows, hand_over_rejected, refuse
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
-from datamodules.files.tables import expand_files
+from datamodules.files.tables import Files, expand_files
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
 from datamodules.text.prompts import (
     ChoiceDataset,
@@ -40,7 +40,6 @@ from datamodules.tokenizers.text import (
 )
 
 log = logging.getLogger(__name__)
-Files = str | list[str] | None
 
 
 class LanguageModelDataModule(PlannedDataModule):
@@ -69,7 +68,7 @@ class LanguageModelDataModule(PlannedDataModule):
     separator = ""  # between a prompt and its completion
     suffixes: tuple[str, ...] = SUFFIXES
     noun = "documents"
-    on_bad_rows = "error"
+    on_bad_rows: OnBadRows = "error"
 
     def __init__(
         self,
@@ -114,11 +113,7 @@ class LanguageModelDataModule(PlannedDataModule):
         """Return the store of a request, made at first use; a ValueError where rows break a rule
         and are not to be left out."""
         store = request.open()
-        if store.bad_rows and self.on_bad_rows == "error":
-            found = BadRows("error")
-            for row in store.bad_rows:
-                found.add(row)
-            raise ValueError(found.message())
+        refuse(store.bad_rows, self.on_bad_rows)
         return store
 
     def predict_hint(self, command: str) -> str:
@@ -182,9 +177,7 @@ class LanguageModelDataModule(PlannedDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the store and build the datasets of the stage; prediction reads prompts anew."""
-        if stage == "predict":
-            self.datasets.pop("predict", None)
-        else:
+        if stage != "predict":
             store = self.open_store(stage)
             if self.store is None or store.folder != self.store.folder:
                 self.store = store
@@ -238,12 +231,8 @@ class LanguageModelDataModule(PlannedDataModule):
             log.warning(f"{num_cut} of {len(dataset.num_cut)} prompts are longer than {limit}.")
 
     @property
-    def predict_output_path(self) -> Path:
-        """Where the completions or scores go."""
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        name = f"{self._predict_paths()[0].stem}.{self.output_mark}.jsonl"
-        return Path(self.trainer.default_root_dir) / name
+    def default_output(self) -> str:
+        return f"{self._predict_paths()[0].stem}.{self.output_mark}.jsonl"
 
     @property
     def output_mark(self) -> str:
