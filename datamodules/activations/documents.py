@@ -16,6 +16,7 @@ import numpy as np
 from datamodules.core.batches import ALL
 from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataModule
+from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import (
     TEXT_SUFFIXES,
@@ -28,7 +29,7 @@ from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.text.packing import cut_into_pieces
-from datamodules.text.store import TokenRequest, TokenStore, text_hash
+from datamodules.text.store import TokenRequest, TokenStore
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
 
 SEEDS_APART = 1_000_003  # more than positions of a document

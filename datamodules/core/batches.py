@@ -4,6 +4,7 @@ Shape legend: B samples in the micro-batch, S characters, K codes of the richest
 tokens, T positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
@@ -169,17 +170,22 @@ class EncodeBatch(PlannedBatch):
 
 def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:
     """input_ids [B, S] int64 and attention_mask [B, S] bool of these code points."""
-    input_ids, mask = padded(texts, PADDING_ID)
+    input_ids = padded(texts, PADDING_ID)
+    mask = np.arange(input_ids.shape[1]) < np.array([[len(text)] for text in texts])
     return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask)}
 
 
-def padded(rows: list[np.ndarray], filler: int) -> tuple[np.ndarray, np.ndarray]:
-    """[B, S] int64 of rows of integers, filled up on the right, and [B, S] bool: no filler."""
-    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    values = np.full(mask.shape, filler, dtype=np.int64)
-    values[mask] = np.concatenate(rows)
-    return values, mask
+def padded(rows: Sequence[np.ndarray], filler: int | np.float32, width: int = 0) -> np.ndarray:
+    """[B, S] of rows of several lengths, filled up on the right, of the dtype of the filler.
+
+    Args:
+        width: the least S.
+    """
+    sizes = np.array([len(row) for row in rows], np.int64)
+    values = np.full((len(rows), sizes.max(initial=width)), filler)
+    if sizes.any():
+        values[np.arange(values.shape[1]) < sizes[:, None]] = np.concatenate(rows)
+    return values
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def text_hash(text: str) -> int:
+    """Return 64 bits that are equal for equal texts alone."""
+    content = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
 def cache_folder(kind: str, facts: Any) -> Path:
     """Return the place in the cache of what is made of these plain JSON values, for `made_once`."""
     return cache_root() / kind / digest_of(facts)

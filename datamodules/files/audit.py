@@ -4,7 +4,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -152,11 +151,6 @@ class Audit:
                 break
         title = f"a row of training: {OPENS}trained on{CLOSES}, not trained on"
         console.print(Panel(text, title=title, title_align="left", width=WIDTH))
-
-
-def text_key(text: str) -> int:
-    """Return a number for `AuditPart.keys`, equal for equal texts."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def _say(console: "Console", label: str, text: str, style: str = "") -> None:

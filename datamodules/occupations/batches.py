@@ -194,7 +194,7 @@ class OccupationDataset(PlannedDataset):
         texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
         if self.augmentation is not None:
             self._vary(texts, language_id, sample_ids, epoch)
-        batch, (code_ids, _) = padded_texts(texts), padded(code_sets, NO_CODE)
+        batch, code_ids = padded_texts(texts), padded(code_sets, NO_CODE)
         batch["language_id"] = torch.from_numpy(language_id)
         batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
         batch["num_with_codes"] = np.bincount([len(codes) for codes in code_sets]).tolist()

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
-from datamodules.files.audit import Audit, AuditPart, text_key
+from datamodules.core.store import text_hash
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
@@ -177,7 +178,7 @@ class OccupationDataModule(PlannedDataModule):
             system = book.system
         audit = Audit("rows", "characters", limit=request.text.max_length)
         names = (*PART_NAMES, "predict")
-        parts = {name: (array("q"), array("q")) for name in names}  # lengths, keys of texts
+        parts = {name: (array("q"), array("Q")) for name in names}  # lengths, keys of texts
         codes: Counter[str] = Counter()
         languages: Counter[str] = Counter()
         code_sets: dict[str, set[tuple[str, ...]]] = {}
@@ -186,7 +187,7 @@ class OccupationDataModule(PlannedDataModule):
         def take(path: Path, name: str, text: str, language: str) -> None:
             audit.files[str(path)] += 1
             parts[name][0].append(len(text))
-            parts[name][1].append(text_key(text))
+            parts[name][1].append(text_hash(text))
             languages[language] += 1
 
         for number, paths in request.files.items():

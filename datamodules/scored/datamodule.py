@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
-from datamodules.files.audit import Audit, AuditPart, text_key
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
 from datamodules.files.tables import Files, TableOptions, expand_files, output_like, own_files_hint
@@ -258,7 +259,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         store = open_store(replace(request, on_bad_rows="reject"))
         audit = Audit("texts", "bytes", bad_rows=read_rejected(store.folder), files=store.files)
         texts = map(store.text, range(len(store.num_bytes)))
-        keys = np.array([text_key(stem_key(text)) for text in texts])
+        keys = np.array([text_hash(stem_key(text)) for text in texts], np.uint64)
         is_sound = store.text_of_row >= 0
         for part, name in enumerate(PART_NAMES):
             own = store.text_of_row[is_sound & (store.file_part == part)]

@@ -16,10 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from datamodules.core.store import (
+    ArrayFile,
     ArrayFolder,
     cache_folder,
     file_digest,
     made_once,
+    text_hash,
     write_arrays,
 )
 from datamodules.files.rows import (
@@ -54,10 +56,9 @@ NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
 DIGITS = 6  # of a prediction
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
-STORE_VERSION = 4
+STORE_VERSION = 5
 REJECTED = -1
 NUM_BINS = 5  # of the numbers of a regression
-ARRAYS = ("text_of_row", "file_part", "labels", "keys", "offsets")
 
 
 @dataclass(frozen=True)
@@ -331,9 +332,9 @@ class ScoredStore(ArrayFolder):
         super().__init__(folder)
         self.heads: dict[str, dict[str, Any]] = self.facts["heads"]
         self.files: dict[str, int] = self.facts["files"]
-        self.text_of_row, self.file_part, self.labels, self.keys, self._offsets = (
-            self.arrays[name] for name in ARRAYS
-        )
+        self.text_of_row, self.file_part = self.arrays["text_of_row"], self.arrays["file_part"]
+        self.labels, self.keys = self.arrays["labels"], self.arrays["keys"]
+        self._texts, self._offsets = self.arrays["texts"], self.arrays["offsets"]
         self.num_bytes = np.diff(self._offsets)
         self.columns: dict[str, slice] = {}
         start = 0
@@ -341,7 +342,6 @@ class ScoredStore(ArrayFolder):
             width = len(head["classes"]) if head["kind"] == "multilabel" else 1
             self.columns[name] = slice(start, start + width)
             start += width
-        self._texts = np.memmap(folder / "texts.bin", np.uint8, "r")
 
     def text(self, number: int) -> str:
         """Return one distinct text."""
@@ -415,7 +415,7 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     text_of, part_of, labels, keys = array("q"), array("b"), array("d"), array("Q")
     offsets, number_of, content = array("q", [0]), dict[bytes, int](), hashlib.sha256()
     files = dict.fromkeys((str(path.resolve()) for _, path in request.files), 0)
-    with (folder / "texts.bin").open("wb") as texts:
+    with ArrayFile(folder / "texts.npy", np.uint8) as texts:
         for part, path in request.files:
             for row in _rows(path, request, heads, bad_rows):
                 part_of.append(part)
@@ -429,12 +429,10 @@ def _write(request: ScoredRequest, folder: Path) -> None:
                 digest = hashlib.blake2b(encoded, digest_size=16).digest()
                 number = number_of.setdefault(digest, len(number_of))
                 if number == len(offsets) - 1:
-                    texts.write(encoded)
+                    texts.add(np.frombuffer(encoded, np.uint8))
                     offsets.append(offsets[-1] + len(encoded))
                 text_of.append(number)
-                stem = (group or stem_key(text)).encode("utf-8", "surrogatepass")
-                key = hashlib.blake2b(stem, digest_size=8).digest()
-                keys.append(int.from_bytes(key, "little"))
+                keys.append(text_hash(group or stem_key(text)))
                 labels.extend(numbers)
                 content.update(digest)
                 files[str(path.resolve())] += 1
@@ -449,9 +447,13 @@ def _write(request: ScoredRequest, folder: Path) -> None:
         values[:, columns], classes = head.finish(values[:, columns])
         facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
     content.update(values.tobytes() + part_of.tobytes() + keys.tobytes())
-    arrays: dict[str, Any] = dict(
-        zip(ARRAYS, (text_of, part_of, values, keys, offsets), strict=True)
-    )
+    arrays: dict[str, Any] = {
+        "text_of_row": text_of,
+        "file_part": part_of,
+        "labels": values,
+        "keys": keys,
+        "offsets": offsets,
+    }
     fingerprint = content.hexdigest()[:32]
     write_arrays(folder, arrays, fingerprint=fingerprint, heads=facts, files=files)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from datamodules.core.batches import padded
 from datamodules.core.store import (
     ArrayFolder,
     cache_folder,
@@ -20,7 +21,7 @@ from datamodules.core.store import (
 from datamodules.files.tables import Files, expand_files
 from datamodules.search.bm25 import BM25_VERSION, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
-from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run, rows_of
+from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run
 
 LISTS_VERSION = 1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
@@ -272,7 +273,7 @@ def run_lists(
                 f"{option} {', '.join(map(str, paths))} ranks none of the {len(queries)} queries, "
                 f'such as "{queries[0].id}"; name a run of these queries.'
             )
-        return rows_of(documents, NO_DOCUMENT), rows_of(scores, NO_SCORE)
+        return padded(documents, NO_DOCUMENT), padded(scores, NO_SCORE)
 
     digests = [file_digest(path) for path in paths]
     return _made(["run", collection.fingerprint, digests, most, queries.digest], make)

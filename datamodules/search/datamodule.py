@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from datamodules.core.planned import Stage
-from datamodules.files.audit import Audit, AuditPart, text_key
+from datamodules.core.store import text_hash
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import write_batches
@@ -162,7 +163,7 @@ class SearchDataModule(EncodedTextDataModule):
         audit.notes.append(("documents", f"{len(lengths):,}; {sentence}"))
         sentence = f"{len(collection.queries) - num_judged:,} queries have no judgement"
         audit.notes.append(("unjudged", f"{sentence} and are in no part"))
-        full = documents[documents != text_key("")]
+        full = documents[documents != text_hash("")]
         if count := len(documents) - len(full):
             audit.warnings.append(f"documents with neither title nor text: {count:,}")
         if count := len(full) - len(np.unique(full)):
@@ -211,4 +212,4 @@ def snippet(text: str, query: str) -> str:
 def _contents(table: TextTable) -> np.ndarray:
     """Return [n] integers, equal for texts that differ in case and spacing alone."""
     words = (" ".join(f"{text.title} {text.text}".casefold().split()) for text in table)
-    return np.array([text_key(one) for one in words])
+    return np.array([text_hash(one) for one in words], np.uint64)

@@ -5,7 +5,7 @@ equal scores by document id, the last first.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -35,16 +35,6 @@ NO_DOCUMENT = -1  # where a row has fewer
 NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
 RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
-
-
-def rows_of(values: Sequence[np.ndarray], filler: int | np.float32, width: int = 0) -> np.ndarray:
-    """Return arrays of several lengths as the rows of one, at least `width` wide, of the dtype of
-    its filler."""
-    sizes = np.array([len(value) for value in values], np.int64)
-    rows = np.full((len(values), sizes.max(initial=width)), filler)
-    if sizes.any():
-        rows[np.arange(rows.shape[1]) < sizes[:, None]] = np.concatenate(values)
-    return rows
 
 
 def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from datamodules.core.batches import padded
 from datamodules.core.plan import rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
@@ -41,7 +42,6 @@ from datamodules.search.queries import (
     QueryJudgements,
     Ranking,
     looked_up,
-    rows_of,
     write_run,
 )
 from datamodules.text.encoding import TextEncoding
@@ -183,14 +183,14 @@ class RankingDataset(PlannedDataset):
         index[np.arange(width) < sizes[:, None]] = order.argsort()[: len(texts)]
         first = [self.first_scores(*own) for own in each]
         columns = {
-            "document": rows_of(own_documents, NO_DOCUMENT, width),
-            "relevance": rows_of([grades for _, grades in groups], NO_GRADE, width),
-            "prior": rows_of(list(map(self.prior, places, first)), NO_SCORE, width),
-            "all_relevance": rows_of([self.judged(place).grades for place in places], NO_GRADE, 1),
+            "document": padded(own_documents, NO_DOCUMENT, width),
+            "relevance": padded([grades for _, grades in groups], NO_GRADE, width),
+            "prior": padded(list(map(self.prior, places, first)), NO_SCORE, width),
+            "all_relevance": padded([self.judged(place).grades for place in places], NO_GRADE, 1),
         }
         if self.teacher is not None:
             teacher = [looked_up(own, *self.teacher.of(place)) for place, own in each]
-            columns["teacher"] = rows_of(teacher, NO_GRADE, width)
+            columns["teacher"] = padded(teacher, NO_GRADE, width)
         batch = {
             **rows,
             **{name: torch.from_numpy(values) for name, values in columns.items()},
@@ -201,7 +201,7 @@ class RankingDataset(PlannedDataset):
         if self.with_baselines:
             scores = {"first": first, "bm25": [self.bm25_scores(*own) for own in each]}
             batch["baselines"] = {
-                name: torch.from_numpy(rows_of(scores[name], NO_SCORE, width))
+                name: torch.from_numpy(padded(scores[name], NO_SCORE, width))
                 for name in self.baselines
             }
         return batch

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from datamodules.core.batches import padded
 from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import (
@@ -44,7 +45,6 @@ from datamodules.search.queries import (
     JudgedQueries,
     Queries,
     numbers_digest,
-    rows_of,
 )
 from datamodules.text.encoding import TextEncoding, TokenRows, sentences_of, write_token_rows
 
@@ -313,14 +313,14 @@ class PairDataset(PlannedDataset):
         texts = [ids for pair in pairs for ids in [*pair.texts, *missing[len(pair.texts) :]]]
         queries = self.encoding.framing.rows([pair.query[:most] for pair in pairs])
         rows = self.encoding.framing.rows(texts)
-        documents = rows_of([pair.documents for pair in pairs], NO_DOCUMENT, width)
+        documents = padded([pair.documents for pair in pairs], NO_DOCUMENT, width)
         return {
             "query_ids": queries["input_ids"],
             "query_mask": queries["attention_mask"],
             "document_ids": rows["input_ids"],
             "document_mask": rows["attention_mask"],
             "document": torch.from_numpy(documents.ravel()),
-            "known": torch.from_numpy(rows_of([pair.known for pair in pairs], NO_DOCUMENT)),
+            "known": torch.from_numpy(padded([pair.known for pair in pairs], NO_DOCUMENT)),
         }
 
     def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -407,8 +407,8 @@ class TextsDataset(PlannedDataset):
             first = self.bm25.search(asked, self.depth, self.documents)
         width = self.judged.most
         columns = {
-            "judged": rows_of([own.documents for own in judged], NO_DOCUMENT, width),
-            "grade": rows_of([own.grades for own in judged], NO_GRADE, width),
+            "judged": padded([own.documents for own in judged], NO_DOCUMENT, width),
+            "grade": padded([own.grades for own in judged], NO_GRADE, width),
             "first_document": first.documents,
             "first_score": first.scores,
         }

@@ -26,6 +26,7 @@ from datamodules.core.store import (
     file_digest,
     made_once,
     mapped_array,
+    text_hash,
 )
 from datamodules.files.documents import Document, Reading, read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, half_character, read_rejected
@@ -343,8 +344,3 @@ def _write_tokens(
                 batch, size = [], 0
         add(batch)
     return num_bytes
-
-
-def text_hash(text: str) -> int:
-    """Return 64 bits of a text, by which it is known in a store."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
