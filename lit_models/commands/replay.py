@@ -47,6 +47,7 @@ class LedgerStep:
     """A step of the surviving lineage, and the checkpoint nearest to the weights it began with.
 
     Attributes:
+        run: folder of the run; only read.
         line: its own.
         start: the line that began its attempt.
         left_out: why it is not in the final weights, or "".
@@ -55,6 +56,7 @@ class LedgerStep:
         damaged: names of checkpoints that were passed over.
     """
 
+    run: Path
     line: dict[str, Any]
     start: dict[str, Any]
     left_out: str = ""
@@ -153,7 +155,7 @@ def replay(
         )
     trainer_values = config.get("trainer") or {}
     advance = advance and found.num_older > 0
-    result = replay_step(found, module, data, run, trainer_values, advance)
+    result = replay_step(found, module, data, trainer_values, advance)
     _say("config", path.name)
     _show_start(found, result, advance)
     _show_samples(result, samples)
@@ -207,7 +209,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
         if "loops" in content and is_before and is_nearer:
             checkpoint, checkpoint_step = path, done
     left_out = lineage.left_out.get(step, "")
-    return LedgerStep(line, start, left_out, checkpoint, checkpoint_step, tuple(damaged))
+    return LedgerStep(run, line, start, left_out, checkpoint, checkpoint_step, tuple(damaged))
 
 
 def _say(label: str, text: str) -> None:
@@ -314,7 +316,6 @@ def replay_step(
     found: LedgerStep,
     module: ExactModule,
     data: PlannedDataModule,
-    run: Path,
     trainer_values: dict[str, Any],
     advance: bool = False,
 ) -> Replay:
@@ -324,7 +325,6 @@ def replay_step(
         found: the step, and where the weights come from.
         module: built from the run's config, right after the seed was set.
         data: built from the run's config.
-        run: the run folder; only read.
         trainer_values: the `trainer` key of the run's config.
         advance: train the steps between the weights and the step first.
 
@@ -332,10 +332,10 @@ def replay_step(
         ValueError: the data are not those that the step was trained with.
         RuntimeError: training ends before the step.
     """
-    follow_one_device(data, found, run, trainer_values)
+    follow_one_device(data, found, trainer_values)
     if not module.may_accumulate:
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
-    at_step, line = AtStep(found, run, advance), found.line
+    at_step, line = AtStep(found, advance), found.line
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
     logging.disable(logging.WARNING)  # of a training: here it is none
     try:
@@ -367,16 +367,16 @@ def replay_step(
 
 
 def follow_one_device(
-    data: PlannedDataModule, found: LedgerStep, run: Path, trainer_values: dict[str, Any]
+    data: PlannedDataModule, found: LedgerStep, trainer_values: dict[str, Any]
 ) -> None:
     """Give the datamodule the run's global batch, and its micro-batch, so that it fits again."""
-    request = plan_of(run)["request"]
+    request = plan_of(found.run)["request"]
     accumulation = trainer_values.get("accumulate_grad_batches") or 1
     slots = found.start["num_replicas"] * accumulation  # devices of a tensor group share one
     micro = data.batch_size or data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
-        path, rehearsal = run / "topology.json", None
+        path, rehearsal = found.run / "topology.json", None
         if path.exists():
             rehearsal = loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
         micro = math.ceil(data.global_batch_size / slots)
@@ -389,17 +389,16 @@ class AtStep(Callback):
 
     Args:
         found: the step.
-        run: its run folder.
         advance: wait until the weights are those of the step; else look at once.
     """
 
-    def __init__(self, found: LedgerStep, run: Path, advance: bool) -> None:
-        self.found, self.run, self.advance = found, run, advance
+    def __init__(self, found: LedgerStep, advance: bool) -> None:
+        self.found, self.advance = found, advance
         self.seen: Replay | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check, before any weight is read, that the plan gives the ledger's samples."""
-        data, run, line = trainer.datamodule, self.run, self.found.line
+        data, run, line = trainer.datamodule, self.found.run, self.found.line
         request = data.request("train")
         if request.digest() != self.found.start["plan_digest"]:
             then, now = plan_of(run)["request"], vars(request)

@@ -28,7 +28,8 @@ __getattr__: Callable[[str], Any] = late_names(__name__, _HOME)
 
 
 def default_callbacks() -> list[Any]:
-    """Return what every run has; one that the user's configuration names replaces its equal."""
+    """Return what every run of the command has; one that the user's configuration names replaces
+    its equal. A script has those of `ExactModule.own_callbacks` unasked."""
     names = ["Ledger", "Throughput", "NonFinite", "Preemption", "Rehearsal", "FailureReport"]
     names += ["LastCheckpoint", "BestCheckpoint", "PredictionWriter", "ErrorTable"]
     return [__getattr__(name)() for name in names]

@@ -26,6 +26,20 @@ from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
 from lit_models.training.sharding import whole
 
+MOST_OF_VALIDATION = 12  # rows of a validation's table
+# Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
+# digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
+PARTS = 4096.0
+MOST_CHARACTERS = 2000  # of a text
+# What families call the three things that a reader looks for.
+COLUMNS = {
+    **dict.fromkeys(("text", "query"), "input"),
+    **dict.fromkeys(("codes", "candidates", "trained on", "goes on"), "truth"),
+    **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
+}
+LAST = ("confidence", "seen in training", "sample", "loss")
+NOBODY = -torch.inf
+
 
 class PredictionWriter(Callback):
     """Writes what `predict_step` returns, and lets the datamodule turn it into the user's file.
@@ -172,21 +186,6 @@ def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
             os.posix_fallocate(file.fileno(), 0, num_bytes)  # else a full disk is a bus error
         file.truncate(num_bytes)
     return np.memmap(path, dtype, "r+", shape=shape) if num_bytes else np.zeros(shape, dtype)
-
-
-MOST_OF_VALIDATION = 12  # rows of a validation's table
-# Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
-# digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
-PARTS = 4096.0
-MOST_CHARACTERS = 2000  # of a text
-# What families call the three things that a reader looks for.
-COLUMNS = {
-    **dict.fromkeys(("text", "query"), "input"),
-    **dict.fromkeys(("codes", "candidates", "trained on", "goes on"), "truth"),
-    **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
-}
-LAST = ("confidence", "seen in training", "sample", "loss")
-NOBODY = -torch.inf
 
 
 class ErrorTable(Callback):

@@ -163,7 +163,7 @@ def test_a_step_of_a_lens_is_replayed(whole, step):
     values = {"max_epochs": 9, "max_steps": 4, "precision": "64-true"}
     seed_everything(1, verbose=False)
     untrained = replace(found, checkpoint=None, checkpoint_step=0)
-    result = replay_step(untrained, lens_module(), data, whole, values, advance=True)
+    result = replay_step(untrained, lens_module(), data, values, advance=True)
     assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
     assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
     assert len(result.samples) == 16
