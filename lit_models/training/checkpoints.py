@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from datamodules.core.store import put_in_place, remove, replacing, sha256_of, sync
 from lit_models.training.export import is_exported, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.ledger import ledger_of
+from lit_models.training.ledger import ledger_of, of_all_ranks
 from lit_models.training.optim import AVERAGED
 
 MARKER = "meta.pt"
@@ -389,8 +389,7 @@ def _on_ranks(action: Callable[[], Any], target: Path, first_alone: bool = False
             result = action()
     except (OSError, RuntimeError, SafetensorError) as error:
         failure = _reason(error)
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, (result, failure))
+    answers = of_all_ranks((result, failure))
     failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
     if failures:
         raise OSError(NOT_WRITTEN.format(target, "; ".join(failures)))

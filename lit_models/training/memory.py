@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
@@ -25,7 +24,7 @@ from datamodules.core.plan import (
 )
 from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.training.dropout import ExactDropout
-from lit_models.training.ledger import StepRecord, is_distributed
+from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks
 from lit_models.training.rules import Verdict
 from lit_models.training.sharding import is_compiled, local_parts
 
@@ -190,17 +189,14 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
     except torch.OutOfMemoryError:
         load = math.inf  # outside of this block nothing holds the tensors of the forward pass
         module.zero_grad(set_to_none=True)
-    if not is_distributed():
-        return load
-    if math.isinf(load) and getattr(trainer.strategy, "strategy_name", "") == "fsdp":
+    is_sharded = getattr(trainer.strategy, "strategy_name", "") == "fsdp"
+    if math.isinf(load) and is_sharded and is_distributed():
         raise RuntimeError(
             f"this device ran out of memory while a micro-batch of {size} was tried under fsdp, "
             "where the others wait for it. Give a smaller --data.micro_batch_size, or free the "
             "memory that others take of the device."
         )
-    largest = torch.tensor(load, dtype=torch.float64, device=trainer.strategy.root_device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return float(largest)
+    return max(of_all_ranks(load))
 
 
 def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumulated: bool) -> None:

@@ -294,7 +294,6 @@ def test_a_rank_that_others_wait_for_says_so_and_ends(tmp_path, monkeypatch):
             self.trainer.strategy.strategy_name = "fsdp"
 
     monkeypatch.setattr("lit_models.training.memory.is_distributed", lambda: True)
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda value, op: None)
     words = "micro-batch of 4 was tried under fsdp.*Give a smaller --data.micro_batch_size"
     with pytest.raises(RuntimeError, match=words):
         fit(tmp_path, ToyData(), Sharded(), most=10**6)
