@@ -219,27 +219,18 @@ class Drawn(nn.Module):
         self.register_buffer("empty", torch.zeros(0))
 
 
-def all_of(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
 def test_every_rank_begins_with_the_bits_of_rank_0(monkeypatch):
-    sent = []
+    sent, first, other = [], Drawn(0), Drawn(7)
     monkeypatch.setattr(dist, "broadcast", lambda bits, src: sent.append(bits.clone()))
-    first, other = Drawn(0), Drawn(7)
-    assert not any(
-        torch.equal(a, b) for a, b in zip(all_of(first)[:5], all_of(other), strict=False)
-    )
     equal_weights(first, CPU)
-    on_the_way = iter(sent)
-    monkeypatch.setattr(dist, "broadcast", lambda bits, src: bits.copy_(next(on_the_way)))
+    monkeypatch.setattr(dist, "broadcast", lambda bits, src: bits.copy_(sent.pop(0)))
     equal_weights(other, CPU)
-    assert next(on_the_way, None) is None
-    for expected, got in zip(all_of(Drawn(0)), all_of(other), strict=True):
-        assert expected.dtype == got.dtype
-        assert expected.requires_grad == got.requires_grad
-        assert expected.stride() == got.stride()
-        assert torch.equal(expected, got)
+    assert sent == []
+    expected, got = ([*module.parameters(), *module.buffers()] for module in (Drawn(0), other))
+    for left, right in zip(expected, got, strict=True):
+        assert torch.equal(left, right)
+        assert (left.dtype, left.requires_grad) == (right.dtype, right.requires_grad)
+        assert left.stride() == right.stride()
 
 
 def test_dropout_that_a_group_draws_apart_is_refused():
