@@ -211,7 +211,7 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
         marker = path / MARKER
         return (marker if marker.is_file() else path).stat().st_mtime_ns
 
-    files = [p for p in (run_folder / "checkpoints").glob("*.ckpt") if not p.name.startswith(".")]
+    files = (run_folder / "checkpoints").glob("[!.]*.ckpt")
     for path in sorted(files, key=written_at, reverse=True):
         fault = damage(path)
         if fault is None:
@@ -231,29 +231,21 @@ def take_averaged(checkpoint: dict[str, Any]) -> None:
     checkpoint["state_dict"] = {**checkpoint["state_dict"], **checkpoint.get(AVERAGED, {})}
 
 
-def load_part(
-    module: LightningModule,
-    path: str,
-    part: str | None = None,
-    adapt: Callable[[dict[str, Any]], dict[str, Tensor]] | None = None,
-) -> None:
+def load_part(module: LightningModule, path: str, part: str | None = None) -> None:
     """Copy weights from a checkpoint into a module: all of them, or one part.
 
     Args:
-        module: with its network built.
+        module: an `ExactModule` with its network built; its `adapted_weights` are taken.
         path: of the checkpoint.
         part: name of a submodule, such as `encoder`.
-        adapt: makes the weights that fit this module from the checkpoint's content.
 
     Raises:
         ValueError: names or shapes do not fit; the first differences are listed.
     """
     content = read_checkpoint(path)
     take_averaged(content)
-    weights = content["state_dict"] if adapt is None else adapt(content)
-    own = module.state_dict()
+    weights, own = module.adapted_weights(content), module.state_dict()
     if part is not None:
-        weights = {k: v for k, v in weights.items() if f".{part}." in f".{k}"}
         own = {k: v for k, v in own.items() if f".{part}." in f".{k}"}
         if not own:
             raise ValueError(f"init_from_part is {part!r}, but {type(module).__name__} has none.")

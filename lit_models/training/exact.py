@@ -244,7 +244,7 @@ class ExactModule(LightningModule):
                 if weights is not None:
                     self.load_state_dict(weights)
                 elif is_new and self.init_from is not None:
-                    load_part(self, self.init_from, self.init_from_part, self.adapted_weights)
+                    load_part(self, self.init_from, self.init_from_part)
             if data is not None:
                 self.prepare(data, is_new)
         self._convert(dtype)

@@ -145,7 +145,7 @@ class StoredClasses:
     def _allowed(self, source: str | Path, key: str, name: Any, types: list[Any]) -> Any:
         """Return the class of a name, imported if it is allowed."""
         own = {_path_of(kind): kind for kind in types if isinstance(kind, type)}
-        name = name if isinstance(name, str) else str(name)
+        name = str(name)
         found = own.get(name)
         if found is None and name in self.named:
             return _imported(name)
@@ -166,7 +166,7 @@ UNTRUSTED = StoredClasses()
 
 
 def _is_within(name: Any) -> bool:
-    return isinstance(name, str) and f"{name}.".startswith(tuple(f"{p}." for p in PACKAGES))
+    return f"{name}.".startswith(tuple(f"{package}." for package in PACKAGES))
 
 
 def _imported(name: str) -> Any:

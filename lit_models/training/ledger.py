@@ -188,7 +188,7 @@ def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueEr
     )
 
 
-def complete_lines(path: Path) -> list[dict[str, Any]]:
+def complete_lines(path: Path) -> list[Row]:
     """Return the JSON objects of a file's lines, if it exists, and cut off a last line that a kill
     tore. Raises ValueError for a whole line that is no JSON."""
     if not path.exists():
@@ -209,7 +209,7 @@ class Ledger(Callback):
     def __init__(self) -> None:
         self.wants_stop = False  # this rank asks all ranks to stop
         self.wants_save = False  # this rank asks all ranks to save
-        self.latest: dict[str, Any] = {}  # the newest line, equal on all ranks
+        self.latest: Row = {}  # the newest line, equal on all ranks
         self.save_now = False  # all ranks decided to save at the end of this step
         self.is_stopping = False  # all ranks decided to stop
         # Vector and gradient norm of the newest step, its facts, and the names of its terms.
@@ -323,7 +323,7 @@ class Ledger(Callback):
 
     teardown = on_exception
 
-    def _open(self, trainer: Trainer) -> list[dict[str, Any]]:
+    def _open(self, trainer: Trainer) -> list[Row]:
         """Open the ledger for more lines, and return those it has."""
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -370,11 +370,11 @@ class Ledger(Callback):
                 known = {name: value for name, value in values.items() if value is not None}
                 logger.log_metrics(known, line["step"])
 
-    def note(self, event: dict[str, Any]) -> None:
+    def note(self, event: Row) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""
         self._append({**event, "attempt": self.attempt})
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, line: Row) -> None:
         if self._file is not None:
             self._hash = chained(line, self._hash)
             self._file.write(json.dumps({**line, "hash": self._hash}) + "\n")
