@@ -1,6 +1,5 @@
 """Small documents, a small subject, and dumps of it, for tests."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ from lightning.pytorch import Trainer
 from datamodules import ActivationDumpDataModule, TokenizerOptions
 from datamodules.activations.documents import PositionRule
 from datamodules.activations.store import ActivationStore
-from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitSubject
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.predictions import PredictionWriter
-from tests.text_corpora import saved_tokenizer
+from tests.text_corpora import rows_file
+from tests.toy import toy_trainer
 
 PETS, PLACES = ("owl", "cat", "dog", "hen"), ("hill", "town", "farm")
 RULE = PositionRule(min_position=2, per_document=3)
@@ -25,17 +24,15 @@ SHAPE = DecoderConfig(max_positions=16, hidden_size=16, num_layers=3, num_heads=
 
 def stories(folder: Path, number: int, name: str = "mine.jsonl", seed: int = 0) -> str:
     """Write different stories of 3 to 30 words with two attributes; return the file's path."""
-    rng, lines, seen = np.random.default_rng(seed), [], set()
-    while len(lines) < number:
+    rng, rows, seen = np.random.default_rng(seed), [], set()
+    while len(rows) < number:
         pet, place = str(rng.choice(PETS)), str(rng.choice(PLACES))
         more = " ".join(rng.choice([*PETS, *PLACES, "and", "the"], rng.integers(0, 28)))
         text = f"a {pet} at {place} {more} ".strip()
         if text not in seen:
             seen.add(text)
-            lines.append(json.dumps({"text": text, "attributes": {"pet": pet, "place": place}}))
-    path = folder / name
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+            rows.append({"text": text, "attributes": {"pet": pet, "place": place}})
+    return rows_file(folder / name, rows)
 
 
 def documents(files: str | list[str] | None, **options: Any) -> dict[str, Any]:
@@ -58,17 +55,9 @@ def subject(layer: int = 1, **options: Any) -> SubjectOptions:
 
 def trainer(folder: Path, **options: Any) -> Trainer:
     """Return a trainer that writes predictions and prints nothing."""
-    return Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=str(folder),
-        callbacks=[PredictionWriter(part_batches=2)],
-        **options,
-    )
+    callbacks = [PredictionWriter(part_batches=2)]
+    given = {"enable_checkpointing": False, "callbacks": callbacks, "precision": 32, **options}
+    return toy_trainer(folder, **given)
 
 
 def dumped(
@@ -88,34 +77,6 @@ def dumped(
 def contents(folder: Path) -> dict[str, bytes]:
     """Return name -> bytes of each file."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def model_folder(folder: Path, kind: str = "GPT2", **sizes: Any) -> str:
-    """Write a model of transformers with random weights, whose tokens are bytes; return its path.
-
-    Args:
-        folder: new.
-        kind: GPT2, Llama or Qwen2.
-        sizes: of its config.
-    """
-    import torch
-    import transformers
-
-    tokenizer = byte_tokenizer()
-    saved_tokenizer(tokenizer, folder)
-    torch.manual_seed(0)
-    names = ("n_positions", "n_embd", "n_layer", "n_head")
-    if kind != "GPT2":
-        names = (
-            *("max_position_embeddings", "hidden_size", "num_hidden_layers"),
-            "num_attention_heads",
-        )
-        sizes = {"intermediate_size": 24, "num_key_value_heads": 2} | sizes
-    sizes = dict(zip(names, (64, 16, 3, 2), strict=True)) | sizes
-    config = getattr(transformers, f"{kind}Config")(vocab_size=tokenizer.vocab_size, **sizes)
-    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    getattr(transformers, head)(config).save_pretrained(folder)
-    return str(folder)
 
 
 def plain_activations(

@@ -17,6 +17,11 @@ def text_file(path, text):
     return path
 
 
+def rows_file(path, rows):
+    """Write rows as JSON lines; return the file's path as a text."""
+    return str(text_file(path, "".join(json.dumps(row) + "\n" for row in rows)))
+
+
 def request(files, split=NO_SPLIT, options=TokenizerOptions(), **more):  # noqa: B008 - frozen
     parts = {TRAIN: files} if isinstance(files, list) else files
     return TokenRequest(parts, options, split, **more)
@@ -48,8 +53,7 @@ TEXTS = [f"Document {i} has {'some ' * (i % 5)}words.\n" for i in range(20)]
 
 def text_rows(folder):
     """Write the texts to a jsonl file with a second column; return its path."""
-    lines = [json.dumps({"text": text, "body": [1]}) + "\n" for text in TEXTS]
-    return str(text_file(folder / "corpus.jsonl", "".join(lines)))
+    return rows_file(folder / "corpus.jsonl", [{"text": text, "body": [1]} for text in TEXTS])
 
 
 def text_module(files, **options):

@@ -19,12 +19,14 @@ from lightning.pytorch import Callback, Trainer
 from datamodules import ActivationDumpDataModule
 from datamodules.activations.documents import Pieces, PositionRule
 from datamodules.activations.store import ActivationStore
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitSubject
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.predictions import PredictionWriter
-from tests.activation_dumps import model_folder, plain_activations
+from tests.activation_dumps import plain_activations
 from tests.benchmarks.figures import Aim, Figures
 from tests.distributed.launch import run
+from tests.text_corpora import saved_tokenizer
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.benchmark
@@ -38,12 +40,17 @@ SIZES = {"n_positions": LONGEST, "n_embd": 256, "n_layer": 6, "n_head": 8}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents of log-normal lengths, mean 120 bytes, and a GPT-2 that reads bytes."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     folder = tmp_path_factory.mktemp("dump")
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(np.log(120) - 0.7**2 / 2, 0.7, DOCUMENTS).astype(int).clip(4, 2000)
     texts = ("".join(rng.choice(list("etaoin shrdlu"), n)) for n in lengths)
     (folder / "mine.txt").write_text("\n".join(text.strip() or "e" for text in texts))
-    model_folder(folder / "model", **SIZES)
+    tokenizer = byte_tokenizer()
+    saved_tokenizer(tokenizer, folder / "model")
+    config = GPT2Config(vocab_size=tokenizer.vocab_size, **SIZES)
+    GPT2LMHeadModel(config).save_pretrained(folder / "model")
     return folder
 
 

@@ -211,16 +211,6 @@ def test_only_an_export_is_ever_replaced(tmp_path):
     assert (model / "model.safetensors").read_bytes() == before
 
 
-def test_a_damaged_folder_is_named(tmp_path):
-    checkpoint(tmp_path / "a.ckpt", "own gpt2")
-    export(tmp_path / "a.ckpt", to=tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"of another export than its unisono.json: their check"):
-        LitCausalLM.from_exported(tmp_path / "model")
-
-
 def test_an_adapter_that_is_not_there_is_refused(tmp_path):
     checkpoint(tmp_path / "a.ckpt", "own gpt2", has_lora=False)
     with pytest.raises(ValueError, match="was trained without LoRA and has no adapter"):

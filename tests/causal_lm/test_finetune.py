@@ -25,11 +25,10 @@ from lit_models.causal_lm.adapters import (
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network
-from lit_models.commands.export import export
 from lit_models.training import ExactDropout, default_callbacks
 from tests.causal_lm.folders import made, packed_logits, saved
 from tests.causal_lm.tiny import SMALL, trained_on_blocks
-from tests.text_corpora import saved_tokenizer
+from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
 CONFIG = DecoderConfig(vocab_size=11, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1)
@@ -110,20 +109,6 @@ def test_the_merged_network_computes_the_same(make):
         shape = with_lora(make(), rank=3, alpha=5.0)
     plain.load_state_dict(merged_weights(shape, adapted.state_dict()))
     torch.testing.assert_close(outputs(adapted), outputs(plain), rtol=1e-5, atol=1e-6)
-
-
-def test_a_hand_worked_layer():
-    base = nn.Linear(2, 1)
-    layer = LoraLinear(base, rank=1, alpha=3.0, dropout=0.0)
-    for parameter, values in (
-        (base.weight, [[1.0, 2.0]]),
-        (base.bias, [0.5]),
-        (layer.lora_A, [[1.0, -1.0]]),
-        (layer.lora_B, [[2.0]]),
-    ):
-        parameter.data = torch.tensor(values)
-    # 1 * 3 + 2 * 4 + 0.5, and 3 * 2 * (3 - 4) beside it
-    assert layer(torch.tensor([[3.0, 4.0]])).tolist() == [[5.5]]
 
 
 def test_dropout_hits_the_adapter_alone():
@@ -273,21 +258,6 @@ def test_a_run_with_adapters_is_resumed_and_reloaded(base, tmp_path):
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
 
 
-def test_an_export_is_a_base_without_adapters(base, tmp_path):
-    tuned = fit(tmp_path / "tuned", init_from=str(base), lora=LORA).eval()
-    export(last(tmp_path / "tuned"), to=tmp_path / "model", class_path="lit_models.LitCausalLM")
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    places = (torch.arange(5)[None], torch.zeros_like(ids))
-    exported = LitCausalLM.from_exported(tmp_path / "model").to(torch.float64)
-    with torch.no_grad():
-        found = exported.network(ids, *places)
-        torch.testing.assert_close(
-            found, tuned.network.double()(ids, *places), rtol=1e-5, atol=1e-6
-        )
-    fit(tmp_path / "more", 1, init_from=str(tmp_path / "model"))
-    assert losses(tmp_path / "more")[0] < 0.7 * losses(base.parents[1])[0]
-
-
 def test_chats_of_share_gpt_are_learnt_with_adapters_in_one_command(tmp_path, unisono, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "base", "Llama", vocab_size=257)
@@ -324,8 +294,7 @@ def test_adapters_are_not_dropped_silently(base, tmp_path):
 @pytest.mark.parametrize("kind", [TextDataModule, InstructionDataModule])
 def test_exact_dropout_needs_rows_that_are_samples(tmp_path, kind):
     rows = [{"text": f"t{i}", "prompt": f"p{i}", "completion": f"c{i}"} for i in range(12)]
-    path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = rows_file(tmp_path / "mine.jsonl", rows)
 
     def fit(layout: str, dropout: float) -> None:
         network = DecoderConfig(**SMALL, dropout=dropout)
@@ -334,7 +303,7 @@ def test_exact_dropout_needs_rows_that_are_samples(tmp_path, kind):
         limits = {"max_steps": 1, "limit_val_batches": 0}
         callbacks = [*default_callbacks(), ExactDropout()]
         trainer = toy_trainer(tmp_path / "run", callbacks=callbacks, **limits)
-        trainer.fit(module, kind(str(path), layout=layout, **sizes))
+        trainer.fit(module, kind(path, layout=layout, **sizes))
 
     with pytest.raises(ValueError, match="exact_dropout needs data.layout packed or blocks"):
         fit("documents", 0.1)

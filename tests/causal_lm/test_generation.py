@@ -1,7 +1,7 @@
 """Generation, with a cache as without one; drawing a token; scores of continuations."""
 
-import json
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 
 from datamodules.core.plan import MicroBatch, rng_for
 from datamodules.core.planned import collated
-from datamodules.text.prompts import ChoiceDataset, joint_tokens, read_prompts, read_rows
+from datamodules.text.prompts import ChoiceDataset, read_prompts, read_rows
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
 from lit_models.causal_lm.network import Decoder, DecoderConfig
@@ -26,6 +26,7 @@ from tests.causal_lm.tiny import (
     transformers_gpt2,
     transformers_llama,
 )
+from tests.text_corpora import rows_file
 
 KINDS = [own_gpt2, own_llama, transformers_llama, transformers_gpt2]
 
@@ -146,15 +147,6 @@ def test_a_number_finds_its_token():
     assert draw(impossible, numbers[-1:], 1.0, None, 1.0).tolist() == [0]
 
 
-def test_frequencies_are_those_of_the_softmax():
-    logits = torch.randn(8, generator=torch.Generator().manual_seed(1))
-    numbers = np.array([rng_for(0, 0, key).random(3)[2] for key in range(20_000)])
-    drawn = draw(logits.expand(len(numbers), -1), torch.from_numpy(numbers), 1.0, None, 1.0)
-    expected = logits.double().softmax(0) * len(numbers)
-    chi_square = ((torch.bincount(drawn, minlength=8) - expected) ** 2 / expected).sum()
-    assert chi_square < 24.3  # the 99.9 % quantile with 7 degrees of freedom
-
-
 class Recites(Decoder):
     """Says one text, whatever it is asked."""
 
@@ -230,8 +222,7 @@ ROWS = [
 
 
 def dataset(tmp_path, rows, **options) -> ChoiceDataset:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path = Path(rows_file(tmp_path / "rows.jsonl", rows))
     options = {"tokenizer": TOKENIZER, **options}
     return ChoiceDataset(read_prompts(read_rows([path]), **options, mode="score"))
 
@@ -268,21 +259,6 @@ def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
             assert int(found["num_tokens"][place, k]) == count
         assert found["scores"][place, len(choices) :].isnan().all()
         assert not found["num_tokens"][place, len(choices) :].any()
-
-
-def test_the_weight_of_a_label_belongs_to_its_sample(tmp_path):
-    batch = batch_of(dataset(tmp_path, ROWS), [0, 1, 2, 3])
-    for sample, documents in enumerate(batch["choice_documents"]):
-        for document in documents[documents >= 0]:
-            places = batch["document_ids"] == document
-            assert (batch["sample_index"][places] == sample).all()
-
-
-def test_a_continuation_begins_where_the_tokens_differ():
-    assert joint_tokens([1, 2], [1, 2, 3, 4]) == 2
-    assert joint_tokens([1, 2], [1, 7, 4]) == 2  # 7 is made of 2 and what follows
-    assert joint_tokens([], [5]) == 1
-    assert joint_tokens([1, 2], [1, 2]) == 0
 
 
 def test_a_token_across_the_border_is_the_continuations(tmp_path):

@@ -124,16 +124,6 @@ def test_the_nats_of_a_sample_are_the_mean_over_its_own_targets(chunks_of_4):
     torch.testing.assert_close(sample_nats(*one_row)[1], of_sample, rtol=1e-12, atol=0)
 
 
-def test_a_tied_head_gets_both_gradients(chunks_of_4):
-    batch, ids = a_batch(), torch.randint(V, (R, T))
-    grads = []
-    for function in (direct, lambda *inputs: language_model_loss(*inputs).total):
-        table = inputs()[1]
-        function(F.embedding(ids, table).tanh(), table, batch).backward()
-        grads.append(table.grad)
-    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
-
-
 def test_autocast_multiplies_in_half_and_sums_in_full_precision(chunks_of_4):
     hidden, head = inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_models.blocks import rotate
 from lit_models.causal_lm import network as network_file
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import (
@@ -18,8 +17,6 @@ from lit_models.causal_lm.network import (
     attend,
     check_isolation,
     documents_of,
-    frequencies,
-    rotations,
 )
 from lit_models.causal_lm.pretrained import PretrainedDecoder
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
@@ -111,63 +108,25 @@ def test_a_mask_and_single_rows_give_the_same(config):
     torch.testing.assert_close(whole[real], expected, rtol=0, atol=1e-12)
 
 
-@torch.no_grad()
-def test_grouped_heads_are_repeated_heads():
-    grouped = network_of(SMALL)
-    repeated = network_of(replace(SMALL, num_kv_heads=4))
-    weights = grouped.state_dict()
-    for name in weights:
-        if "k_proj" in name or "v_proj" in name:
-            heads = weights[name].unflatten(0, (2, 4))  # [G, K, D]
-            weights[name] = heads.repeat_interleave(2, dim=0).flatten(0, 1)
-    repeated.load_state_dict(weights)
-    batch = packed([[4, 4], [7]])
-    assert torch.allclose(logits(grouped, batch), logits(repeated, batch), rtol=0, atol=1e-12)
-
-
-def test_rotary_attention_depends_on_distance_alone():
-    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
-    frequency = frequencies(8, 100.0, q.device)
-    products = []
-    for first, second in ((5, 2), (9, 6), (3, 0)):
-        turned = [
-            rotate(x, *rotations(torch.tensor([[place]]), frequency, torch.float64))
-            for x, place in ((q, first), (k, second))
-        ]
-        products.append((turned[0] * turned[1]).sum())
-    torch.testing.assert_close(products[0], products[1])
-    torch.testing.assert_close(products[0], products[2])
-    assert frequency.tolist() == pytest.approx([1, 100**-0.25, 0.1, 100**-0.75])
-
-
 @BOTH
-def test_recomputed_blocks_have_the_same_gradients(config):
-    batch, gradients = packed([[4, 5], [8]]), []
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_recomputed_blocks_have_the_same_gradients(config, has_keys):
+    batch, gradients, keys = packed([[9], [8]]), [], SampleKeys()
     for recomputes in (False, True):
         network = network_of(replace(config, dropout=0.3)).train()
         calls: list[int] = []
         network.layers[0].attention.register_forward_hook(lambda *given, to=calls: to.append(1))
         if recomputes:
             network.recompute_blocks()
-        torch.manual_seed(7)
-        logits(network, batch).square().sum().backward()
-        assert len(calls) == 1 + recomputes
-        gradients.append([p.grad for p in network.parameters()])
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
-
-
-def test_recomputed_blocks_draw_the_same_keyed_dropout():
-    batch, gradients, keys = packed([[9], [8]]), [], SampleKeys()
-    for recomputes in (False, True):
-        network = network_of(replace(SMALL, dropout=0.3)).train()
-        if recomputes:
-            network.recompute_blocks()
-        key_dropout(network, keys)
+        if has_keys:
+            key_dropout(network, keys)
         keys.begin(5, torch.tensor([0, 1]))
+        torch.manual_seed(7)
         loss = logits(network, batch).square().sum()
         keys.is_backward = True
         loss.backward()
         release_dropout(network)
+        assert len(calls) == 1 + recomputes
         gradients.append([p.grad for p in network.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
@@ -247,16 +206,6 @@ def test_gradients_stay_in_their_document(as_mask):
         for gradient in torch.autograd.grad(total, inputs, retain_graph=True):
             assert gradient.isfinite().all()
             assert not (gradient * ~is_own).any()
-
-
-def test_single_documents_need_no_mask():
-    ids = torch.tensor([[0, 0, 0, -1], [1, 1, 1, 1], [2, -1, -1, -1]])
-    q, k, v = heads_of(3, 4, length=4)
-    assert documents_of(ids, are_single=True) == Documents()
-    real = (ids >= 0)[:, None, :, None]
-    whole, apart = attend(q, k, v, Documents()), attend(q, k, v, documents_of(ids))
-    torch.testing.assert_close(whole * real, apart * real, rtol=0, atol=1e-12)
-    assert whole.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from lit_models.training.metrics import evaluating
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.folders import saved
 from tests.causal_lm.tiny import SMALL, completed, texts_of, trained_on_blocks
-from tests.text_corpora import saved_tokenizer
+from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
 PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi"]
@@ -50,13 +50,12 @@ def trained(tmp_path_factory):
 def predict(folder, trained, rows, size=3, **options):
     """Predict from the checkpoint, as the command line does; return the rows of the output."""
     folder.mkdir(exist_ok=True)
-    prompts = folder / "mine.jsonl"
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    prompts = rows_file(folder / "mine.jsonl", rows)
     generation = GenerationOptions(**options)
     module = LitCausalLM(torch.optim.AdamW, network=NETWORK, generation=generation)
     trainer = toy_trainer(folder, callbacks=[PredictionWriter()], enable_checkpointing=False)
     trainer.ckpt_path = str(trained / "a.ckpt")
-    data = TextDataModule(predict_files=str(prompts), global_batch_size=size)
+    data = TextDataModule(predict_files=prompts, global_batch_size=size)
     trainer.predict(module, data, return_predictions=False, weights_only=True)
     kind = "scored" if generation.mode == "score" else "completed"
     lines = (folder / f"mine.{kind}.jsonl").read_text("utf-8").splitlines()
@@ -127,16 +126,13 @@ def test_prediction_needs_prompts_and_a_model(tmp_path, trained):
 
 def test_instructions_are_asked_as_they_were_trained(tmp_path):
     rows = [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(40)]
-    train, asked = tmp_path / "train.jsonl", tmp_path / "asked.jsonl"
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    chat = [{"role": "user", "content": "1 + 1 ="}]
-    asked.write_text(f'{{"prompt": "1 + 1 ="}}\n{json.dumps({"messages": chat})}\n', "utf-8")
+    asked = [{"prompt": "1 + 1 ="}, {"messages": [{"role": "user", "content": "1 + 1 ="}]}]
     data = InstructionDataModule(
-        str(train),
+        rows_file(tmp_path / "train.jsonl", rows),
         tokenizer=TokenizerOptions(chat_template="plain"),
         context_length=40,
         separator="\n",
-        predict_files=str(asked),
+        predict_files=rows_file(tmp_path / "asked.jsonl", asked),
         global_batch_size=4,
     )
     generation = GenerationOptions(max_new_tokens=3)
@@ -157,11 +153,11 @@ def test_a_pretrained_folder_completes_as_transformers_does(tmp_path, kind):
     options = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
     theirs = saved(folder, kind, **options).double()
     saved_tokenizer(tokenizer, folder)
-    texts, prompts = ["ab", "longer", ""], tmp_path / "mine.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts), "utf-8")
+    texts = ["ab", "longer", ""]
+    prompts = rows_file(tmp_path / "mine.jsonl", [{"prompt": text} for text in texts])
     generation = GenerationOptions(max_new_tokens=5)
     module = LitCausalLM(torch.optim.AdamW, pretrained=str(folder), generation=generation)
-    data = TextDataModule(predict_files=str(prompts), context_length=12)
+    data = TextDataModule(predict_files=prompts, context_length=12)
     trainer = toy_trainer(tmp_path, callbacks=[PredictionWriter()], enable_checkpointing=False)
     trainer.predict(module, data, return_predictions=False)
     lines = (tmp_path / "mine.completed.jsonl").read_text("utf-8").splitlines()

@@ -18,7 +18,6 @@ from lit_models.causal_lm import module as module_file
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig, check_isolation
-from lit_models.cli import changes
 from lit_models.commands.export import export
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint, write_folder
@@ -319,12 +318,6 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoints(
     status, output = unisono("validate", *DATA_OPTIONS, "--ckpt_path=export", *lora)
     assert status == 0, output
     assert "has no effect beside this checkpoint" in output
-
-
-def test_changes_are_named_by_their_keys():
-    then = {"a": {"init_args": {"b": 1, "c": [1, 2]}}, "d": None, "e": 2.0, "gone": 1}
-    now = {"a": {"init_args": {"b": 3, "c": (1, 2), "new": 4}}, "d": {"x": 1}, "e": 2}
-    assert list(changes(then, now)) == [("a.b", 1, 3), ("d", None, {"x": 1})]
 
 
 @pytest.mark.slow

@@ -46,10 +46,11 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
     def run(
         changes: dict | None = None,
         only: list[str] | None = None,
+        given: dict[str, Any] | None = None,
         **options: object,
     ) -> int:
         Path("calls.txt").write_text("")
-        stages = read_stages(stages_of(**options), changes)
+        stages = read_stages(given or stages_of(**options), changes)
         chosen = chosen_stages(stages, only)
         return run_stages(stages, chosen, Path("out"), 1, STAND_IN)
 
@@ -196,15 +197,12 @@ def test_a_warning_that_is_repeated_does_not_end_the_chain_after_its_stage() -> 
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Runs a chain of one stage with a stand-in for `unisono`; returns the stages that ran."""
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("model: 1\n")
+def run(chain: Chain) -> Callable[..., list[str]]:
+    """Runs a chain of one stage; returns the stages that ran."""
 
     def run(verb: str = "predict", expected: int = 0, **options: Any) -> list[str]:
-        Path("calls.txt").write_text("")
-        stages = read_stages({"one": {"verb": verb, "config": "mine.yaml", "options": options}})
-        assert run_stages(stages, stages, Path("out"), 1, STAND_IN) == expected
+        stage = {"verb": verb, "config": "mine.yaml", "options": options}
+        assert chain(given={"one": stage}) == expected
         return called()
 
     return run
@@ -234,28 +232,19 @@ def test_only_what_a_prediction_wrote_in_its_own_folder_is_removed(tmp_path: Pat
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("option", ["in/b.txt", "in", "in/*.txt", ["in/a.txt", "in/b.txt"]])
+@pytest.mark.parametrize(
+    "option", ["in-1/b.txt", "in-{seed}", "in-1/*.txt", ["in-1/a.txt", "in-1/b.txt"]]
+)
 def test_a_file_that_an_option_names_counts_with_its_content(run: Callable, option: object) -> None:
-    Path("in").mkdir()
-    for name in ("a", "b"):
-        Path(f"in/{name}.txt").write_text(name)
+    Path("in-1").mkdir()
+    for name in "abcdefghi":
+        Path(f"in-1/{name}.txt").write_text(name)
     assert run(files=option) == ["one"]
-    Path("in/b.txt").touch()
+    Path("in-1/b.txt").touch()
     assert run(files=option) == []
-    Path("in/b.txt").write_text("c")
+    Path("in-1/b.txt").write_text("c")
     with pytest.raises(ValueError, match="the files of the option files is another"):
         run(files=option)
-
-
-def test_the_seed_is_filled_in_for_a_folder_of_files(run: Callable) -> None:
-    Path("in-1").mkdir()
-    for number in range(9):
-        Path(f"in-1/{number}").touch()
-    assert run(files="in-{seed}") == ["one"]
-    assert run(files="in-{seed}") == []
-    Path("in-1/7").write_text("more")
-    with pytest.raises(ValueError, match="the files of the option files is another"):
-        run(files="in-{seed}")
 
 
 def test_what_a_stage_itself_writes_is_no_input(run: Callable) -> None:

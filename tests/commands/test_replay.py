@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from datamodules.core.plan import rng_for
-from lit_models.commands.replay import block_of, first_fault
+from lit_models.commands.replay import first_fault
 from lit_models.training.checkpoints import read_checkpoint
 from tests.conftest import TOY
 from tests.toy import ToyData, ledger_lines
@@ -305,10 +305,3 @@ def test_the_first_tensor_that_is_not_finite_is_named(value: float, place: str) 
     module = Halves()
     assert first_fault(module, {"value": torch.full((1, 2), value)}).startswith(place)
     assert all(not part._forward_hooks for part in module.modules())
-
-
-def test_blocks_are_numbered_layers_or_the_modules_above_the_weights():
-    assert block_of("network.encoder.layers.11.norm.weight") == "network.encoder.layers.11"
-    assert block_of("network.encoder.norm.weight") == "network.encoder.norm"
-    assert block_of("a.b.c.d.weight") == "a.b.c"
-    assert block_of("weight") == "weight"

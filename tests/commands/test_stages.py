@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lit_models.commands import run_command
-from lit_models.commands.chain import Stage, chosen_stages, read_stages, run_stages
+from lit_models.commands.chain import read_stages, run_stages
 
 DEBUG = "causal_lm/debug.yaml"
 SUBJECT = {"verb": "fit", "config": DEBUG}
@@ -70,16 +70,6 @@ def test_changes_win_and_leave_the_rest() -> None:
     assert stage.arguments(Path("r"), 1)[-1] == "--x.y=true"
 
 
-def test_some_of_the_stages_are_chosen_in_their_order() -> None:
-    def chosen(only: list[str] | None) -> list[str]:
-        return [stage.name for stage in chosen_stages(read_stages(CHAIN), only)]
-
-    assert chosen(None) == list(CHAIN)
-    assert chosen(["test", "export"]) == ["export", "test"]
-    with pytest.raises(ValueError, match=r"--only=x: .*The stages are subject, export, dump, test"):
-        chosen(["test", "x"])
-
-
 def fit(**values: object) -> dict[str, Any]:
     return {"a": SUBJECT, "b": {**SUBJECT, **values}}
 
@@ -121,13 +111,10 @@ def test_what_is_wrong_is_named(stages: dict[str, Any], message: str) -> None:
         read_stages(stages)
 
 
-def test_a_missing_config_and_a_change_of_no_stage_are_named() -> None:
+def test_a_missing_config_is_named() -> None:
     wrong = read_stages({"a": {"verb": "fit", "config": "causal_lm/debg.yaml"}})
     with pytest.raises(FileNotFoundError, match="--config causal_lm/debg.yaml: this file"):
         run_stages(wrong, wrong, Path("none"), 1)
-    with pytest.raises(ValueError, match="--change.dmp: there is no such stage. Did you mean dump"):
-        read_stages(CHAIN, {"dmp": {"devices": 2}})
-    assert isinstance(read_stages({"a": SUBJECT})[0], Stage)
 
 
 def test_the_command_line_reaches_the_stages(

@@ -221,17 +221,6 @@ def test_a_file_where_a_folder_is_needed_is_refused(submit, name: str, way_out: 
     assert Path(name).is_file()
 
 
-@pytest.mark.parametrize("options", [["--dry-run"], ["--trainer.max_epochs=3"]])
-def test_without_a_run_the_way_out_is_named(
-    unisono: Unisono, toy_config: Path, options: list[str]
-) -> None:
-    status, output = unisono("submit", *options)
-    assert status == 2
-    assert "required: fit.data, fit.model; give the config of a run with --config" in " ".join(
-        output.split()
-    )
-
-
 def test_a_run_without_a_config_is_one(unisono: Unisono, toy_config: Path) -> None:
     run = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData", "--name=toy"]
     optimizer = "--model.optimizer=torch.optim.SGD"

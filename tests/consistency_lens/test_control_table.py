@@ -2,6 +2,7 @@
 
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from rich.console import Console
 from datamodules.files.splitting import TextSplit
 from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
-from lit_models.consistency_lens import controls, subject
+from lit_models.consistency_lens import subject
 from lit_models.consistency_lens.controls import (
     REFERENCE_ROWS,
     EvaluationOptions,
@@ -23,10 +24,8 @@ from lit_models.consistency_lens.controls import (
     Fidelity,
     FidelityTable,
     Legibility,
-    poisson,
     row_names,
 )
-from lit_models.consistency_lens.lens import NEVER
 from lit_models.consistency_lens.module import continued
 from lit_models.consistency_lens.subject import TRAINED_ON
 from lit_models.consistency_lens.tables import (
@@ -38,9 +37,10 @@ from lit_models.consistency_lens.tables import (
     page,
     rendered,
 )
-from lit_models.training.checkpoints import read_checkpoint
-from tests.consistency_lens.small_lens import data_of, module_of, stories, trainer
+from tests.activation_dumps import stories
+from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import case_of
+from tests.text_corpora import rows_file
 
 pytestmark = [
     # The subject stands in evaluation mode for ever.
@@ -152,16 +152,6 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
     draws = random.integers(600, size=(4000, 600))  # as if samples had nothing in common
     low, high = np.quantile(1 - error[draws].sum(1) / spread[draws].sum(1), [0.025, 0.975])
     assert own["fve_high"] - own["fve_low"] > 1.25 * (high - low)
-
-
-def test_draws_are_poisson_and_belong_to_the_document():
-    draws = poisson(torch.arange(2000))
-    assert draws.shape == (2000, controls.REPLICATES)
-    shares = torch.bincount(draws.flatten(), minlength=4)[:4] / draws.numel()
-    expected = np.exp(-1) / np.array([1, 1, 2, 6])
-    np.testing.assert_allclose(shares, expected, atol=2e-3)
-    assert torch.equal(poisson(torch.tensor([5, 3, 5])), draws[[5, 3, 5]])
-    assert abs(np.corrcoef(draws[0], draws[1])[0, 1]) < 0.15
 
 
 def test_texts_and_attributes_are_counted_by_hand():
@@ -375,14 +365,11 @@ def test_a_random_subject_is_the_same_in_every_precision_and_known_by_its_weight
 
 
 def test_the_headline_is_of_the_first_file_however_files_are_called(trained):
-    for name in ("all", "b.c"):
-        stories(trained, 16, name)
-    with open(trained / "b.c.jsonl", "w") as file:  # other documents than those of all.jsonl
-        for i in range(6):
-            row = {"text": f"it saw one fox & left the hut at once {i} .", "attributes": {}}
-            file.write(json.dumps(row) + "\n")
+    stories(trained, 16, "all.jsonl")
+    texts = [f"it saw one fox & left the hut at once {i} ." for i in range(6)]
+    rows_file(trained / "b.c.jsonl", [{"text": text, "attributes": {}} for text in texts])
     train = trained / "train.jsonl"
-    train.write_text(stories(trained).read_text().split("\n", 16)[-1])
+    train.write_text(Path(stories(trained, 60)).read_text().split("\n", 16)[-1])
     files = [str(trained / f"{name}.jsonl") for name in ("all", "b.c")]
     values, content = evaluated(trained, "files", test_files=files, train=str(train))
     first, second = (f"{trained.name}/{name}" for name in ("all", "b.c"))
@@ -411,13 +398,3 @@ def test_a_recipe_knows_all_that_its_weights_went_through():
     assert continued(NEW, NEW, fits)[TRAINED_ON] == ["new"]
     with pytest.raises(ValueError, match="another subject than this run has"):
         continued({"subject": 2, TRAINED_ON: ["new"]}, NEW, fits)
-
-
-def test_a_lens_knows_when_its_reference_was_kept(trained):
-    content = read_checkpoint(trained / "lens.ckpt")["state_dict"]
-    assert content["lens.reference_step"] == NEVER
-    lens = case_of().lens
-    assert not lens.has_reference
-    lens.keep_reference(7)
-    assert lens.has_reference
-    assert lens.state_dict()["reference_step"] == 7

@@ -12,10 +12,10 @@ from lit_models.commands.export import export
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import AVERAGED
+from tests.causal_lm.folders import saved_with_bytes
 from tests.consistency_lens.small_lens import (
     JOINT,
     fitted,
-    gpt2_folder,
     lens_module,
     story_data,
     trainer,
@@ -30,7 +30,9 @@ CLASS = "lit_models.LitConsistencyLens"
 def trained(tmp_path_factory):
     """Return a folder with a subject, the run of a lens on it, and the lens's export."""
     folder = tmp_path_factory.mktemp("export")
-    subject = SubjectOptions(path=str(gpt2_folder(folder / "gpt2")), layer=1)
+    subject = SubjectOptions(
+        path=str(saved_with_bytes(folder / "gpt2", "GPT2", n_positions=32)), layer=1
+    )
     data = story_data(folder, tokenizer=None)
     path = fitted(folder / "run", lens_module(subject), data, max_steps=3, precision=32)
     export(path, to=folder / "lens", class_path=CLASS)
@@ -106,7 +108,7 @@ def test_a_subject_in_another_place_is_found(trained, moved):
 
 
 def test_another_subject_is_refused(moved):
-    gpt2_folder(moved / "gpt2", seed=4)
+    saved_with_bytes(moved / "gpt2", "GPT2", n_positions=33)
     with pytest.raises(ValueError, match=r"another subject than this lens .*digest: \w+ then, \w+"):
         LitConsistencyLens.from_exported(moved / "lens")
 

@@ -33,12 +33,6 @@ def logits(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)[None]  # [1, t, V]
 
 
-def test_squared_error_is_in_units_of_the_variance() -> None:
-    rebuilt, true = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [3.0, 1.0]])
-    found = loss.squared_error(rebuilt, true, torch.tensor(2.5))
-    assert found.tolist() == pytest.approx([(1 + 4) / 2 / 2.5, (9 + 1) / 2 / 2.5])
-
-
 def test_text_nats_are_means_over_words() -> None:
     found = loss.text_nats(logits(HALF, FOURTH), torch.tensor([[0, 1]]))
     assert float(found) == pytest.approx(-(log(0.5) + log(0.75)) / 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import seed_everything
 
-from datamodules.activations.datamodule import AROUND, context_of, token_texts
+from datamodules.activations.datamodule import AROUND, context_of
 from datamodules.tokenizers.text import (
     TokenizerOptions,
     bpe_tokenizer,
@@ -21,16 +21,6 @@ TOKENIZERS = {
     "bpe": bpe_tokenizer(iter([TEXT * 3]), 300),
     "words": word_tokenizer(iter(["the owl saw the cat"]), 50),
 }
-
-
-@pytest.mark.parametrize("kind", list(TOKENIZERS))
-def test_texts_of_tokens_join_to_the_text(kind):
-    text = "naive text, and more" if kind != "words" else "the owl saw the cat"
-    tokenizer = TOKENIZERS[kind]
-    ids = tokenizer.encode(text)
-    found = token_texts(tokenizer, ids)
-    assert len(found) == len(ids)
-    assert "".join(found).strip() == text
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])

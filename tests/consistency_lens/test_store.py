@@ -1,9 +1,7 @@
 """The store of activations: whole or not there, and known when it is damaged."""
 
 import json
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule
-from datamodules.activations import dump
 from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
 from tests.activation_dumps import contents, documents, dumped, stories, subject, trainer
@@ -130,26 +127,6 @@ def test_a_dump_that_ends_while_it_is_merged_leaves_no_store_and_goes_on_later(
     trainer(tmp_path).predict(Counting(subject()), data, return_predictions=False)
     assert seen == []  # the parts were all there
     assert contents(target) == expected
-    assert not list(tmp_path.glob(".acts.*"))
-
-
-def dump_until_killed(target: Path, files: str) -> None:
-    """Kill this process when the parts are written and the store is half there."""
-    dump.statistics_of = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-    dumped(target, files)
-
-
-def test_a_dump_that_is_killed_while_it_is_merged_goes_on_and_clears_up(tmp_path: Path) -> None:
-    files, target = stories(tmp_path, 40), tmp_path / "acts"
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=dump_until_killed, args=(target, files))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-    assert list(tmp_path.glob(".acts.unfinished"))
-    assert not target.exists()
-    store = dumped(target, files)
-    assert contents(store.folder) == contents(dumped(tmp_path / "whole", files).folder)
     assert not list(tmp_path.glob(".acts.*"))
 
 

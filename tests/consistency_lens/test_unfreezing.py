@@ -1,5 +1,11 @@
-"""Steps of a lens: what stands still, what learns late, on one device and on two; their replay."""
+"""Steps of a lens: what stands still, what learns late, on one device and on two; their replay.
 
+torchrun --nproc_per_node=2 -m tests.consistency_lens.test_unfreezing FOLDER fits every job there;
+each rank leaves FOLDER/NAME/weights-RANK.pt: step -> name -> weight.
+"""
+
+import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -7,19 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
+import torch.distributed as dist
+from lightning.pytorch import Callback, seed_everything
 from torch import Tensor
 
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.commands.replay import find_step, replay_step
+from lit_models.consistency_lens.lens import LensOptions
+from lit_models.consistency_lens.subject import BaseOptions
+from lit_models.training import default_callbacks
 from lit_models.training.lineage import verify_run
-from tests.consistency_lens.lens_runs import (
-    JOBS,
-    OPTIONS,
-    STEPS,
-    UNFREEZE_AT,
-    fit,
-)
-from tests.consistency_lens.small_lens import fitted, lens_module, story_data
+from lit_models.training.sharding import whole as whole_tensor
+from tests.consistency_lens.small_lens import fitted, lens_module, story_data, trainer
 from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
@@ -29,9 +34,59 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 
+UNFREEZE_AT, STEPS = 4, 7
+BASES = {
+    "late": BaseOptions(unfreeze_at=UNFREEZE_AT),
+    "lora": BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2)),
+    "frozen": BaseOptions(is_frozen=True),
+}
+OPTIONS = {
+    name: LensOptions(3, verbalizer=base, reconstructor=base) for name, base in BASES.items()
+}
+JOBS: dict[str, tuple[str, LensOptions]] = {
+    name + end: (strategy, options)
+    for name, options in OPTIONS.items()
+    for strategy, end in (("ddp", ""), ("fsdp", ", fsdp"))
+}
 PARTS = ("verbalizer", "reconstructor")
 LATE = OPTIONS["late"]
-Weights = dict[int, dict[str, Tensor]]
+History = dict[int, dict[str, Tensor]]  # step -> name -> weight
+
+
+class Weights(Callback):
+    """All weights after each optimizer step, step 0 included, as one device has them."""
+
+    def __init__(self) -> None:
+        self.after: History = {}
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note(0, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.note(trainer.global_step, pl_module)
+
+    def note(self, step: int, module: Any) -> None:
+        own = module.lens.named_parameters(remove_duplicate=False)
+        self.after[step] = {name: whole_tensor(p.detach()).clone() for name, p in own}
+
+
+def fit(
+    folder: Path,
+    options: LensOptions,
+    optimizer: Any = torch.optim.AdamW,
+    ckpt_path: str | None = None,
+    data: dict[str, Any] | None = None,
+    **more: Any,
+) -> History:
+    """Fit in float64 on the stories beside the folder and return the weights after each step."""
+    seed_everything(1, verbose=False)
+    module = lens_module(optimizer=partial(optimizer, lr=0.02, weight_decay=0.1), lens=options)
+    weights = Weights()
+    limits = {"max_steps": STEPS, "gradient_clip_val": 1.0, "limit_val_batches": 0, **more}
+    fitting = trainer(folder, callbacks=[*default_callbacks(), weights], **limits)
+    activations = story_data(folder.parent, **{"global_batch_size": 8, **(data or {})})
+    fitting.fit(module, activations, ckpt_path=ckpt_path, weights_only=True)
+    return weights.after
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +96,12 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def moves(weights: Weights, name: str) -> list[bool]:
+def moves(weights: History, name: str) -> list[bool]:
     """Whether a weight changed in each step."""
     return [not torch.equal(weights[s][name], weights[s + 1][name]) for s in range(STEPS)]
 
 
-def check_schedule(weights: Weights) -> None:
+def check_schedule(weights: History) -> None:
     for part in PARTS:
         name = f"{part}.network.layers.0.attention.q_proj.weight"
         assert moves(weights, name) == [step >= UNFREEZE_AT for step in range(STEPS)], part
@@ -62,7 +117,7 @@ def check_schedule(weights: Weights) -> None:
 def test_until_its_step_a_network_is_moved_by_nothing(
     stories: Path, optimizer: Any, request: pytest.FixtureRequest
 ) -> None:
-    check_schedule(fit(stories / request.node.name, LATE, optimizer=optimizer)[1])
+    check_schedule(fit(stories / request.node.name, LATE, optimizer=optimizer))
 
 
 def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
@@ -75,24 +130,24 @@ def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
 
 
 def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories: Path) -> None:
-    _, whole = fit(stories / "whole", LATE)
+    whole = fit(stories / "whole", LATE)
     fit(stories / "cut", LATE, max_steps=UNFREEZE_AT - 1)
     last = str(stories / "cut" / "checkpoints" / "last.ckpt")
-    _, resumed = fit(stories / "cut", LATE, ckpt_path=last)
+    resumed = fit(stories / "cut", LATE, ckpt_path=last)
     for name, weight in whole[STEPS].items():
         torch.testing.assert_close(resumed[STEPS][name], weight, rtol=1e-8, atol=1e-10)
 
 
 def test_accumulated_micro_batches_learn_as_late(stories: Path) -> None:
-    _, whole = fit(stories / "one batch", LATE)
-    _, cut = fit(stories / "many", LATE, data={"micro_batch_size": 2})
+    whole = fit(stories / "one batch", LATE)
+    cut = fit(stories / "many", LATE, data={"micro_batch_size": 2})
     for name, weight in whole[STEPS].items():
         torch.testing.assert_close(cut[STEPS][name], weight, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["frozen", "lora"])
 def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(stories: Path, kind: str) -> None:
-    _, weights = fit(stories / kind, OPTIONS[kind])
+    weights = fit(stories / kind, OPTIONS[kind])
     saved = torch.load(stories / kind / "checkpoints" / "last.ckpt", weights_only=True)
     names = {name.removeprefix("lens.") for name in saved["state_dict"] if "lens." in name}
     assert names - {"mean", "variance", "reference_step"} == {n for n in names if _is_own(n)}
@@ -112,7 +167,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
     story_files(folder)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = run(*launcher, "-m", "tests.consistency_lens.lens_runs", str(folder))
+    done = run(*launcher, "-m", "tests.consistency_lens.test_unfreezing", str(folder))
     assert done.returncode == 0, done.stdout[-4000:]
     return folder
 
@@ -123,7 +178,7 @@ def test_two_devices_learn_what_one_learns_and_agree(two: Path, stories: Path, n
     ranks = [torch.load(two / name / f"weights-{r}.pt", weights_only=True) for r in (0, 1)]
     for step, weights in ranks[0].items():
         assert all(torch.equal(w, ranks[1][step][n]) for n, w in weights.items()), step
-    _, alone = fit(stories / f"alone {name}", JOBS[name][1])
+    alone = fit(stories / f"alone {name}", JOBS[name][1])
     if name.startswith("late"):
         check_schedule(ranks[0])
     for weight_name, weight in alone[STEPS].items():
@@ -167,3 +222,12 @@ def test_a_step_of_a_lens_is_replayed(whole, step):
     assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
     assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
     assert len(result.samples) == 16
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+    for name, (strategy, options) in JOBS.items():
+        weights = fit(folder / name, options, devices=2, strategy=strategy)
+        torch.save(weights, folder / name / f"weights-{rank}.pt")
+    dist.destroy_process_group()

@@ -204,13 +204,6 @@ def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path: Path) -> None:
         dumped(tmp_path / "a", stories(tmp_path, 20), SubjectOptions(layer=1, network=small))
 
 
-def test_documents_without_any_activation_are_refused(tmp_path: Path) -> None:
-    rule = PositionRule(min_position=200)
-    with pytest.raises(ValueError, match="train holds no activation: .*lower the position, raise"):
-        dumped(tmp_path / "a", stories(tmp_path, 20), positions=rule, context_length=300,
-               of=SubjectOptions(network=DecoderConfig(max_positions=300), layer=1))  # fmt: skip
-
-
 def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not(
     tmp_path: Path,
 ) -> None:

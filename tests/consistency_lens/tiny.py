@@ -158,15 +158,8 @@ def explained_without_cache(
 V, D, LENGTH = 12, 16, 10  # of cases
 
 
-def small_subject(layer=1):
-    torch.manual_seed(0)
-    network = Decoder(
-        DecoderConfig(vocab_size=V, max_positions=32, hidden_size=D, num_layers=3, num_heads=2)
-    )
-    for parameter in network.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3)
-    return Subject(network, layer)
+def small_subject():
+    return Subject(own(vocab_size=V, num_heads=2), layer=1)
 
 
 def batch_of(number=6, seed=0):

@@ -1,6 +1,5 @@
 """Datamodules of all families that read given texts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,17 @@ from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import CandidateOptions
 from datamodules.search.collection import CollectionRequest
 from tests.occupation_tables import module as occupation_module
-from tests.text_corpora import text_module
+from tests.text_corpora import rows_file, text_module
 
 BYTES = TokenizerOptions("bytes")
-
-
-def written(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def collection(folder: Path, texts: list[str]) -> CollectionRequest:
     """Return one of these documents; each of as many queries has some that are judged."""
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     rows = [{"_id": f"{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    written(folder / "corpus.jsonl", rows)
-    written(folder / "queries.jsonl", [{**row, "text": "which one"} for row in rows])
+    rows_file(folder / "corpus.jsonl", rows)
+    rows_file(folder / "queries.jsonl", [{**row, "text": "which one"} for row in rows])
     judged = [f"{n}\t{(n + k) % len(rows)}\t{1 - k}\n" for n in range(len(rows)) for k in (0, 1)]
     for part, lines in (("train", judged), ("validation", judged[:2]), ("test", judged[:2])):
         header = "query-id\tcorpus-id\tscore\n"
@@ -43,7 +37,7 @@ def collection(folder: Path, texts: list[str]) -> CollectionRequest:
 
 
 def text(folder: Path, texts: list[str], **options: Any) -> Any:
-    path = written(folder / "text.jsonl", [{"text": text} for text in texts])
+    path = rows_file(folder / "text.jsonl", [{"text": text} for text in texts])
     options = {"layout": "packed", "context_length": 512, **options}
     return text_module(path, tokenizer=BYTES, **options)
 
@@ -64,24 +58,24 @@ def ranking(folder: Path, texts: list[str], **options: Any) -> Any:
 
 
 def scored(folder: Path, texts: list[str], **options: Any) -> Any:
-    path = written(folder / "s.jsonl", [{"text": t, "grade": n} for n, t in enumerate(texts)])
+    path = rows_file(folder / "s.jsonl", [{"text": t, "grade": n} for n, t in enumerate(texts)])
     heads = {"grade": LabelOptions("regression")}
     return ScoredTextDataModule({"train": path}, heads=heads, tokenizer=BYTES, **options)
 
 
 def pages(folder: Path, texts: list[str], **options: Any) -> Any:
     rows = [{"text": text, "title": f"title {n}"} for n, text in enumerate(texts)]
-    path = written(folder / "p.jsonl", rows)
+    path = rows_file(folder / "p.jsonl", rows)
     return PagesDataModule(train_files=path, tokenizer=BYTES, **options)
 
 
 def instructions(folder: Path, texts: list[str], **options: Any) -> Any:
-    path = written(folder / "i.jsonl", [{"prompt": text, "completion": "yes"} for text in texts])
+    path = rows_file(folder / "i.jsonl", [{"prompt": text, "completion": "yes"} for text in texts])
     return InstructionDataModule(path, tokenizer=BYTES, context_length=512, **options)
 
 
 def lens(folder: Path, texts: list[str], **options: Any) -> Any:
-    path = written(folder / "l.jsonl", [{"text": text} for text in texts])
+    path = rows_file(folder / "l.jsonl", [{"text": text} for text in texts])
     rule = PositionRule(min_position=2, per_document=1)
     given = {"tokenizer": BYTES, "positions": rule, "context_length": 512}
     return ActivationDataModule(train_files=path, **given, **options)

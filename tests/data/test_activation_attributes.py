@@ -1,6 +1,5 @@
 """Attributes and files of documents, found again by the hash of their text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from datamodules import ActivationDataModule, TextSplit, TokenizerOptions
 from datamodules.activations.documents import NONE, DocumentFacts, first_tokens, group_names
 from datamodules.text.store import TokenStore
-from tests.text_corpora import SPACE, TAIL, WORD, sentence_piece, text_file
+from tests.text_corpora import SPACE, TAIL, WORD, rows_file, sentence_piece, text_file
 
 ROWS = [
     {"text": "an owl at home", "attributes": {"pet": "owl"}},
@@ -19,11 +18,6 @@ ROWS = [
     {"text": "nothing is known"},
     {"text": "a hen", "attributes": {"pet": None, "place": None}},
 ]
-
-
-def jsonl(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def facts(
@@ -51,7 +45,7 @@ EXPECTED = [["owl", None], ["cat", "sea"], [None, None], [None, None]]
 
 
 def test_words_of_jsonl_rows_become_tokens(tmp_path: Path) -> None:
-    store, found = facts([jsonl(tmp_path / "mine.jsonl", ROWS)])
+    store, found = facts([rows_file(tmp_path / "mine.jsonl", ROWS)])
     assert found.names == ["pet", "place"]
     assert words(store, found) == EXPECTED
     assert (found.group.tolist(), found.group_names) == ([0, 0, 0, 0], ["mine"])
@@ -71,12 +65,12 @@ def test_words_of_parquet_rows_become_tokens(tmp_path: Path, kind: str) -> None:
 
 
 def test_without_a_column_there_are_no_attributes(tmp_path: Path) -> None:
-    _, found = facts([jsonl(tmp_path / "mine.jsonl", ROWS)], column=None)
+    _, found = facts([rows_file(tmp_path / "mine.jsonl", ROWS)], column=None)
     assert (found.names, found.attributes.shape) == ([], (4, 0))
 
 
 def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "mine.jsonl", [{"text": "an owl", "attributes": {"pet": "yeti"}}])
+    path = rows_file(tmp_path / "mine.jsonl", [{"text": "an owl", "attributes": {"pet": "yeti"}}])
     with pytest.raises(ValueError, match='does not know the word "yeti"'):
         facts([path])
 
@@ -85,7 +79,7 @@ def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path: Path) -> None
 def test_other_than_a_mapping_to_words_is_refused_with_its_place(
     tmp_path: Path, wrong: object
 ) -> None:
-    path = jsonl(tmp_path / "mine.jsonl", [ROWS[0], {"text": "x y", "attributes": wrong}])
+    path = rows_file(tmp_path / "mine.jsonl", [ROWS[0], {"text": "x y", "attributes": wrong}])
     message = 'mine.jsonl:2: "attributes" must map names to words, .*data.attributes_column to null'
     with pytest.raises(ValueError, match=message):
         facts([path])
@@ -93,7 +87,7 @@ def test_other_than_a_mapping_to_words_is_refused_with_its_place(
 
 def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
     files = [
-        jsonl(tmp_path / "rows.jsonl", ROWS[:2]),
+        rows_file(tmp_path / "rows.jsonl", ROWS[:2]),
         text_file(tmp_path / "lines.txt", "an owl flew\n\nthe cat slept\n"),
         text_file(tmp_path / "more.txt", "a hen sat\n"),
     ]

@@ -1,12 +1,11 @@
 """Statistics of activations beside plain numpy."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from datamodules.activations.store import ActivationStatistics, Chunk, statistics_of
+from datamodules.activations.store import Chunk, statistics_of
 
 NUM, WIDTH = 700, 12
 
@@ -65,14 +64,6 @@ def test_a_large_common_offset_swallows_no_variance() -> None:
     x = sample(offset=1e6)[0].astype(np.float64)
     found = statistics_of(cut(sample(offset=1e6), 64))
     assert found.variance == pytest.approx(x.var(0).mean(), rel=1e-9)
-
-
-def test_they_come_back_from_a_file(tmp_path: Path) -> None:
-    found = statistics_of(cut(sample(), 64))
-    found.save(tmp_path / "statistics.npz")
-    read = ActivationStatistics.load(tmp_path / "statistics.npz")
-    for name, value in vars(found).items():
-        np.testing.assert_array_equal(vars(read)[name], value)
 
 
 def test_no_activation_and_no_number_are_refused() -> None:

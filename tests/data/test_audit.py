@@ -20,23 +20,16 @@ from datamodules import (
 from datamodules.files.audit import WIDTH, Audit, AuditPart
 from datamodules.files.splitting import Split
 from datamodules.search.collection import CollectionRequest
-from datamodules.text.packing import Piece
-from datamodules.text.texts import trained_pieces
-from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.commands.check import check
 from tests.search_collections import TEST, TRAIN, write_beir, write_qrels
+from tests.text_corpora import rows_file
 
 CHATS = TokenizerOptions("bytes", chat_template="plain")
 
 
-def written(path: Path, *rows: dict) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def instructions(folder: Path, *rows: dict, **options: Any) -> Audit:
     options = {"tokenizer": CHATS, "split": TextSplit(validation_share=0), **options}
-    return InstructionDataModule(written(folder / "mine.jsonl", *rows), **options).audit()
+    return InstructionDataModule(rows_file(folder / "mine.jsonl", rows), **options).audit()
 
 
 def sample(prompt: str, completion: str) -> dict:
@@ -78,7 +71,7 @@ def test_losses_are_counted(tmp_path: Path) -> None:
 
 def test_overlap_counts_different_samples(tmp_path: Path) -> None:
     same, other = sample("a", "b"), sample("c", "d")
-    validation = written(tmp_path / "validation.jsonl", same, same, other, sample("e", "f"))
+    validation = rows_file(tmp_path / "v.jsonl", [same, same, other, sample("e", "f")])
     audit = instructions(tmp_path, same, other, sample("x", "y"), validation_files=validation)
     assert list(audit.leaks()) == [("train", "validation", 2)]
     assert [part.num_duplicates for part in audit.parts] == [0, 1]
@@ -87,7 +80,7 @@ def test_overlap_counts_different_samples(tmp_path: Path) -> None:
 
 def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path) -> None:
     rows = ["abcd", "cdab", "qrst"]
-    path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
+    path = rows_file(tmp_path / "mine.jsonl", [{"text": text} for text in rows])
     audit = TextDataModule(path, split=TextSplit(0.5, by="tail")).audit()
     assert list(audit.leaks()) == [("train", "validation", 2)]  # "cd" and "ab"; "st" is new
     assert len(set(audit.parts[0].keys)) == 3
@@ -95,7 +88,7 @@ def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path)
 
 def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     rows = ["hen " * 5, "cow", "cow"]
-    path = written(tmp_path / "mine.jsonl", *({"text": text} for text in rows))
+    path = rows_file(tmp_path / "mine.jsonl", [{"text": text} for text in rows])
     data = TextDataModule(path, context_length=8, split=TextSplit(validation_share=0))
     audit = data.audit()
     (part,) = audit.parts
@@ -134,7 +127,7 @@ def test_a_long_excerpt_is_cut_and_brackets_are_no_markup(tmp_path: Path) -> Non
 
 
 def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path: Path) -> None:
-    path = written(tmp_path / "pages.jsonl", {"text": "a" * 9, "title": "b" * 99})
+    path = rows_file(tmp_path / "pages.jsonl", [{"text": "a" * 9, "title": "b" * 99}])
     sizes = {"context_length": 64, "max_target_tokens": 24, "split": TextSplit(validation_share=0)}
     (sentence,) = PagesDataModule(train_files=path, **sizes).audit().warnings
     assert sentence == "1 train samples exceed data.context_length 64: they are left out"
@@ -159,17 +152,6 @@ def test_counts_of_a_large_corpus_stand_beside_the_names() -> None:
     text = shown(Audit("documents", "tokens", parts))
     row = next(line for line in text.splitlines() if line.lstrip().startswith("validation"))
     assert row.split()[1:5] == ["1", "9,035,582,198", "9,035,582,198", "4.27"]
-
-
-def test_pieces_begin_where_training_does() -> None:
-    class OneRow:
-        lengths = (3,)
-
-        def example(self, index: int, epoch: int) -> list[Piece]:
-            ids = byte_tokenizer().encode("abcd")
-            return [Piece(ids[:-1], np.array([-100, ids[2], -100]))]  # d is unknown
-
-    assert trained_pieces(OneRow(), byte_tokenizer()) == [("ab", False), ("c", True)]
 
 
 def doubtful_collection(folder: Path) -> Audit:

@@ -53,11 +53,6 @@ def test_a_long_text_is_cut_and_flagged():
     assert encode("smøræ𝔘", 6).code_points[-1] == ord("𝔘")
 
 
-def test_the_options_survive_the_checkpoint():
-    options = TextNormalisation("NFC", lowercase=False)
-    assert TextNormalisation(**options.to_dict()) == options
-
-
 def test_an_unknown_form_is_refused():
     with pytest.raises(ValueError, match='unicode_form must be NFC, .*got "NFX"'):
         TextNormalisation("NFX")  # type: ignore[arg-type]

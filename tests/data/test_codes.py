@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from datamodules.tokenizers.codes import (
@@ -19,15 +19,11 @@ from datamodules.tokenizers.codes import (
     lost_zero_suspects,
     named_code_system,
 )
+from tests.text_corpora import text_file
 
 
 def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
     return CodeBook(system or CodeSystem(), codes, [""] * len(codes))
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 # --- systems ---
@@ -96,11 +92,6 @@ def test_a_special_is_one_symbol() -> None:
     assert book.table[1].tolist() == [6, END_ID, END_ID, END_ID, END_ID]
 
 
-def test_codes_of_the_same_first_digits_share_a_number() -> None:
-    groups = book_of(["01110", "01199", "-1"], HISCO()).truncation_ids(3)
-    assert groups[0] == groups[1] != groups[2]
-
-
 def test_an_unknown_code_lists_the_nearest_first() -> None:
     book = CodeBook(HISCO(), ["01110", "01120", "99999"], ["Chemist", "", ""])
     with pytest.raises(ValueError, match=r"3 codes\); nearest: 01110 \(Chemist\), 01120, 99999"):
@@ -160,15 +151,7 @@ def test_a_small_trie_is_the_one_drawn_by_hand() -> None:
     assert trie.next_node.dtype == trie.leaf_code.dtype == trie.num_leaves.dtype == np.int32
 
 
-def test_a_code_that_begins_another_ends_in_its_own_leaf() -> None:
-    book = book_of(["1", "12"])
-    trie = Trie.of_table(book.table, len(book.symbols))
-    after_one = trie.next_node[0, 4]
-    assert trie.leaf_code[after_one] == -1
-    assert trie.leaf_code[trie.next_node[after_one, END_ID]] == 0
-    assert trie.leaf_code[trie.next_node[after_one, 5]] == 1
-
-
+@example(["1", "12"])  # one begins the other
 @given(st.lists(levels, min_size=1, max_size=30, unique=True))
 def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> None:
     book = book_of(codes)
@@ -189,7 +172,7 @@ def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> 
 
 
 def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Path) -> None:
-    path = write(tmp_path / "book.csv", "code,description\n01110,Chemist\n-1,No title\n")
+    path = text_file(tmp_path / "book.csv", "code,description\n01110,Chemist\n-1,No title\n")
     book = build_code_book(HISCO(), path, ["99999"])
     assert book.codes == ["01110", "-1", "-2", "-3"]
     assert book.descriptions[:2] == ["Chemist", "No title"]
@@ -197,7 +180,7 @@ def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Pa
 
 
 def test_a_book_of_tab_separated_values_or_parquet_is_read_too(tmp_path: Path) -> None:
-    path = write(tmp_path / "book.tsv", "code\tdescription\n100\tSmith, of any kind\n")
+    path = text_file(tmp_path / "book.tsv", "code\tdescription\n100\tSmith, of any kind\n")
     assert build_code_book(OCC1950(), path, []).descriptions == ["Smith, of any kind"]
     columns = {"code": ["100", "010"], "description": ["Smith, of any kind", None]}
     pq.write_table(pa.table(columns), tmp_path / "book.parquet")
@@ -224,11 +207,11 @@ def test_a_wrong_book_file_is_refused_with_its_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        build_code_book(HISCO(), write(tmp_path / "book.csv", text), [])
+        build_code_book(HISCO(), text_file(tmp_path / "book.csv", text), [])
 
 
 def test_only_the_first_twenty_wrong_lines_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "book.csv", "code,description\n" + "x,a\n" * 30)
+    path = text_file(tmp_path / "book.csv", "code,description\n" + "x,a\n" * 30)
     with pytest.raises(ValueError, match=r"… and 10 more$"):
         build_code_book(HISCO(), path, [])
 

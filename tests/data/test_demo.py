@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from datamodules import TextDataModule, TokenizerOptions, demo
-from datamodules.core.store import CACHE_VARIABLE
 from datamodules.demo import HELD_OUT_PAIRS, PARTS, VALUES
 from datamodules.files.splitting import stem_key
 
@@ -73,21 +72,6 @@ def test_demo_instructions_ask_for_a_name_and_answer_in_words() -> None:
     assert found == "Store a file in binary mode. A new port is created for you."
     assert len(set(answers.values())) == len(rows) > 2_000
     assert max(map(len, answers.values())) <= 400
-
-
-def test_a_demo_is_made_once_and_a_damaged_one_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    path = demo.demo_text()
-    whole = path.read_bytes()
-    assert demo.demo_text().read_bytes() == whole
-    path.write_bytes(whole[:100])
-    with pytest.warns(UserWarning, match="is made again: text.jsonl has 100 of"):
-        assert demo.demo_text() == path
-    assert path.read_bytes() == whole
-    monkeypatch.setattr(demo, "topics", None)  # making it would now fail
-    assert demo.demo_text() == path
 
 
 def test_a_python_without_its_documentation_names_the_way_out(

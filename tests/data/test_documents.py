@@ -106,12 +106,6 @@ def test_a_wrong_row_is_named_with_file_line_and_way_out(tmp_path, line, message
         read(path)
 
 
-def test_no_text_in_a_row_is_an_empty_document(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": null}\n{"text": ""}\n')
-    assert place_of(read(path)) == [("1", ""), ("2", "")]
-
-
 def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\nna\xefve\n")

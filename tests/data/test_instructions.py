@@ -19,9 +19,9 @@ from tokenizers import processors
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.core.batches import IGNORED
 from datamodules.files.rows import BadRows
-from datamodules.text.instructions import Instruction, InstructionDataset, Marker
+from datamodules.text.instructions import InstructionDataset
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
-from tests.text_corpora import saved_tokenizer
+from tests.text_corpora import rows_file, saved_tokenizer
 
 REWRITES = (  # earlier answers are shortened, as by templates that drop thoughts
     "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n"
@@ -46,10 +46,9 @@ Make = Callable[..., InstructionDataModule]
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     def made(*rows: dict, name: str = "rows.jsonl", **options: Any) -> InstructionDataModule:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = rows_file(tmp_path / name, rows)
         options = {"split": NO_SPLIT, "context_length": 64, "tokenizer": CHATS, **options}
-        return InstructionDataModule(str(path), plan=PlanOptions(seed=1), **options)
+        return InstructionDataModule(path, plan=PlanOptions(seed=1), **options)
 
     return made
 
@@ -98,16 +97,6 @@ def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) 
     encode, end = byte_tokenizer().encode, 256
     assert piece.input_ids.tolist() == [end, *encode("ab|cd")]
     assert piece.labels.tolist() == [-100, -100, -100, *encode("cd"), end]
-
-
-def test_each_answer_of_a_chat_is_learnt_up_to_its_end_token(make: Make, tmp_path: Path) -> None:
-    tokenizer_of("another end of turn than of text", tmp_path)
-    greeting = {"role": "assistant", "content": "Hello!"}
-    rows = [{"messages": m} for m in (TWO_TURNS, [greeting, *TWO_TURNS[1:3]])]
-    options = TokenizerOptions("folder", path=str(tmp_path))
-    dataset = opened(make(*rows, tokenizer=options, context_length=199, layout="documents"))
-    assert trained_runs(dataset) == ["Yes<end>", "No<end>"]  # no line break behind
-    assert trained_runs(dataset, 1) == ["Hello!<end>", "Yes<end>"]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
@@ -320,28 +309,24 @@ def tokenizer_of(name: str, folder: Path) -> TextTokenizer:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_answers_and_their_ends_are_found(name: str, tmp_path: Path) -> None:
+def test_answers_and_their_ends_are_found(make: Make, name: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(name, tmp_path)
-    marker = Marker(tokenizer, "")
-    (found,) = marker.tokens([marker.marked(Instruction("f", 1, "", "", CHAT))])
-    text = tokenizer.decode(found.ids, skip_special_tokens=False)
+    options = TokenizerOptions("folder", path=str(tmp_path))
+    greeting = {"role": "assistant", "content": "Hello!"}
+    rows = [{"messages": list(CHAT)}, {"messages": [greeting, *CHAT[:2]]}]
+    dataset = opened(make(*rows, tokenizer=options, context_length=199, layout="documents"))
+    assert trained_runs(dataset) == FORMS[name][-1]
+    assert "Hello!" in trained_runs(dataset, 1)[0]
+    (piece,) = dataset.example(0, 0)
+    ids = [*piece.input_ids.tolist(), *tokenizer.encode(tokenizer.render(CHAT))[-1:].tolist()]
+    text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text == tokenizer.render(CHAT)  # no second end, no second begin
-    runs: list[list[int]] = [[]]
-    for token, is_trained in zip(found.ids, found.is_trained, strict=True):
-        if is_trained:
-            runs[-1].append(int(token))
-        elif runs[-1]:
-            runs.append([])
-    answers = [tokenizer.decode(run, skip_special_tokens=False) for run in runs if run]
-    assert answers == FORMS[name][-1]
-    assert not found.begins_inside_token
     # What a model is asked to go on from is exactly what stands before the answer in training.
-    asked = tokenizer.encode(tokenizer.render(CHAT[:-1], add_generation_prompt=True))
-    before = found.ids[: len(asked)].tolist()
+    asked = tokenizer.encode(tokenizer.render(CHAT[:-1], add_generation_prompt=True)).tolist()
     if name != "room for thoughts in the last answer":
-        assert before == asked.tolist()
-        assert not found.is_trained[len(asked) - 1]
-        assert found.is_trained[len(asked)]
+        assert ids[: len(asked)] == asked
+        assert piece.labels[len(asked) - 2] == IGNORED  # a label is the token behind
+        assert piece.labels[len(asked) - 1] != IGNORED
 
 
 def test_tool_calls_may_be_answers_without_content(make: Make) -> None:
@@ -440,13 +425,11 @@ def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(
     assert with_it == without.backend.get_vocab()
 
 
-def test_files_without_any_sound_row_are_refused(make: Make, tmp_path: Path) -> None:
+def test_files_without_any_sound_row_are_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="the files hold no rows; write prompts"):
         make().prepare_data()
     with pytest.raises(ValueError, match="rows.jsonl:1: .*no message has the role"):
         make({"messages": [USER]}).prepare_data()
-    with pytest.raises(FileNotFoundError, match='train_files: .*Did you mean ".*rows.jsonl"'):
-        InstructionDataModule(str(tmp_path / "rws.jsonl")).prepare_data()
     data = make(GOOD)
     data.prepare_data()
     with pytest.raises(ValueError, match="no sample is for validation; name data.validation_files"):
@@ -467,10 +450,9 @@ def test_wrong_options_are_refused(options: dict, message: str) -> None:
 
 
 def test_an_unknown_character_is_named_with_its_row(make: Make, tmp_path: Path) -> None:
-    held = tmp_path / "held.jsonl"
     rows = [GOOD, {"prompt": "How?", "completion": " Zo."}]
-    held.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held = rows_file(tmp_path / "held.jsonl", rows)
     options = TokenizerOptions("characters")
-    data = make(GOOD, tokenizer=options, validation_files=str(held))
+    data = make(GOOD, tokenizer=options, validation_files=held)
     with pytest.raises(ValueError, match=r'held.jsonl:2: .*does not know the character "Z"'):
         data.prepare_data()

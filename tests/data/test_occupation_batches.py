@@ -7,7 +7,6 @@ import pytest
 
 from datamodules import Augmentation
 from datamodules.core.plan import PlanOptions, rng_for, uniforms_for
-from datamodules.occupations import batches
 from datamodules.occupations.batches import OccupationDataset, augment
 from datamodules.tokenizers.characters import decode
 from tests.occupation_tables import ROWS, many, module, table
@@ -55,22 +54,3 @@ def test_a_batch_has_the_noise_of_each_sample_alone(tmp_path: Path, noise: Augme
     assert len({language for _, language in found}) > 1
     masks = batch["input_ids"] != 0
     assert (batch["attention_mask"] == masks).all()
-
-
-def test_only_samples_whose_text_changes_take_a_generator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    made: list[int] = []
-
-    def counted(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
-        made.append(sample_id)
-        return rng_for(seed, epoch, sample_id)
-
-    monkeypatch.setattr(batches, "rng_for", counted)
-    dataset = dataset_of(tmp_path, Augmentation(drop_language=0.4))
-    assert (batch_of(dataset, range(64))["language_id"] == 0).sum() > 10
-    assert not made
-    dataset.augmentation = Augmentation(substitute=0.25, drop_language=0.0)
-    batch_of(dataset, range(64))
-    shares = uniforms_for(dataset.seed, EPOCH, np.arange(64), 8)[:, 2]
-    assert made == np.flatnonzero(shares < 0.25).tolist()

@@ -104,13 +104,3 @@ def test_options_in_conflict_are_refused(tmp_path):
         Columns(code_separator=" ")
     with pytest.raises(ValueError, match=r"text.max_length must be at least 1, got 0"):
         TextOptions(max_length=0)
-
-
-def test_missing_columns_and_books_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r'has no column "lang" \(columns.language\)'):
-        module(tmp_path, ROWS, columns=Columns(language="lang")).prepare_data()
-    path = table(tmp_path / "t.csv", [("a", "b")], "text,hisco")
-    with pytest.raises(ValueError, match=r"t.csv has no column code_1; it has: text, hisco. Name"):
-        OccupationDataModule(path).prepare_data()
-    with pytest.raises(FileNotFoundError, match="data.code_book: .*none.csv does not exist"):
-        module(tmp_path, ROWS, code_book=CodeBookOptions(str(tmp_path / "none.csv"))).prepare_data()

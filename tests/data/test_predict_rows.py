@@ -21,6 +21,7 @@ from datamodules.occupations.coded import (
 )
 from datamodules.tokenizers.characters import TextNormalisation, decode
 from datamodules.tokenizers.codes import HISCO, CodeBook
+from tests.text_corpora import text_file
 
 BOOK = CodeBook(HISCO(max_codes=2), ["10000", "20000"], ["Smith, General", "Tailor"])
 RECIPE: dict[str, Any] = {
@@ -39,11 +40,6 @@ TABLE = """id,text,language,note
 5,smith,sv,007
 6,smith,,
 """
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def columns_of(path: Path) -> dict[str, list[str]]:
@@ -65,7 +61,7 @@ def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
 
 
 def test_identical_inputs_are_one_sample(tmp_path):
-    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     assert index.arrays["input_of_row"].tolist() == [0, 0, 1, 2, 3, 3]
     dataset = DistinctInputs(index)
     assert dataset.lengths.tolist() == [5, 5, 10, 5]
@@ -78,10 +74,13 @@ def test_identical_inputs_are_one_sample(tmp_path):
 
 
 def test_several_files_are_one_table(tmp_path):
-    files = [write(tmp_path / "a.csv", "text\na\nb\n"), write(tmp_path / "b.csv", "text\nb\nc\n")]
+    files = [
+        text_file(tmp_path / "a.csv", "text\na\nb\n"),
+        text_file(tmp_path / "b.csv", "text\nb\nc\n"),
+    ]
     index = open_index(files, Columns(default_language="en"), RECIPE)
     assert index.arrays["input_of_row"].tolist() == [0, 1, 1, 2]
-    other = write(tmp_path / "c.csv", "text,more\na,b\n")
+    other = text_file(tmp_path / "c.csv", "text,more\na,b\n")
     with pytest.raises(ValueError, match="need the same columns: predict them one"):
         open_index([files[0], other], Columns(), RECIPE)
 
@@ -90,7 +89,7 @@ def test_several_files_are_one_table(tmp_path):
 @given(st.lists(st.sampled_from(["a", "A ", "b", "", "c c", "c  c"]), min_size=1))
 def test_every_row_finds_its_text_again(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("t") / "t.csv"
-    write(path, "text,n\n" + "".join(f"{text},{i}\n" for i, text in enumerate(texts)))
+    text_file(path, "text,n\n" + "".join(f"{text},{i}\n" for i, text in enumerate(texts)))
     if not any(text.strip() for text in texts):
         with pytest.raises(ValueError, match=r"t.csv: no row can be coded"):
             open_index([path], Columns(), RECIPE, "reject")
@@ -104,7 +103,7 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
 
 
 def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
-    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     assert list(table) == [
@@ -141,7 +140,7 @@ def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog
 
 
 def test_parquet_keeps_the_types(tmp_path):
-    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["needs_review"] == [False, False, False, True, True, True]
@@ -150,7 +149,7 @@ def test_parquet_keeps_the_types(tmp_path):
 
 
 def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
-    path = write(tmp_path / "t.csv", "text,language\nsmith,en\n,en\nsmith,klingon\n")
+    path = text_file(tmp_path / "t.csv", "text,language\nsmith,en\n,en\nsmith,klingon\n")
     data = OccupationDataModule(predict_files=str(path), columns=COLUMNS)
     data.recipe = RECIPE
     data._trainer_stage = lambda: "predict"  # type: ignore[method-assign]
@@ -168,7 +167,9 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
 
 
 def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
-    index = open_index([write(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE)
+    index = open_index(
+        [text_file(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE
+    )
     results = results_of(index) | {
         "code_ids": np.array([[1, -100], [0, -100]]),
         "next_ids": np.array([[[0, 1], [0, -100]], [[1, -100], [-100, -100]]]),
@@ -185,8 +186,8 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
 
 
 def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):
-    index = open_index([write(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
-    kept = write(tmp_path / "out.csv", "kept")
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    kept = text_file(tmp_path / "out.csv", "kept")
     with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
         write_coded_table(index, BOOK, results_of(index), kept)
     short = {name: value[:-1] for name, value in results_of(index).items()}
@@ -197,9 +198,9 @@ def test_nothing_is_overwritten_and_results_must_be_complete(tmp_path):
 
 
 def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
-    path = write(tmp_path / "t.csv", TABLE)
+    path = text_file(tmp_path / "t.csv", TABLE)
     index = open_index([path], COLUMNS, RECIPE)
-    write(path, TABLE + "7,new,en,\n")
+    text_file(path, TABLE + "7,new,en,\n")
     with pytest.raises(RuntimeError, match="hold 7 rows, 6 were read before: a table changed"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
@@ -210,16 +211,3 @@ def test_an_input_column_with_a_name_of_the_output_is_renamed(caplog):
     assert free_names(["text", "code_1", "x"], added) == ["text", "input_code_1", "x"]
     assert 'column "code_1" is written as "input_code_1"' in caplog.text
     assert free_names(["code_1", "input_code_1"], added) == ["input_input_code_1", "input_code_1"]
-
-
-def test_the_datamodule_writes_beside_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path / "mine.csv", TABLE)
-    data = OccupationDataModule(predict_files=str(path), columns=COLUMNS)
-    data.recipe = RECIPE
-    data.setup("predict")
-    assert data.predict_output_path == Path("mine.coded.csv")
-    data.write_predictions(results_of(data.index), data.predict_output_path)
-    assert len((tmp_path / "mine.coded.csv").read_text().splitlines()) == 7
-    with pytest.raises(ValueError, match="predict needs tables: name them with --data.predict_f"):
-        _ = OccupationDataModule().predict_output_path

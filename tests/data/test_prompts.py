@@ -16,12 +16,10 @@ from datamodules.core.planned import collated
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import (
     PromptDataset,
-    check_output,
     completion_columns,
     read_prompts,
     read_rows,
     recent,
-    score_columns,
     write_rows,
 )
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
@@ -195,27 +193,9 @@ def test_parquet_is_read_as_jsonl_and_any_value_is_written(tmp_path):
     assert second["note"] == ["\ud83d"]
 
 
-def test_scores_are_lists_with_the_place_of_the_best(tmp_path):
-    rows = rows_of([{"prompt": "a", "choices": ["b", "c"]}, {"choices": ["d"]}])
-    results = {
-        "scores": np.array([[-3.5, -1.25], [-2.0, np.nan]]),
-        "num_tokens": np.array([[2, 1], [1, 0]]),
-    }
-    write_rows(rows, score_columns(results, np.zeros(2, np.int64)), tmp_path / "out.jsonl")
-    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
-    assert (first["scores"], first["num_tokens"]) == ([-3.5, -1.25], [2, 1])
-    assert first["best"] == 1
-    assert (second["scores"], second["best"], second["prompt_tokens_cut"]) == ([-2.0], 0, 0)
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, num_rows):
     rows = rows_of([{"prompt": "a"}] * num_rows)
     with pytest.raises(RuntimeError, match=f"the files hold {num_rows} rows, 2 were predicted"):
         write_completions(rows, ["a", "b"], tmp_path / "o.jsonl")
     assert not list(tmp_path.iterdir())
-
-
-def test_an_output_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'out.csv ends in ".csv"; name a file in .jsonl or'):
-        check_output(tmp_path / "out.csv")

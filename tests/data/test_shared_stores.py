@@ -4,8 +4,10 @@ Counted in bytes: whatever a dataset holds besides mapped files is as large with
 short ones, and so is what a worker gets that is started anew.
 """
 
+import mmap
 import pickle
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.subject import SubjectOptions
 from tests.activation_dumps import dumped, stories
 from tests.data import data_of_texts as of
-from tests.process_memory import SMAPS, mappings, private_bytes, read_elsewhere
 
 NUMBER, SHORT, LONG = 200, 20, 160  # samples, words of each
 MOST_TAKEN = 0.02  # of what the files grow by
@@ -79,6 +80,40 @@ def made(name: str, folder: Path, size: int) -> PlannedDataset:
     return dataset
 
 
+def buffers(thing: Any) -> Iterator[tuple[int, int, bool]]:
+    """Yield address, bytes, and whether a file is mapped there, of all that a thing holds."""
+    seen, left = set(), [thing]
+    while left:
+        part = left.pop()
+        if id(part) in seen or isinstance(part, type | re.Pattern):
+            continue
+        seen.add(id(part))
+        if isinstance(part, torch.Tensor):
+            yield part.data_ptr(), part.nbytes, False
+        elif isinstance(part, np.ndarray):
+            base: Any = part
+            while isinstance(base, np.ndarray) and base.base is not None:
+                base = base.base
+            yield part.__array_interface__["data"][0], part.nbytes, isinstance(base, mmap.mmap)
+        elif isinstance(part, str | bytes | bytearray):
+            yield id(part), len(part), False
+        elif isinstance(part, dict):
+            left += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple | set | frozenset):
+            left += part
+        elif type(part).__module__.startswith("datamodules"):
+            left.append(vars(part))
+
+
+def private_bytes(dataset: PlannedDataset) -> int:
+    """Return what it holds that is no mapped file, each memory once."""
+    sizes: dict[int, int] = {}
+    for address, size, is_mapped in buffers(dataset):
+        if not is_mapped:
+            sizes[address] = max(size, sizes.get(address, 0))
+    return sum(sizes.values())
+
+
 def content_bytes(folder: Path) -> int:
     """Return the bytes of all files in a folder that grow with the texts."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -107,19 +142,3 @@ def test_a_worker_that_is_no_fork_maps_the_activations_itself(tmp_path: Path) ->
     found = arrived.batch(np.array([3, 1]), 0)
     for name, value in dataset.batch(np.array([3, 1]), 0).items():
         assert torch.equal(found[name], value), name
-
-
-@pytest.mark.skipif(not SMAPS.exists(), reason="only Linux tells which pages are shared")
-@pytest.mark.parametrize("name", ["blocks", "occupation", "lens"])
-def test_two_processes_hold_one_copy_of_a_store(name: str, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    dataset = made(name, tmp_path / "files", LONG)
-    paths = list(mappings(tmp_path))
-    with read_elsewhere(paths) as reader:
-        held = mappings(tmp_path)
-        reader.stdin.close()
-    resident = sum(kinds["Rss"] for kinds in held.values())
-    assert 1024 * resident > 50_000
-    assert sum(kinds["Private_Dirty"] + kinds["Private_Clean"] for kinds in held.values()) == 0
-    assert sum(kinds["Shared_Clean"] + kinds["Shared_Dirty"] for kinds in held.values()) == resident
-    del dataset

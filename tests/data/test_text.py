@@ -1,6 +1,5 @@
 """Text becomes planned batches, with the tokenizer of the options or of the model."""
 
-import pickle
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -39,13 +38,6 @@ def plain_best_fit(lengths, capacity):
     return sorted(rows)
 
 
-def test_packed_rows_worked_out_by_hand():
-    # 7 | 6 | 5 joins none (12 > 10) | 3 joins the 7 | 3 joins the 6, which has the least room
-    order, offsets = best_fit(np.array([3, 7, 5, 6, 3]), 10)
-    rows = [order[a:b].tolist() for a, b in pairwise(offsets)]
-    assert rows == [[0, 1], [3, 4], [2]]
-
-
 @settings(deadline=None)
 @example((30, [1, 2, 4, 25, 27]))  # two rows of equal room
 @given(st.integers(1, 40).flatmap(
@@ -62,11 +54,6 @@ def test_every_piece_is_in_one_row_and_rows_are_those_of_plain_best_fit(case):
     sizes = [sorted((lengths[i] for i in row), reverse=True) for row in rows]
     assert all(sum(row) <= capacity for row in sizes)
     assert sorted(sizes) == plain_best_fit(lengths, capacity)
-
-
-def test_pieces_longer_than_a_row_are_refused():
-    with pytest.raises(ValueError, match="pieces must have 1 to 4 positions, got 2 to 5"):
-        best_fit(np.array([2, 5]), 4)
 
 
 TOKENIZER = make_tokenizer(TokenizerOptions(), iter(()))
@@ -179,14 +166,6 @@ def test_describe_shows_the_text_with_its_special_tokens():
         "document 2": "<|endoftext|>you<|endoftext|>",
     }
     assert data.lengths.tolist() == [7]
-
-
-def test_a_dataset_that_is_sent_to_a_process_gives_the_same():
-    data = BlockDataset(stream_of([20, 30]), "x", 8, TOKENIZER, 1)
-    sent = pickle.loads(pickle.dumps(data))
-    assert str([data.example(i, 2) for i in range(7)]) == str(
-        [sent.example(i, 2) for i in range(7)]
-    )
 
 
 CHARACTERS = TokenizerOptions(kind="characters")

@@ -1,8 +1,6 @@
 """Token stores hold every token once, divided as asked, begin and end tokens in their places."""
 
 import json
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -194,20 +192,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 0.3 * path.stat().st_size  # a few numbers for each document
-
-
-def test_two_processes_at_once_make_one_store(tmp_path):
-    rows = [json.dumps({"text": f"row {i} " + "word " * 20}) + "\n" for i in range(200)]
-    path = text_file(tmp_path / "a.jsonl", "".join(rows))
-    code = (
-        "from pathlib import Path; "
-        f"from tests.text_corpora import request; request([Path({str(path)!r})]).open()"
-    )
-    processes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(2)]
-    assert [process.wait(60) for process in processes] == [0, 0]
-    folder = request([path]).folder()
-    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
-    assert len(request([path]).open().hashes(TRAIN)) == 200
 
 
 def parts_of(hashes, split):

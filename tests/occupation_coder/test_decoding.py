@@ -218,17 +218,6 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
         torch.testing.assert_close(given, best.values[record], atol=1e-4, rtol=0)
 
 
-def test_a_vote_has_the_mean_confidence_of_both_heads(network, texts):
-    memory, logits = texts
-    options = DecodingOptions("mixed", 4, flat_share=0.25)
-    out = decode(network, memory, logits, options, TEMPERATURE)
-    chosen = out.code_ids[:, None]
-    with torch.no_grad():
-        sequence = set_probability(network.decoder, memory, chosen)[:, 0]
-    flat = flat_set_log_probability(logits, chosen)[:, 0].exp()
-    torch.testing.assert_close(out.set_confidence, 0.25 * flat + 0.75 * sequence)
-
-
 @pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
 def test_the_next_sets_follow_by_their_probability(network, texts, method):
     memory, logits = texts
@@ -239,6 +228,7 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
     with torch.no_grad():
         expected = (1 - share) * set_probability(network.decoder, memory, sets)
         expected += share * flat_set_log_probability(logits, sets).exp()
+    torch.testing.assert_close(found["set_confidence"], expected[:, 0])
     torch.testing.assert_close(found["next_confidence"], expected[:, 1:])
     if method != "mixed":  # whose vote is not the confidence
         assert (found["next_confidence"].diff(dim=1) <= 0).all()

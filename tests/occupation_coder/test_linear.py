@@ -18,7 +18,6 @@ from lit_models.occupation_coder.linear import (
     LinearHead,
     LinearOptions,
     TitleHeads,
-    refuse_other_features,
     solve,
 )
 from lit_models.occupation_coder.loss import (
@@ -284,15 +283,3 @@ def test_a_text_without_words_has_no_features():
 def test_ends_that_are_never_found_are_refused(ends):
     with pytest.raises(ValueError, match="must be a list of single words or signs"):
         LinearOptions(head_weight=1.0, head_ends=ends)
-
-
-def test_weights_of_other_features_are_refused():
-    trained = {"ngram_sizes": [3, 2], "num_features": 64, "cost": 0.5}
-    same = LinearOptions(ngram_sizes=(2, 3), num_features=64, cost=0.1)
-    refuse_other_features(same, trained)  # made before there were heads
-    refuse_other_features(None, trained)
-    other = LinearOptions(ngram_sizes=(2, 3), num_features=64, head_weight=0.4)
-    with pytest.raises(ValueError, match=r"loss\.linear\.head_weight 0\.0, but it is 0\.4 here"):
-        refuse_other_features(other, trained)
-    with pytest.raises(ValueError, match="within_words True, but it is False here"):
-        refuse_other_features(same, {**trained, "within_words": True})

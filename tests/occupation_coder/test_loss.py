@@ -90,35 +90,21 @@ def test_the_best_order_is_the_best_of_all_orders(size):
     assert found[1].tolist() == codes[1].tolist()
 
 
-def test_the_order_in_the_file_does_not_matter():
-    decoder, memory, logits = decoder_of(3), memory_of(1), torch.randn(1, 4)
-    totals = {
-        round(
-            occupation_losses(memory, logits, decoder, batch_of(torch.tensor([order])))[
-                "seq2seq"
-            ].total.item(),
-            6,
-        )
-        for order in itertools.permutations([0, 3, 2])
-    }
-    assert len(totals) == 1
+def test_the_search_over_orders_draws_no_random_numbers():
+    decoder, memory = decoder_of(3, dropout=0.3), memory_of(3)
+    state = torch.random.get_rng_state()
+    orders_of(decoder, memory, torch.tensor([[0, 2], [1, NONE], [3, NONE]]))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert decoder.training
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_record_of_two_codes_leaves_the_gradient_of_the_others_alone(dropout):
+def test_a_record_of_two_codes_leaves_the_gradient_of_the_others_alone():
     gradients = []
     for first in ([0, 2], [0, NONE]):
-        decoder, memory = decoder_of(3, dropout), memory_of(3)
+        decoder, memory = decoder_of(3), memory_of(3)
         hidden = memory.hidden.requires_grad_()
-        codes = torch.tensor([first, [1, NONE], [3, NONE]])
-        batch = batch_of(codes)
+        batch = batch_of(torch.tensor([first, [1, NONE], [3, NONE]]))
         torch.manual_seed(5)
-        if dropout:  # the search over orders must not draw random numbers
-            state = torch.random.get_rng_state()
-            orders_of(decoder, memory, codes)
-            assert torch.equal(state, torch.random.get_rng_state())
-            assert decoder.training
-            return
         losses = occupation_losses(memory, torch.randn(3, 4), decoder, batch)
         losses["seq2seq"].total.backward()
         gradients.append(hidden.grad[1:].clone())

@@ -17,6 +17,7 @@ from lit_models.occupation_coder.loss import OccupationLossOptions
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder
 from lit_models.training.optim import WarmupDecay
+from tests.toy import toy_trainer
 
 ROWS = [
     ("carpenter", "95410"),
@@ -59,16 +60,9 @@ def small_coder(**options) -> LitOccupationCoder:
 
 
 def trainer_of(tmp_path, epochs=40) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        default_root_dir=tmp_path / "run",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        check_val_every_n_epoch=epochs,
-        num_sanity_val_steps=0,
-    )
+    seldom = {"check_val_every_n_epoch": epochs, "num_sanity_val_steps": 0}
+    limits = {"max_epochs": epochs, "precision": 32, "callbacks": [], **seldom}
+    return toy_trainer(tmp_path / "run", **limits)
 
 
 def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, caplog):

@@ -12,13 +12,11 @@ from lit_models.occupation_coder.encoders import (
     freeze_encoder,
 )
 from lit_models.occupation_coder.network import (
-    BEGIN,
     EMPTY,
     END,
     NONE,
     BlockDecoder,
     CodeTrie,
-    Memory,
 )
 from tests.causal_lm.folders import saved_canine
 from tests.occupation_coder.tiny import network_of, padded, trie_of
@@ -59,46 +57,6 @@ def test_the_language_and_every_letter_matter():
     assert (logits[0] - logits[2]).abs().max() > 1e-4
 
 
-@torch.no_grad()
-def test_symbols_still_to_come_change_no_logits_before_them():
-    network = network_of()
-    memory, _ = network(*padded(["cooper"], 6), torch.tensor([1]))
-    one = torch.tensor([[4, 4, 5, 5, 4, 4, EMPTY]])
-    two = torch.tensor([[4, 4, 5, 5, 4, 5, NONE]])
-    first, second = network.decoder(one, memory), network.decoder(two, memory)
-    torch.testing.assert_close(first[:, :6], second[:, :6])
-    assert (first[:, 6] - second[:, 6]).abs().max() > 1e-4
-
-
-@torch.no_grad()
-def test_a_cached_step_gives_the_logits_of_the_whole_prefix():
-    network = network_of()
-    decoder, trie = network.decoder, network.trie
-    memory, _ = network(*padded(["cooper", "hatter and mercer"], 20), torch.tensor([1, 0]))
-    targets = trie.targets(torch.tensor([[0, 2, 1], [3, 0, 2]]))
-    whole = decoder(targets, memory)
-    cache = decoder.start(memory)
-    symbols, nodes = torch.full((2,), BEGIN), torch.zeros(2, dtype=torch.long)
-    for position in range(targets.shape[1]):
-        if position % trie.block_size == 0:
-            nodes = torch.zeros_like(nodes)
-        logits = decoder.step(symbols, nodes, cache)
-        torch.testing.assert_close(logits, whole[:, position])
-        symbols = targets[:, position]
-        nodes = trie.next_node[nodes, symbols]
-
-
-@torch.no_grad()
-def test_hypotheses_of_one_record_share_its_memory():
-    network = network_of()
-    memory, _ = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
-    codes = torch.tensor([[0, 2], [2, 0], [1, 3], [3, 1]])  # two hypotheses for each record
-    targets = network.trie.targets(codes)
-    together = network.decoder(targets, memory)
-    repeated = Memory(memory.hidden.repeat_interleave(2, 0), memory.mask.repeat_interleave(2, 0))
-    torch.testing.assert_close(together, network.decoder(targets, repeated))
-
-
 def test_ngrams_are_those_that_lie_inside_the_text():
     table = NgramTable(8, sizes=(2, 3), num_buckets=1 << 20, num_hashes=1)
     framed, lengths = frame(*padded(["abab", "ab"], 6))
@@ -111,14 +69,6 @@ def test_ngrams_are_those_that_lie_inside_the_text():
     seen = rows[0][inside[0]].tolist() + rows[1][inside[1]].tolist()
     # <a ab ba b> <ab aba bab ab>, and the second text adds none
     assert len(set(seen)) == 8
-
-
-def test_every_parameter_gets_a_gradient_in_both_heads():
-    network = network_of()
-    memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
-    output = network.decoder(network.trie.targets(torch.tensor([[0, 2], [1, NONE]])), memory)
-    (output.square().sum() + logits.square().sum()).backward()
-    assert [n for n, p in network.named_parameters() if p.grad is None] == []
 
 
 @pytest.mark.parametrize(
@@ -174,25 +124,6 @@ def test_symbols_follow_the_book_and_used_codes_are_closed():
     assert symbols(trie.legal(below_a, torch.tensor([[1]]), 1, 1)[0]) == [A]
     every = torch.tensor([[0, 1, 2]])
     assert symbols(trie.legal(root, every, 0, 3)[0]) == [EMPTY]
-
-
-def test_legal_targets_agree_with_one_step_at_a_time():
-    trie = book(3)
-    codes = torch.tensor([[1, 0, NONE], [2, NONE, NONE], [0, 2, 1]])
-    targets = trie.targets(codes)
-    legal = trie.legal_targets(codes, targets.shape[1])
-    for record in range(3):
-        node = torch.tensor([0])
-        for position in range(targets.shape[1]):
-            if targets[record, position] == NONE:
-                break
-            block, depth = divmod(position, 2)
-            node = torch.tensor([0]) if depth == 0 else node
-            used = codes[record, :block][None]
-            expected = trie.legal(node, used, depth, block)[0]
-            assert symbols(legal[record, position]) == symbols(expected)
-            assert expected[targets[record, position]]
-            node = trie.next_node[node, targets[record, position]]
 
 
 @torch.no_grad()
