@@ -5,7 +5,6 @@ Shapes: N activations, B of a micro-batch, T tokens of the longest document, A a
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,6 @@ from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
 from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.core.store import mapped_array
 from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST
 from datamodules.text.prompts import check_output, new_json_file
@@ -43,13 +41,12 @@ OF_THE_DUMP = (
 
 
 class ActivationDataset(PlannedDataset):
-    """One part of a store, or of documents whose activations are computed in the step.
+    """One part of a store of activations, or of documents; then the step computes them.
 
     Args:
         pieces: the documents.
         piece: [N], the piece that an activation is in.
         position: [N], its position there.
-        path: npy file of the activations [N, D]; `None` where the step computes them.
         facts: attributes and files of the documents; `None` in training.
         fingerprint: of the store and the part.
         seed: key of all draws for a sample.
@@ -61,26 +58,21 @@ class ActivationDataset(PlannedDataset):
         pieces: Pieces,
         piece: np.ndarray,
         position: np.ndarray,
-        path: Path | None,
         facts: DocumentFacts | None,
         fingerprint: str,
         seed: int,
         pairs_others: bool = False,
     ) -> None:
         self.pieces, self.piece, self.position = pieces, piece, position
-        self.path, self.facts, self.seed, self.fingerprint = path, facts, seed, fingerprint
+        self.facts, self.seed, self.fingerprint = facts, seed, fingerprint
         self.lengths = pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
         self.others = partners(pieces.document[piece]) if pairs_others else None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the memory map out of what a spawned worker gets: it maps the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "activations"}
-
-    @cached_property
+    @property
     def activations(self) -> np.ndarray | None:
-        """[N, D], memory-mapped."""
-        return None if self.path is None else mapped_array(self.path)
+        """[N, D], memory-mapped; `None` where the step computes them."""
+        return self.pieces.store.arrays.get(f"{PART_NAMES[self.pieces.part]}.activations")
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
         """Return the batch of sample ids [B], with any partners of them in `other`."""
@@ -260,7 +252,6 @@ class ActivationDataModule(DocumentsDataModule):
             pieces,
             piece,
             position,
-            path=None if self.folder is None else self.store.path(part, "activations"),
             facts=self.facts(part) if stage != "train" else None,
             fingerprint=f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}",
             seed=self.seed if stage == "train" else 0,

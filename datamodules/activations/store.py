@@ -17,7 +17,7 @@ import torch
 
 from datamodules.activations.documents import PositionRule
 from datamodules.core.batches import SubjectFacts
-from datamodules.core.store import content_digest, mapped_array
+from datamodules.core.store import content_digest
 from datamodules.files.splitting import PART_NAMES
 from datamodules.text.store import TokenStore
 
@@ -215,11 +215,7 @@ class ActivationStore(TokenStore):
     def statistics(self) -> ActivationStatistics:
         return ActivationStatistics.load(self.folder / STATISTICS)
 
-    def path(self, part: int, kind: str) -> Path:
-        """Return the file of one array of a part."""
-        return self.folder / f"{PART_NAMES[part]}.{kind}.npy"
-
     def array(self, part: int, kind: str) -> np.ndarray:
         """Return one array of a part, memory-mapped: `activations` [N, D], `piece` [N], `position`
         [N], `attributes` [documents, A] or `group` [documents]."""
-        return mapped_array(self.path(part, kind))
+        return self.arrays[f"{PART_NAMES[part]}.{kind}"]

@@ -283,15 +283,15 @@ def write_arrays(
 
 
 class ArrayFolder:
-    """Arrays of a folder, memory-mapped, and its facts; pickled as the name of the folder.
-
-    Attributes:
-        arrays: those of the npy files, by their names.
-    """
+    """Arrays of a folder, memory-mapped, and its facts; pickled as the name of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.arrays = {path.stem: mapped_array(path) for path in folder.glob("*.npy")}
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Those of the npy files, by their names."""
+        return {path.stem: mapped_array(path) for path in self.folder.glob("*.npy")}
 
     @cached_property
     def facts(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from datamodules.core.batches import padded
 from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import (
+    ArrayFolder,
     cache_folder,
     digest_of,
     made_once,
@@ -441,12 +442,12 @@ def chosen_documents(
     return np.sort(np.concatenate([of_queries, drawn]))
 
 
-class EncodedCollection:
+class EncodedCollection(ArrayFolder):
     """A folder of encoded texts, as a prediction of a retriever writes it.
 
     Attributes:
-        documents: [D, W] memory-mapped, unit vectors.
-        queries: [Q, W] memory-mapped.
+        documents: [D, W], unit vectors.
+        queries: [Q, W].
 
     Raises:
         FileNotFoundError: it holds no encoded texts.
@@ -457,10 +458,8 @@ class EncodedCollection:
             raise FileNotFoundError(
                 f"{folder} holds no encoded texts; make it with unisono predict of a retriever."
             )
-        self.folder = folder
-        self.documents, self.queries = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "queries")
-        )
+        super().__init__(folder)
+        self.documents, self.queries = self.arrays["documents"], self.arrays["queries"]
 
     def ids(self, name: Literal["documents", "queries"]) -> list[str]:
         """Return one id per row, as in the collection."""
@@ -570,11 +569,10 @@ class RetrievalDataModule(SearchDataModule):
         with replacing(path, is_new=True) as unfinished:
             with naming(path):
                 unfinished.mkdir()
-                for name, (own, records) in texts.items():
-                    np.save(unfinished / f"{name}.npy", own)
+                write_arrays(unfinished, {name: own for name, (own, _) in texts.items()}, **facts)
+                for name, (_, records) in texts.items():
                     with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
                         file.writelines(json.dumps(record.id) + "\n" for record in records)
-                (unfinished / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
             if search := self.model.options.get("search"):
                 search(EncodedCollection(unfinished))
 

@@ -269,13 +269,19 @@ class InstructionStream(TokenStream):
         return self.texts[start : self.text_ends[sample]].tobytes().decode()
 
 
+class InstructionStore(TokenStore):
+    """As `TokenStore`, of instructions."""
+
+    stream_type = InstructionStream
+
+
 @dataclass(frozen=True)
 class InstructionRequest(CorpusRequest):
     """As `CorpusRequest`; the separator stands between a prompt and its completion."""
 
     separator: str = ""
     kind = "instructions"
-    stream_type = InstructionStream
+    store_type = InstructionStore
 
     def facts(self) -> dict[str, Any]:
         own = {"names": self._names(), "separator": self.separator, "rows": STORE_VERSION}

@@ -22,6 +22,7 @@ import numpy as np
 
 from datamodules.core.store import (
     ArrayFile,
+    ArrayFolder,
     cache_folder,
     file_digest,
     made_once,
@@ -69,17 +70,10 @@ class TokenStream:
         return super().__reduce_ex__(protocol) if self.place is None else (self.opened, self.place)
 
 
-class TokenStore:
+class TokenStore(ArrayFolder):
     """A folder of token streams, complete and opened read-only."""
 
-    def __init__(self, folder: Path, stream_type: type[TokenStream] = TokenStream) -> None:
-        self.folder, self.stream_type = folder, stream_type
-        self.facts: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digest of the tokens, of what is trained on and of how they are divided."""
-        return self.facts["fingerprint"]
+    stream_type: ClassVar[type[TokenStream]] = TokenStream
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -122,7 +116,7 @@ class CorpusRequest:
     given: TextTokenizer | None = None
 
     kind: ClassVar[str]  # of the stores, which share a folder of the cache
-    stream_type: ClassVar[type[TokenStream]] = TokenStream
+    store_type: ClassVar[type[TokenStore]] = TokenStore
 
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
@@ -170,7 +164,7 @@ class CorpusRequest:
             if self.folder() != folder:
                 raise RuntimeError("a file of the data changed while it was read; start again.")
 
-        return TokenStore(made_once(folder, make), self.stream_type)
+        return self.store_type(made_once(folder, make))
 
 
 @contextmanager

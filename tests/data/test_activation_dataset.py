@@ -24,12 +24,14 @@ def dataset(tmp_path: Path) -> ActivationDataset:
     store = request([Path(text_rows(tmp_path))]).open()
     pieces = Pieces(store, 0, 30)
     piece, position = drawn_positions(pieces.sizes, pieces.hashes, PositionRule(2, 5))
-    path = tmp_path / "activations.npy"
-    np.save(path, np.repeat(np.arange(len(piece), dtype=np.float32)[:, None], WIDTH, 1))
+    np.save(
+        store.folder / "train.activations.npy",
+        np.repeat(np.arange(len(piece), dtype=np.float32)[:, None], WIDTH, 1),
+    )
     attributes = np.full((len(TEXTS), 2), NONE)
     attributes[:, 0] = ord("o")
     facts = DocumentFacts(["a", "b"], attributes, np.arange(len(TEXTS)), [])
-    return ActivationDataset(pieces, piece, position, path, facts, "x", 7, True)
+    return ActivationDataset(pieces, piece, position, facts, "x", 7, True)
 
 
 def batch_of(dataset: ActivationDataset, numbers: list[int], epoch: int = 0) -> dict:

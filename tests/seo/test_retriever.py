@@ -93,7 +93,7 @@ def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
     encoded = EncodedCollection(retriever_run / "coded.encoded")
     _, data = retriever(retriever_run, {})
     assert encoded.ids("documents") == [data.collection.documents[n].id for n in range(40)]
-    assert isinstance(encoded.documents, np.memmap)
+    assert isinstance(encoded.documents.base, np.memmap)
     assert encoded.documents.dtype == np.float32
     names = encoded.ids("queries")
     texts = [
