@@ -51,7 +51,7 @@ from lit_models.training.checkpoints import (
     read_checkpoint,
 )
 from lit_models.training.dropout import ExactDropout
-from lit_models.training.exact import follows_plan
+from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses
@@ -515,11 +515,6 @@ def built_part(config: dict[str, Any], key: str, base: type) -> Any:
     parser = UnisonoParser()
     parser.add_lightning_class_args(base, key, subclass_mode=True)
     return parser.instantiate_classes(parser.parse_object({key: config[key]}))[key]
-
-
-def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
-    """Returns the defaults of which the configuration names none of the same kind."""
-    return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
 
 
 def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], int | None]:

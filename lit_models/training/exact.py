@@ -126,7 +126,7 @@ class ExactModule(LightningModule):
         self._trained_recipe = None if content is None else self.stored_recipe(content)
         self._hand_over()
         present = self.trainer.callbacks
-        own = [c for c in self.own_callbacks() if not any(isinstance(p, type(c)) for p in present)]
+        own = missing_kinds(self.own_callbacks(), present)
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
         # that the ledger has noted, in the folder that the run has taken.
         first = [c for c in own if isinstance(c, RunFolder | Ledger)]
@@ -564,6 +564,11 @@ def share_of_step(
             # A term that counts nothing in this step has total 0: a zero loss, never NaN.
             share = share + in_float32(total) * factor / max(1.0, batch["step_denominators"][name])
     return share
+
+
+def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
+    """Return the defaults of which none of the same kind is named."""
+    return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
 
 
 def follows_plan(module: LightningModule, data: Any) -> bool:
