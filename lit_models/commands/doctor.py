@@ -274,13 +274,12 @@ def check_launcher(
         todo += " name, srun -J train …, sbatch -J train"
         out.append(Diagnosis("launcher", "error", what, todo))
     if devices is not None:
-        lines: list[str] = []
         try:
-            check_world(devices * (num_nodes or 1), None, environ, lines)
+            for line in check_world(devices * (num_nodes or 1), None, environ):
+                out.append(Diagnosis("world", "warning", line, "srun before the command"))
         except ValueError as fault:
             what, _, todo = str(fault).partition(": ")
             out.append(Diagnosis("world", "error", what, todo))
-        out += [Diagnosis("world", "warning", line, "srun before the command") for line in lines]
     return out
 
 

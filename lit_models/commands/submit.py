@@ -432,7 +432,7 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
     with usage_errors():
         settings = rules.settings_of(parsed_options(argv, is_stage=is_stage))
         rules.check_strategy(settings.strategy, StrategyRegistry.available_strategies())
-        rules.check_world(processes, settings.strategy, {"SLURM_NTASKS": str(processes)}, [])
+        rules.check_world(processes, settings.strategy, {"SLURM_NTASKS": str(processes)})
         rules.check_batch(settings, processes)
 
 

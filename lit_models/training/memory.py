@@ -53,7 +53,8 @@ def choose_strategy(
     is_training: bool = True,
     precision: str | int | None = None,
 ) -> tuple[str, str] | None:
-    """Return what `trainer.strategy: auto` becomes and a line that says why; `None` where it stays.
+    """Return what `trainer.strategy: auto` becomes and a line that says why; `None` for one device
+    and for those that are neither CPU nor GPU.
 
     Several devices take ddp; GPUs that train take fsdp where weights, gradients and moments, as
     Adam has them, do not fit on each. A network that is built when the data is read takes ddp.

@@ -131,7 +131,7 @@ def check(
             "would wait for the other machines. Use srun or torchrun (`unisono submit` writes the "
             "job), or set MASTER_ADDR, MASTER_PORT and NODE_RANK on every machine."
         )
-    check_world(verdict.world_size, settings.strategy, environ, verdict.warnings)
+    verdict.warnings += check_world(verdict.world_size, settings.strategy, environ)
     check_batch(settings, verdict.world_size)
     return verdict
 
@@ -224,11 +224,9 @@ def check_share(batching: Batching, world_size: int) -> None:
         )
 
 
-def check_world(
-    world_size: int, strategy: str | None, environ: Mapping[str, str], warnings: list[str]
-) -> None:
+def check_world(world_size: int, strategy: str | None, environ: Mapping[str, str]) -> list[str]:
     """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
-    one silent rank of several."""
+    one silent rank of several. Returns warnings of a line each."""
     is_torchrun = "TORCHELASTIC_RUN_ID" in environ  # it wins over SLURM
     # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
     is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
@@ -251,7 +249,7 @@ def check_world(
                 "that a launcher did; use --trainer.strategy=ddp."
             )
     if is_torchrun or is_shell:
-        return
+        return []
     if num_tasks == 1 and world_size > 1:
         raise ValueError(
             f"SLURM has one task (SLURM_NTASKS=1), but trainer.devices x trainer.num_nodes is "
@@ -259,10 +257,11 @@ def check_world(
             "DEVICES and --nodes=NODES, with `srun` before the command."
         )
     if num_tasks > 1 and "SLURM_PROCID" in environ and "SLURM_STEP_ID" not in environ:
-        warnings.append(
+        return [
             "this looks like a SLURM batch script with several tasks and no `srun` before the "
             "command: it would wait for the others for ever"
-        )
+        ]
+    return []
 
 
 def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:

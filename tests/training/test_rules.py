@@ -109,31 +109,30 @@ def test_a_launched_world_of_another_size_is_refused(
     environ: dict[str, str], variable: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{variable}.*each would train a copy of its own"):
-        check_world(1, "auto", environ, [])
-    check_world(2, "ddp", environ, [])
+        check_world(1, "auto", environ)
+    check_world(2, "ddp", environ)
     with pytest.raises(ValueError, match="starts its own processes"):
-        check_world(2, "ddp_spawn", environ, [])
+        check_world(2, "ddp_spawn", environ)
 
 
 def test_torchrun_wins_over_slurm_and_a_shell_may_start_what_it_likes() -> None:
-    check_world(4, "ddp", {"WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x", "SLURM_NTASKS": "2"}, [])
-    check_world(1, "auto", {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "interactive"}, [])
+    check_world(4, "ddp", {"WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x", "SLURM_NTASKS": "2"})
+    check_world(1, "auto", {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "interactive"})
 
 
 @pytest.mark.parametrize("step", [{"SLURM_STEP_ID": "0"}, {}])
 def test_one_task_of_slurm_for_two_devices_is_refused(step: dict[str, str]) -> None:
     one = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train", **step}
     with pytest.raises(ValueError, match=r"one task .* is 2: rank 0 would train alone"):
-        check_world(2, "ddp", one, [])
-    check_world(1, "auto", one, [])
-    check_world(2, "ddp", {**one, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, [])
-    check_world(2, "ddp", {**one, "SLURM_JOB_NAME": "bash"}, [])
+        check_world(2, "ddp", one)
+    check_world(1, "auto", one)
+    check_world(2, "ddp", {**one, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"})
+    check_world(2, "ddp", {**one, "SLURM_JOB_NAME": "bash"})
 
 
 def test_a_batch_script_without_srun_is_warned_of() -> None:
-    warnings: list[str] = []
-    check_world(2, "ddp", {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, warnings)
-    assert "no `srun`" in warnings[0]
+    (warning,) = check_world(2, "ddp", {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+    assert "no `srun`" in warning
 
 
 def test_batch_sizes_must_make_the_global_batch() -> None:
