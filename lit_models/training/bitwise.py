@@ -118,7 +118,7 @@ def check_run(strategy: str | None, precision: str | int | None, world_size: int
             f"exactness: bitwise needs trainer.precision 32-true or 64-true, got {precision}; use "
             "one of them, or --exactness=gradient."
         )
-    if not _is_power_of_two(world_size):
+    if world_size.bit_count() != 1:
         raise ValueError(
             f"exactness: bitwise needs a power of two of processes, got {world_size}; use "
             f"--trainer.devices={1 << (world_size.bit_length() - 1)}, or --exactness=gradient."
@@ -143,7 +143,7 @@ def check_cut(data: PlannedDataModule) -> None:
             f"give data.micro_batch_size, for example {max(1, total // 8)} for 8 chunks of "
             f"data.global_batch_size {total}."
         )
-    if not _is_power_of_two(num_chunks):
+    if num_chunks.bit_count() != 1:
         raise ValueError(
             f"exactness: bitwise needs a power of two of micro-batches in a step, got "
             f"{num_replicas} devices x {accumulation} accumulated = {num_chunks}; change the "
@@ -156,10 +156,6 @@ def check_cut(data: PlannedDataModule) -> None:
             f"{total} into {asked} chunks, but {num_replicas} devices take {num_chunks}; use at "
             f"most {asked} devices, or a smaller micro_batch_size."
         )
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
 
 
 def check_network(network: nn.Module, is_keyed: bool) -> None:
