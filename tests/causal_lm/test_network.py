@@ -25,17 +25,8 @@ from tests.causal_lm.folders import made, of_transformers
 SMALL = DecoderConfig(
     vocab_size=31, max_positions=16, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2
 )
-LEARNED = DecoderConfig(
-    vocab_size=31,
-    max_positions=16,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    norm="layer",
-    positions="learned",
-    activation="gelu",
-    bias=True,
-)
+GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
+LEARNED = replace(SMALL, num_heads=2, num_kv_heads=None, **GPT2)
 BOTH = pytest.mark.parametrize("config", [SMALL, LEARNED], ids=["llama", "gpt2"])
 Batch = tuple[Tensor, Tensor, Tensor]
 

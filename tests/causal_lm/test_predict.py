@@ -17,7 +17,6 @@ from lit_models.causal_lm.module import LitCausalLM, Samples
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training import default_callbacks
 from lit_models.training.ledger import Ledger
-from lit_models.training.metrics import evaluating
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.folders import saved
 from tests.causal_lm.tiny import SMALL, completed, texts_of, trained_on_blocks
@@ -195,13 +194,6 @@ def test_a_run_with_samples_is_the_run_without_them(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("a sample: the cat") == 1
     assert "the cat" not in printed.split("a sample: the cat")[0]
-
-
-def test_each_part_of_a_module_gets_its_own_mode_back():
-    module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(1, 1).eval())
-    with evaluating(module):
-        assert not any(part.training for part in module.modules())
-    assert [part.training for part in module.modules()] == [True, True, False]
 
 
 def test_samples_need_a_place_and_prompts(tmp_path):

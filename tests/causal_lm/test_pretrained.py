@@ -89,12 +89,6 @@ def test_the_token_of_padding_learns_too(tmp_path):
     assert network.embedding.weight.grad[2].any()
 
 
-def test_a_dtype_is_asked_for(tmp_path):
-    saved(tmp_path, "Qwen2", dtype="bfloat16").bfloat16().save_pretrained(tmp_path)
-    for dtype, found in ((torch.float32, torch.float32), (None, torch.bfloat16)):
-        assert {p.dtype for p in load_network(tmp_path, dtype=dtype).parameters()} == {found}
-
-
 def changed(folder, **values):
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, **values}))

@@ -10,16 +10,14 @@ import torch
 import torch.distributed as dist
 
 from datamodules.files.splitting import TextSplit
-from datamodules.occupations.datamodule import RECIPE_KEY
 from datamodules.text.instructions import InstructionDataModule
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models.causal_lm import module as module_file
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
-from lit_models.causal_lm.network import Decoder, DecoderConfig, check_isolation
+from lit_models.causal_lm.network import check_isolation
 from lit_models.commands.export import export
-from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint, write_folder
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
@@ -151,20 +149,6 @@ def test_a_training_after_a_validation_is_made_ready(tmp_path, isolation_tests):
     assert not any(p.requires_grad for p in module.network.layers.parameters())
 
 
-def test_compiled_blocks_are_tested_as_they_were_written():
-    calls = []
-    network = Decoder(DecoderConfig(vocab_size=30, hidden_size=16, num_heads=2))
-
-    def backend(graph, inputs):
-        calls.append(graph)
-        return graph.forward
-
-    network.compile_blocks(backend)
-    check_isolation(network)
-    assert not calls
-    assert network.is_compiled
-
-
 def test_a_loaded_model_is_not_trained_on_other_tokens(begun, tmp_path):
     module = LitCausalLM.load_from_checkpoint(begun, optimizer=SGD)
     with pytest.raises(ValueError, match="trained with another tokenizer than that of the data"):
@@ -276,16 +260,6 @@ def test_a_training_goes_on_from_shards(folders, tmp_path):
     resumed = run(tmp_path / "resumed", model(), steps=2, ckpt_path=folders["shards"])
     for name, value in torch.load(whole, weights_only=True)["state_dict"].items():
         assert torch.equal(torch.load(resumed, weights_only=True)["state_dict"][name], value)
-
-
-def test_the_recipe_of_occupations_is_read_from_shards(tmp_path):
-    recipe = {"languages": ["unk", "da"]}
-    content = {"state_dict": {"weight": torch.zeros(4, 2)}, RECIPE_KEY: recipe}
-    write_shards(content, tmp_path / "last.ckpt")
-    content = read_checkpoint(tmp_path / "last.ckpt", mmap=True)
-    assert LitOccupationCoder.stored_recipe(content) == recipe
-    with pytest.raises(ValueError, match="of another family: it holds no text_recipe"):
-        LitCausalLM.stored_recipe(content)
 
 
 @pytest.mark.slow

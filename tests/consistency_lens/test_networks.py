@@ -19,7 +19,6 @@ from lit_models.consistency_lens.lens import (
 )
 from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.subject import BaseOptions, PatchedSubject, Subject
-from lit_models.training.strategies import separate_frozen
 from tests.consistency_lens.tiny import (
     NETWORKS,
     activations,
@@ -191,19 +190,6 @@ def test_the_reference_is_a_copy_of_what_learns_and_shares_the_rest() -> None:
         for own, kept in pairs:
             assert torch.equal(own, kept)
             assert (own is kept) == (not own.requires_grad)
-
-
-def test_fsdp_gives_each_block_frozen_parameters_of_its_own() -> None:
-    frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
-    blocks = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
-    for block in blocks:  # held twice in each
-        block[0].weight = block[1].weight = frozen
-    separate_frozen(list(blocks))
-    assert blocks[0][0].weight is blocks[0][1].weight is frozen
-    assert blocks[1][0].weight is blocks[1][1].weight
-    assert blocks[1][0].weight is not frozen
-    assert torch.equal(blocks[1][0].weight, frozen)
-    assert not blocks[1][0].weight.requires_grad
 
 
 def test_options_survive_a_checkpoint() -> None:

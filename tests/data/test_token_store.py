@@ -107,17 +107,6 @@ def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
         request(files, options=options).open()
 
 
-def test_validation_files_leave_the_training_files_whole(tmp_path):
-    files = {part: [text_file(tmp_path / f"{part}.txt", f"text {part}")] for part in range(3)}
-    split = TextSplit(0.4, 0.4, by="tail")
-    assert split.beside(files) is None
-    assert split.beside({TRAIN: files[TRAIN], TEST: files[TEST]}) == (
-        TextSplit(0.4, 0.0, by="tail")
-    )
-    store = request(files, split).open()
-    assert [store.num_bytes(part) for part in range(3)] == [6, 6, 6]
-
-
 def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning.pytorch.datamodules")
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')

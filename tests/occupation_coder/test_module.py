@@ -194,11 +194,6 @@ def test_a_single_string_and_a_wrong_number_of_languages_are_refused(table, tmp_
         coder.code(["smith"], language=["en", "da"])
 
 
-def test_a_checkpoint_of_another_family_is_refused():
-    with pytest.raises(ValueError, match="of another family"):
-        small_coder().on_load_checkpoint({"state_dict": {}})
-
-
 @pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"])
 def test_shares_lie_between_0_and_1(name):
     with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1, got 1.5"):

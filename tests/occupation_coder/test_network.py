@@ -40,15 +40,6 @@ def test_padding_and_neighbours_never_change_an_output():
 
 
 @torch.no_grad()
-def test_garbage_under_the_mask_changes_nothing():
-    network = network_of()
-    ids, mask = padded(["farmer", "smith"], 9)
-    dirty = torch.where(mask, ids, 77)
-    language = torch.tensor([1, 1])
-    torch.testing.assert_close(network(ids, mask, language)[1], network(dirty, mask, language)[1])
-
-
-@torch.no_grad()
 def test_the_language_and_every_letter_matter():
     network = network_of()
     ids, mask = padded(["smed", "smed", "smid"], 4)
