@@ -28,6 +28,14 @@ def whole(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("whole")).state_dict()
 
 
+def assert_uninterrupted(folder, module, whole):
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
+    verdict = verify_run(folder)
+    assert verdict.findings == []
+    assert (len(verdict.epochs), verdict.num_samples) == (3, 150)
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2), (1, 4), (4, 1)])
 @pytest.mark.parametrize(
     ("cut_at", "every"), [(5, 3), (7, 7), (8, 7), (10, 5), (15, 14)], ids=lambda v: str(v)
@@ -35,11 +43,7 @@ def whole(tmp_path_factory):
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, after, cut_at, every):
     fit(tmp_path, before, cut_at=cut_at, every=every)
     module = fit(tmp_path, after, every=every, resume=True)
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
-    verdict = verify_run(tmp_path)
-    assert verdict.findings == []
-    assert (len(verdict.epochs), verdict.num_samples) == (3, 150)
+    assert_uninterrupted(tmp_path, module, whole)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2)])
@@ -50,11 +54,7 @@ def test_a_run_that_its_step_budget_ended_goes_on_with_a_larger_one(
 ):
     fit(tmp_path, before, every=100, max_steps=cut_at)
     module = fit(tmp_path, after, every=100, resume=True, max_steps=max_steps)
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
-    verdict = verify_run(tmp_path)
-    assert verdict.findings == []
-    assert (len(verdict.epochs), verdict.num_samples) == (3, 150)
+    assert_uninterrupted(tmp_path, module, whole)
 
 
 def by_fifths(step: int) -> float:
