@@ -5,10 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from datamodules.files.splitting import TextSplit
 from datamodules.text.instructions import InstructionDataModule
 from datamodules.text.texts import TextDataModule
 from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
@@ -19,7 +17,7 @@ from lit_models.training import default_callbacks
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.folders import saved
-from tests.causal_lm.tiny import SMALL, completed, texts_of, trained_on_blocks
+from tests.causal_lm.tiny import SMALL, completed, run, texts_of, trained_on_blocks
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
@@ -31,19 +29,10 @@ NETWORK = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with text.txt and a checkpoint of two steps."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text("abcdefghijklmnopqrstuvwxyz. " * 40, encoding="utf-8")
-    seed_everything(1)
+    """A checkpoint of two steps."""
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK)
-    text, tail = str(folder / "text.txt"), TextSplit(by="tail")
-    data = TextDataModule(text, context_length=40, global_batch_size=4, split=tail)
-    trainer = toy_trainer(
-        folder, max_epochs=-1, max_steps=2, callbacks=[Ledger()], enable_checkpointing=False
-    )
-    trainer.fit(module, data)
-    trainer.save_checkpoint(folder / "a.ckpt")
-    return folder
+    sizes = {"context_length": 40, "global_batch_size": 4, "micro_batch_size": 4}
+    return run(tmp_path_factory.mktemp("trained"), module, steps=2, **sizes)
 
 
 def predict(folder, trained, rows, size=3, **options):
@@ -53,7 +42,7 @@ def predict(folder, trained, rows, size=3, **options):
     generation = GenerationOptions(**options)
     module = LitCausalLM(torch.optim.AdamW, network=NETWORK, generation=generation)
     trainer = toy_trainer(folder, callbacks=[PredictionWriter()], enable_checkpointing=False)
-    trainer.ckpt_path = str(trained / "a.ckpt")
+    trainer.ckpt_path = str(trained)
     data = TextDataModule(predict_files=prompts, global_batch_size=size)
     trainer.predict(module, data, return_predictions=False, weights_only=True)
     kind = "scored" if generation.mode == "score" else "completed"
@@ -80,7 +69,7 @@ def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, tra
 def test_a_session_in_python_completes_as_predict_does(tmp_path, trained):
     options = {"max_new_tokens": 9, "temperature": 1.0, "seed": 2}
     rows, _ = predict(tmp_path / "file", trained, [{"prompt": text} for text in PROMPTS], **options)
-    module = LitCausalLM.load_from_checkpoint(trained / "a.ckpt").double().train()
+    module = LitCausalLM.load_from_checkpoint(trained).double().train()
     assert module.generate(PROMPTS, **options) == [row["completion"] for row in rows]
     assert module.training
     with pytest.raises(ValueError, match="row:1: .* has no chat template"):

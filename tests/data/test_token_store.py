@@ -264,7 +264,6 @@ def test_a_space_before_the_first_byte_pair_is_left_out_too():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_document_has_the_same_tokens_however_it_is_read(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     text = "hen he\nhe hen\nhen\nhe he\n"
     path = text_file(tmp_path / "a.txt", text)
     tokenizer = sentence_piece(kind)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.core.batches import padded_texts
-from datamodules.occupations.datamodule import OccupationDataModule
-from datamodules.occupations.store import CodeBookOptions, Columns
+from datamodules.occupations.store import CodeBookOptions
 from datamodules.tokenizers.characters import decode
 from lit_models.occupation_coder.encoders import SPACE, ngram_keys, within_words
 from lit_models.occupation_coder.linear import (
@@ -28,6 +27,7 @@ from lit_models.occupation_coder.loss import (
 from lit_models.occupation_coder.network import NONE
 from tests.occupation_coder.test_loss import occupation_losses
 from tests.occupation_coder.tiny import batch_of, network_of, padded
+from tests.occupation_tables import module, table
 
 
 def test_features_have_length_1_and_know_nothing_of_padding_and_neighbours():
@@ -115,23 +115,14 @@ def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
-    rows = [
-        "farmer,en,61110",
-        "Farmer (deceased),en,61110",
-        "FARMER,en,61110",
-        "farmer,en,62120",
-        "bread baker,en,77610",
-    ]
-    (tmp_path / "rows.csv").write_text("\n".join(["occ1,lang,code", *rows]) + "\n")
-    book = ["61110,Farmer", "62120,Farm servant", "77610,Baker", "83110,Blacksmith"]
-    (tmp_path / "book.csv").write_text("\n".join(["code,description", *book]) + "\n")
-    data = OccupationDataModule(
-        train_files=str(tmp_path / "rows.csv"),
-        validation_files=str(tmp_path / "rows.csv"),
-        columns=Columns(text="occ1", language="lang", codes=["code"]),
-        code_book=CodeBookOptions(str(tmp_path / "book.csv"), descriptions_as_examples=True),
-    )
-    data.prepare_data()
+    texts = ["farmer", "Farmer (deceased)", "FARMER", "farmer", "bread baker"]
+    codes = ["61110", "61110", "61110", "62120", "77610"]
+    rows = [(text, "en", code, "") for text, code in zip(texts, codes, strict=True)]
+    names = ["61110,Farmer", "62120,Farm servant", "77610,Baker", "83110,Blacksmith"]
+    (tmp_path / "book.csv").write_text("\n".join(["code,description", *names]) + "\n")
+    book = CodeBookOptions(str(tmp_path / "book.csv"), descriptions_as_examples=True)
+    held = table(tmp_path / "held.csv", rows)
+    data = module(tmp_path, rows, validation_files=held, code_book=book)
     data.setup("fit")
     return data.store
 
