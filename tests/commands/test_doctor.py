@@ -39,8 +39,9 @@ def errors(findings):
 
 
 def test_a_clean_machine_has_no_error_and_is_left_as_it_was(tmp_path):
-    before = dict(os.environ)
-    found = [*check_packages(), *check_machine(tmp_path), *check_gpus(), *check_launcher({})]
+    for _ in range(2):  # what is imported at the first time sets variables of torch's own
+        before = dict(os.environ)
+        found = [*check_packages(), *check_machine(tmp_path), *check_gpus(), *check_launcher({})]
     assert errors(found) == {}
     assert worst(found) in ("ok", "warning")
     assert list(tmp_path.iterdir()) == []
