@@ -15,7 +15,14 @@ from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import write_batches
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
-from datamodules.search.queries import JudgedQueries, Queries, Ranking, file_queries
+from datamodules.search.queries import (
+    JudgedQueries,
+    Queries,
+    Ranking,
+    file_queries,
+    read_run,
+    write_run,
+)
 from datamodules.text.encoding import (
     EncodedTextDataModule,
     TextEncoding,
@@ -170,21 +177,21 @@ class SearchDataModule(EncodedTextDataModule):
             audit.warnings.append(f"documents with the words of an earlier one: {count:,}")
         return audit
 
-    @property
-    def shows_found(self) -> bool:
-        """Whether a prediction writes a table of what was found, for people."""
-        return self.predict_queries is not None or self.collection.facts["format"] == "pages"
-
-    def write_found(self, path: Path, rankings: Iterable[Ranking], queries: Queries) -> None:
-        """Write the best 10 documents of each query as a table, with their addresses, titles and
-        what they say of the query; an older table is replaced.
+    def write_rankings(
+        self, path: Path, table: Path, rankings: Iterable[Ranking], queries: Queries
+    ) -> None:
+        """Write rankings of these queries as a run; for queries of a file, and for pages, the best
+        10 documents of each, too, with their addresses, titles and what they say of the query.
 
         Args:
-            path: .csv, .tsv or .parquet.
+            table: .csv of these; an older one is replaced.
         """
+        write_run(path, rankings)
+        if self.predict_queries is None and self.collection.facts["format"] != "pages":
+            return
         texts = {query.id: query.text for query in queries}
         rows: list[tuple[Any, ...]] = []
-        for ranking in rankings:
+        for ranking in read_run(path):
             query = texts[ranking.query]
             numbers = self.collection.documents.indices_of(ranking.documents[:NUM_FOUND]).tolist()
             for rank, (number, score) in enumerate(zip(numbers, ranking.scores, strict=False), 1):
@@ -194,7 +201,7 @@ class SearchDataModule(EncodedTextDataModule):
                 rows.append((ranking.query, query, rank, round(score, 6), *place, shown))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
         batch = pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS)
-        write_batches(path, [batch], overwrite=True)
+        write_batches(table, [batch], overwrite=True)
 
 
 def snippet(text: str, query: str) -> str:

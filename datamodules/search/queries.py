@@ -35,6 +35,7 @@ NO_DOCUMENT = -1  # where a row has fewer
 NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
 RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
+TAG = "unisono"  # of our runs
 
 
 def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -181,12 +182,8 @@ class Ranking(NamedTuple):
     scores: list[float]
 
 
-def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
-    """Write rankings, whole or not at all.
-
-    Args:
-        rankings: each query once.
-        tag: name of the run, one word.
+def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
+    """Write rankings, each query once, whole or not at all.
 
     Raises:
         FileExistsError: the file exists.
@@ -209,7 +206,7 @@ def write_run(path: Path, rankings: Iterable[Ranking], tag: str) -> None:
                         f"before it {last}; scores must be numbers and never rise."
                     )
                 last = score
-                file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {tag}\n")
+                file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {TAG}\n")
 
 
 def read_run(path: Path) -> Iterator[Ranking]:

@@ -42,13 +42,12 @@ from datamodules.search.queries import (
     QueryJudgements,
     Ranking,
     looked_up,
-    write_run,
 )
 from datamodules.text.encoding import TextEncoding
 
 ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
 NO_TEXT = np.zeros(0, np.int64)
-TAG, DECIMALS = "unisono", 6
+DECIMALS = 6  # of a score
 MOST_NAMED = 3  # queries of a message
 log = logging.getLogger(__name__)
 
@@ -335,9 +334,8 @@ class RankingDataModule(SearchDataModule):
                 ids = [self.collection.documents[n].id for n in documents[order].tolist()]
                 yield Ranking(query.id, ids, own[order].tolist())
 
-        write_run(path, rankings(), TAG)
-        if self.shows_found:
-            self.write_found(path.with_name(f"{path.name}.csv"), rankings(), queries)
+        table = path.with_name(f"{path.name}.csv")
+        self.write_rankings(path, table, rankings(), queries)
         if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
             names = ", ".join(queries[place].id for place in lacking[:MOST_NAMED])
             log.warning(

@@ -7,7 +7,7 @@ among the texts of a batch, J most judgements of one query, F documents of a fir
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,6 @@ from datamodules.core.batches import padded
 from datamodules.core.plan import hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import (
-    ArrayFolder,
     cache_folder,
     digest_of,
     made_once,
@@ -38,7 +37,6 @@ from datamodules.search.datamodule import (
     kept_queries,
     tokens_per_byte,
 )
-from datamodules.search.formats import TextRecord
 from datamodules.search.queries import (
     NO_DOCUMENT,
     NO_GRADE,
@@ -53,7 +51,6 @@ KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
 OWN_VERSION = 2  # of the rows of a document's own texts
-RUN_FILE = "run.trec"
 
 
 @dataclass(frozen=True)
@@ -442,31 +439,6 @@ def chosen_documents(
     return np.sort(np.concatenate([of_queries, drawn]))
 
 
-class EncodedCollection(ArrayFolder):
-    """A folder of encoded texts, as a prediction of a retriever writes it.
-
-    Attributes:
-        documents: [D, W], unit vectors.
-        queries: [Q, W].
-
-    Raises:
-        FileNotFoundError: it holds no encoded texts.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        if not (folder / "facts.json").is_file():
-            raise FileNotFoundError(
-                f"{folder} holds no encoded texts; make it with unisono predict of a retriever."
-            )
-        super().__init__(folder)
-        self.documents, self.queries = self.arrays["documents"], self.arrays["queries"]
-
-    def ids(self, name: Literal["documents", "queries"]) -> list[str]:
-        """Return one id per row, as in the collection."""
-        with (self.folder / f"{name}.ids.jsonl").open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-
-
 class RetrievalDataModule(SearchDataModule):
     """Deals pairs for training, and single texts to encode for everything else.
 
@@ -557,10 +529,11 @@ class RetrievalDataModule(SearchDataModule):
             raise FileExistsError(f"{path} exists and is not overwritten; move it away.")
         dataset, vectors = self.datasets["predict"], results["vector"]
         assert isinstance(dataset, TextsDataset)
-        num_queries = len(dataset.queries)
-        texts: dict[str, tuple[np.ndarray, Iterable[TextRecord]]] = {
-            "queries": (vectors[:num_queries], dataset.queries),
-            "documents": (vectors[num_queries:], self.collection.documents),
+        queries, documents = np.split(vectors, [len(dataset.queries)])
+        ids = [record.id for record in self.collection.documents]
+        texts = {
+            "queries": (queries, [query.id for query in dataset.queries]),
+            "documents": (documents, ids),
         }
         facts = {
             "collection": self.collection.fingerprint,
@@ -570,11 +543,12 @@ class RetrievalDataModule(SearchDataModule):
             with naming(path):
                 unfinished.mkdir()
                 write_arrays(unfinished, {name: own for name, (own, _) in texts.items()}, **facts)
-                for name, (_, records) in texts.items():
+                for name, (_, names) in texts.items():
                     with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
-                        file.writelines(json.dumps(record.id) + "\n" for record in records)
+                        file.writelines(json.dumps(one) + "\n" for one in names)
             if search := self.model.options.get("search"):
-                search(EncodedCollection(unfinished))
+                run, table = unfinished / "run.trec", unfinished / "found.csv"
+                self.write_rankings(run, table, search(queries, documents, ids), dataset.queries)
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""

@@ -358,31 +358,21 @@ NAMES = {
     "multiclass": ("macro_f1", "accuracy", "calibration_error", "log_loss"),
     "multilabel": ("macro_f1", "macro_auroc"),
 }
-# What a constant prediction can be measured by.
-BASELINE_NAMES = {
-    "regression": ("rmse", "mae"),
-    "ordinal": ("mae",),
-    "binary": ("f1", "log_loss"),
-    "multiclass": ("macro_f1", "accuracy", "log_loss"),
-    "multilabel": ("macro_f1",),
-}
+UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # of someone who knows nothing; else 0
 
 
 class HeadMetrics(nn.Module):
-    """The measures of one head over a split.
+    """The mean loss of one head over a split, which the module adds, and its measures.
 
     Args:
         label: how it is called in warnings; None says nothing.
-        names: measures that are logged; None is all of the kind.
     """
 
-    def __init__(
-        self, kind: str, label: str | None = None, names: tuple[str, ...] | None = None
-    ) -> None:
+    def __init__(self, kind: str, label: str | None = None) -> None:
         super().__init__()
-        self.kind, self.label = kind, label
+        self.kind, self.label, self.loss = kind, label, SumCount()
         self.rows = GatheredRows("prediction", "target")
-        self.figures = nn.ModuleDict({name: SumCount() for name in names or NAMES[kind]})
+        self.figures = nn.ModuleDict({name: SumCount() for name in NAMES[kind]})
 
     def update(
         self, prediction: Tensor, target: Tensor, is_labelled: Tensor, batch: dict[str, Any]
@@ -436,15 +426,12 @@ def measures(
         name: (UNKNOWN.get(name, 0.0), why) if np.isnan(value) else (float(value), None)
         for name, value in values.items()
     }
-    uniques = [len(np.unique(labels[labels >= 0])) for labels in target.T]
-    single = ", ".join(str(place) for place, number in enumerate(uniques) if number < 2)
-    if kind == "multilabel" and single:
-        why = f"labels of a single class are left out: {single}"
-        found["macro_auroc"] = (found["macro_auroc"][0], why)
+    if kind == "multilabel":
+        single = [str(n) for n, own in enumerate(target.T) if len(np.unique(own[own >= 0])) < 2]
+        if single:
+            why = f"labels of a single class are left out: {', '.join(single)}"
+            found["macro_auroc"] = (found["macro_auroc"][0], why)
     return found
-
-
-UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # of someone who knows nothing; else 0
 
 
 def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:

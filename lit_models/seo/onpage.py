@@ -37,7 +37,6 @@ LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*|[xi](?:-[A-Za-z0-
 LIMITS = {"title": (1, 60), "description": (70, 160)}  # characters
 CANONICAL = 'link[rel~="canonical" i]'
 ROBOTS = ", ".join(f'meta[name="{name}" i]' for name in ("robots", "googlebot", "bingbot"))
-LINK_KINDS = ("internal", "external", "fragment", "other", "unknown")
 LONGEST_EVIDENCE, LONGEST_ADDRESS, LONGEST_HEADING = 200, 8192, 1000  # characters
 MOST_FINDINGS = 20  # of one check, with their places
 NAMED_BY = ", ".join(  # an element that stands for a text
@@ -189,11 +188,12 @@ def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
 
 def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
     """Canonical address, robots (noindex is a finding, since it may be a mistake), language."""
-    links = [(element, _value(element, "href")) for element in tree.css(CANONICAL)]
+    elements = tree.css(CANONICAL)
+    links = [_value(element, "href") for element in elements]
+    targets = [_address("", link) if link else None for link in links]
     in_body = {element.mem_id for element in tree.css(f"body {CANONICAL}")}
-    for element, link in links:
-        target = _address("", link)
-        if not link or target is None:
+    for element, target in zip(elements, targets, strict=True):
+        if target is None:
             report.add("canonical", "the canonical link has no address that can be read", element)
         elif not target.scheme:
             rule = "the canonical address is relative; write it whole, with https://"
@@ -201,12 +201,10 @@ def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
         elif element.mem_id in in_body:
             rule = "the canonical link stands in the body, where search engines ignore it"
             report.add("canonical", rule, element)
-    if len({link for _, link in links}) > 1:
-        evidence = ", ".join(link for _, link in links[:MOST_FINDINGS])
+    if len(set(links)) > 1:
         rule = "the canonical links name different addresses"
-        report.add("canonical", rule, links[1][0], evidence)
-    first = links[0][1] if links else ""
-    report.facts["canonical"] = first if first and _address("", first) is not None else None
+        report.add("canonical", rule, elements[1], ", ".join(links[:MOST_FINDINGS]))
+    report.facts["canonical"] = links[0] if links and targets[0] is not None else None
     told = defaultdict(list)
     for element in tree.css(ROBOTS):
         content = _value(element, "content").lower()
@@ -266,7 +264,8 @@ def _check_links(report: PageReport, tree: "LexborHTMLParser") -> None:
     base = tree.css_first("base[href]")
     canonical = report.facts["canonical"] or ""
     own = _address(canonical, "" if base is None else _value(base, "href")) or urlsplit(canonical)
-    counts = report.facts["links"] = dict.fromkeys(LINK_KINDS, 0)
+    kinds = ("internal", "external", "fragment", "other", "unknown")
+    counts = report.facts["links"] = dict.fromkeys(kinds, 0)
     for element in tree.css("a[href]"):
         link = _value(element, "href")
         target = _address(own.geturl(), link)
@@ -452,8 +451,8 @@ def _cells(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield before + name, len(value) if isinstance(value, list) else value
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the reports of pages and a summary of each site; return 1 where one cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the reports of pages and a summary of each site, and write their tables."""
     parser = argparse.ArgumentParser(
         "python -m lit_models.seo.onpage",
         description="Check pages: what they say of themselves, and which rules they break. Files "
@@ -462,7 +461,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE_OR_FOLDER")
     keywords = "words to count; repeat it for more"
     parser.add_argument("--keyword", action="append", default=[], help=keywords)
-    parser.add_argument("--json", action="store_true", help="print plain values for programs")
     parser.add_argument(
         "--csv",
         type=Path,
@@ -471,33 +469,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     has_folder = any(path.is_dir() for path in options.pages)
-    table = options.csv or (Path("onpage.csv") if has_folder and not options.json else None)
-    try:
-        sites = {n: check_site(pages, options.keyword) for n, pages in _sites(options.pages)}
-        tables = [] if table is None else write_tables(table, sites)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if options.json:
-        every = [
-            {
-                "page": report.name,
-                **report.facts,
-                "findings": [f._asdict() for f in report.findings],
-            }
-            for reports in sites.values()
-            for report in reports
-        ]
-        print(json.dumps(every, ensure_ascii=False, indent=2))
-        return 0
+    sites = {n: check_site(pages, options.keyword) for n, pages in _sites(options.pages)}
     for name, reports in sites.items():
         if name == NAMED:
             print("\n".join(map(shown_report, reports)))
         if name != NAMED or len(reports) > 1:
             print(shown_site(name, reports))
-    if tables:
-        print(f"each page in {tables[0]}, each finding in {tables[1]}")
-    return 0
+    if table := options.csv or (Path("onpage.csv") if has_folder else None):
+        of_pages, of_findings = write_tables(table, sites)
+        print(f"each page in {of_pages}, each finding in {of_findings}")
 
 
 def _sites(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:

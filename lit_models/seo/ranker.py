@@ -1,7 +1,6 @@
 """The cross-encoder that puts candidates in order, as a LightningModule. Batch: RankingBatch."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -154,7 +153,7 @@ class LitRanker(EncodedTextModule):
                 f"least one document, and {'one score each' if self.adds_prior else 'no score'}, "
                 f"since the ranker was trained with prior={self.adds_prior}."
             )
-        encoding, size = self._encoding, len(documents)
+        encoding, size = TextEncoding(self.recipe), len(documents)
         rows = encoding.framing.rows(encoding.ids_of(documents), [encoding.ids(query)] * size)
         lengths = rows["attention_mask"].sum(1).numpy()
         first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
@@ -166,10 +165,6 @@ class LitRanker(EncodedTextModule):
             number = -(-size // (self.pairs_per_forward or size))
             scores = self.network(**on_device, lengths=lengths, num_parts=number)
             return self.network.candidates(scores, index[None], first[None])[0]
-
-    @cached_property
-    def _encoding(self) -> TextEncoding:
-        return TextEncoding(self.recipe)
 
     def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, SampleResult]:
         scores = self(batch, self.pairs_per_forward)

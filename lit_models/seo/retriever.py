@@ -19,10 +19,8 @@ from torchmetrics import Metric
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.core.planned import ModelFacts
 from datamodules.search.bm25 import open_bm25
-from datamodules.search.datamodule import NUM_FOUND, TERM
-from datamodules.search.queries import NO_DOCUMENT, Ranking, read_run
-from datamodules.search.queries import write_run as write_rankings
-from datamodules.search.retrieval import RUN_FILE, EncodedCollection
+from datamodules.search.datamodule import TERM
+from datamodules.search.queries import NO_DOCUMENT, Ranking
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
@@ -39,13 +37,11 @@ from lit_models.seo.metrics import (
 from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
 from lit_models.training.metrics import LossSum
 
-TAG = "unisono"  # of the run
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 MOST_ERRORS = 1000
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
 DEPTH = 100  # ranks that they look at
 DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256
-MOST_NEAR = 4  # times k: where more documents of a chunk come near, all are sorted
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
@@ -139,27 +135,22 @@ def search(
     if feedback is not None:
         queries = moved(queries, documents, device, feedback)
     kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
-    best = _none(num_queries, kept)
+    best = Found(
+        torch.full((num_queries, kept), NO_DOCUMENT),
+        torch.full((num_queries, kept), -torch.inf, dtype=torch.float32),
+    )
     for start in range(0, documents.shape[0], documents_at_once):
         part = _on(documents[start : start + documents_at_once], device)
+        numbers = torch.arange(start, start + len(part))
         for first in range(0, num_queries, queries_at_once):
             rows = slice(first, first + queries_at_once)
             scores = (_on(queries[rows], device) @ part.T).float().cpu()
-            some = Found(best.documents[rows], best.scores[rows])
-            new = _better(scores, some.scores[:, -1:], MOST_NEAR * kept) or _best(scores, kept)
-            merged = torch.cat([some.scores, new.scores], 1)
-            # Documents of earlier chunks come first among equals.
-            order = merged.argsort(dim=1, descending=True, stable=True)[:, :kept]
-            numbers = new.documents + start * (new.documents >= 0)
-            numbers = torch.cat([some.documents, numbers], 1)
-            best.documents[rows] = numbers.gather(1, order)
-            best.scores[rows] = merged.gather(1, order)
+            # Those of earlier chunks stand first, and so come first among equals.
+            scores = torch.cat([best.scores[rows], scores], 1)
+            known = torch.cat([best.documents[rows], numbers.expand(len(scores), -1)], 1)
+            best.scores[rows], columns = _best(scores, kept)
+            best.documents[rows] = known.gather(1, columns)
     return best
-
-
-def _none(num_queries: int, k: int) -> Found:
-    shape = (num_queries, k)
-    return Found(torch.full(shape, -1), torch.full(shape, -torch.inf, dtype=torch.float32))
 
 
 def _on(values: Vectors, device: torch.device | str) -> Tensor:
@@ -168,12 +159,11 @@ def _on(values: Vectors, device: torch.device | str) -> Tensor:
     return values.to(device, torch.float64)
 
 
-def _best(scores: Tensor, k: int) -> Found:
-    """Return the k largest of each row [Q, k], or all, equal ones in the order of columns.
+def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest scores of each row and their columns, [Q, k], equal ones in their order.
 
     Which of several equal values at the end `topk` takes is not said: such rows are sorted.
     """
-    k = min(k, scores.shape[1])
     values, columns = scores.topk(k, dim=1)
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -182,21 +172,7 @@ def _best(scores: Tensor, k: int) -> Found:
     if is_open.any():
         whole = scores[is_open].sort(dim=1, descending=True, stable=True)
         values[is_open], columns[is_open] = whole.values[:, :k], whole.indices[:, :k]
-    return Found(columns, values)
-
-
-def _better(scores: Tensor, worst: Tensor, most: int) -> Found | None:
-    """Return the columns of each row above the worst score kept [Q, 1], in their order, or None
-    where a row has more than `most`; a score that is no number is among them."""
-    is_near = ~(scores <= worst)
-    counts = is_near.sum(1)
-    if counts.max() > most:
-        return None
-    row, column = is_near.nonzero(as_tuple=True)
-    place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
-    found = _none(len(scores), int(counts.max()))
-    found.documents[row, place], found.scores[row, place] = column, scores[row, column]
-    return found
+    return values, columns
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
@@ -429,7 +405,7 @@ class LitRetriever(EncodedTextModule):
             )
 
     def model_facts(self) -> ModelFacts:
-        return replace(super().model_facts(), options={"search": self.write_run})
+        return replace(super().model_facts(), options={"search": self.rankings})
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""
@@ -491,34 +467,27 @@ class LitRetriever(EncodedTextModule):
         """Return the k best rows of encoded documents [D, W] for each query."""
         return search(self.encode(queries, True), documents, k, self.device, self.feedback)
 
-    def write_run(self, encoded: EncodedCollection) -> None:
-        """Search encoded texts with their queries and write the run beside them; for people, the
-        first of each query as a table, too."""
+    def rankings(
+        self, queries: np.ndarray, documents: np.ndarray, ids: Sequence[str]
+    ) -> Iterator[Ranking]:
+        """Yield what the queries of a prediction find, fused with BM25 if the model is.
+
+        Args:
+            queries: [Q, W] in their order; documents: [D, W] of the whole collection, with `ids`.
+        """
         data, weight = self.trainer.datamodule, self.fusion_weight()
         bm25 = None if weight is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
-        ids, texts = encoded.ids("documents"), data.datasets["predict"].queries
-        names, path = encoded.ids("queries"), encoded.folder / RUN_FILE
-
-        def rankings() -> Iterator[Ranking]:
-            for start in range(0, len(names), QUERIES_OF_RUN):
-                queries = np.asarray(encoded.queries[start : start + QUERIES_OF_RUN])
-                found = search(queries, encoded.documents, depth, self.device, self.feedback)
-                if bm25 is not None and weight is not None:
-                    asked = [texts[start + place].text for place in range(len(queries))]
-                    # Rows of the matrix are numbers of documents: all are encoded.
-                    first, scores = map(torch.from_numpy, bm25.search(asked, data.bm25_depth))
-                    found = Found(*fused(*found, first, scores, weight))
-                for place, (rows, scores) in enumerate(zip(*found, strict=True), start):
-                    kept = rows[rows >= 0][: data.predict_depth].tolist()
-                    yield Ranking(
-                        names[place], [ids[n] for n in kept], scores[: len(kept)].tolist()
-                    )
-
-        write_rankings(path, rankings(), TAG)
-        if data.shows_found:
-            best = (Ranking(q, d[:NUM_FOUND], s[:NUM_FOUND]) for q, d, s in read_run(path))
-            data.write_found(path.with_name("found.csv"), best, texts)
+        asked = list(data.datasets["predict"].queries)
+        for start in range(0, len(asked), QUERIES_OF_RUN):
+            part = slice(start, start + QUERIES_OF_RUN)
+            found = search(queries[part], documents, depth, self.device, self.feedback)
+            if bm25 is not None and weight is not None:
+                hits = bm25.search([query.text for query in asked[part]], data.bm25_depth)
+                found = Found(*fused(*found, *map(torch.from_numpy, hits), weight))
+            for query, rows, scores in zip(asked[part], *found, strict=True):
+                kept = rows[rows >= 0][: data.predict_depth].tolist()
+                yield Ranking(query.id, [ids[n] for n in kept], scores[: len(kept)].tolist())
 
     @property
     def fusion_is_open(self) -> bool:

@@ -14,9 +14,9 @@ from datamodules.scored.datamodule import ChunkOptions
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
-from lit_models.seo.metrics import BASELINE_NAMES, HeadMetrics, WeightedLoss
+from lit_models.seo.metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline, said
-from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, evaluating
 
 
 class LitTextScorer(EncodedTextModule):
@@ -60,7 +60,9 @@ class LitTextScorer(EncodedTextModule):
             )
         self.options = {name: self.head_options.get(name, HeadOptions()) for name in declared}
         for split in ("val", "test"):
-            self._add_metrics(split, declared)
+            self.add_module(f"{split}_metrics", self._metrics(f"{split}/"))
+            self.add_module(f"{split}_loss", WeightedLoss(self.term_weights()))
+        self.test_baselines = self._metrics(None)
         heads = {
             name: Head(facts, self.options[name].loss_of(name, facts["kind"]), encoder.width)
             for name, facts in declared.items()
@@ -127,17 +129,12 @@ class LitTextScorer(EncodedTextModule):
                 found.append(self.predict_step(batch, 0))
         return {name: torch.cat([each[name].cpu() for each in found]) for name in found[0]}
 
-    def _add_metrics(self, split: str, declared: dict[str, Any]) -> None:
-        metrics = {PREFIX + n: HeadMetrics(f["kind"], f"{split}/{n}") for n, f in declared.items()}
-        self.add_module(f"{split}_metrics", nn.ModuleDict(metrics))
-        losses = nn.ModuleDict({PREFIX + name: SumCount() for name in declared})
-        self.add_module(f"{split}_losses", losses)
-        self.add_module(f"{split}_loss", WeightedLoss(self.term_weights()))
-        if split == "test":
-            kinds = {PREFIX + name: facts["kind"] for name, facts in declared.items()}
-            self.test_baselines = nn.ModuleDict(
-                {n: HeadMetrics(k, None, BASELINE_NAMES[k]) for n, k in kinds.items()}
-            )
+    def _metrics(self, label: str | None) -> nn.ModuleDict:
+        """Return the metrics of all heads. Args: label, before their names in warnings."""
+        metrics = {}
+        for name, facts in self.recipe["heads"].items():
+            metrics[PREFIX + name] = HeadMetrics(facts["kind"], label and label + name)
+        return nn.ModuleDict(metrics)
 
     def _head(self, name: str) -> Any:
         return self.network.heads[PREFIX + name]
@@ -160,20 +157,18 @@ class LitTextScorer(EncodedTextModule):
 
     def _evaluate(self, split: str, batch: ScoredTextBatch) -> SampleResult:
         outputs, found, weighted = self(batch), {}, []
-        terms = self._terms(outputs, batch)
-        metrics, losses = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_losses")
-        loss = getattr(self, f"{split}_loss")
+        terms, loss = self._terms(outputs, batch), getattr(self, f"{split}_loss")
         loss.update(terms)
         self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
         for name, values in outputs.items():
-            losses[PREFIX + name].update(*terms[name])
-            label = f"{split}/loss_{name}"
-            self.log(label, losses[PREFIX + name], on_step=False, on_epoch=True)
-            found[name] = self._head(name).prediction(values)
+            head, metrics = self._head(name), getattr(self, f"{split}_metrics")[PREFIX + name]
+            metrics.loss.update(*terms[name])
+            self.log(f"{split}/loss_{name}", metrics.loss, on_step=False, on_epoch=True)
+            found[name] = head.prediction(values)
             target, known = batch["targets"][name], batch["is_labelled"][name]
-            of_texts = self._head(name).loss_of_texts(values, target, known)
+            of_texts = head.loss_of_texts(values, target, known)
             weighted.append(of_texts * self.options[name].weight)
-            metrics[PREFIX + name].update(found[name], target, known, batch)
+            metrics.update(found[name], target, known, batch)
         return SampleResult(torch.stack(weighted).sum(0), found)
 
     def _log_measures(self, label: str, of_heads: Any) -> None:

@@ -20,7 +20,7 @@ from datamodules.text.encoding import sentences_of
 from datamodules.text.pages import Target, page_prompts
 from datamodules.text.prompts import PromptDataset, completion_text, rows_in_memory
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.generation import Completions, GenerationOptions, generate
+from lit_models.causal_lm.generation import GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.pretrained import most_positions
 from lit_models.seo.onpage import LIMITS
@@ -128,11 +128,6 @@ def _words(text: str) -> list[str]:
     return WORD.findall(text.casefold())
 
 
-def written_texts(done: Completions, tokenizer: TextTokenizer) -> list[str]:
-    pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
-    return [written_text(tokenizer, *pair) for pair in pairs]
-
-
 def written_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
     """Return the text of one completion, on one line; arguments as for `completion_text`."""
     return " ".join(completion_text(tokenizer, ids, num_characters).split())
@@ -172,10 +167,6 @@ class LitSnippetWriter(LitCausalLM):
             )
         super().setup(stage)
 
-    def written(self, batch: SnippetBatch) -> list[str]:
-        """Return what the model writes for each page, on one line."""
-        return written_texts(self._completions(batch), self.tokenizer)
-
     def write(self, pages: Sequence[str | dict[str, str]], max_prompt: int = 384) -> list[str]:
         """Return the title or description of each page, on one line.
 
@@ -198,10 +189,6 @@ class LitSnippetWriter(LitCausalLM):
             for completion in self.completions(dataset, self.generation)
         ]
 
-    def _completions(self, batch: SnippetBatch) -> Completions:
-        prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
-        return generate(self.network, self.tokenizer, *prompts, self.generation)
-
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]
         return {"written": written_text(self.tokenizer, ids, int(num_characters))}
@@ -209,8 +196,10 @@ class LitSnippetWriter(LitCausalLM):
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
         judged = super()._evaluate(split, batch)
         metrics: SnippetMetrics = getattr(self, f"{split}_snippets")
-        done = self._completions(batch)
-        metrics.add_batch(written_texts(done, self.tokenizer), batch)
+        prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
+        done = generate(self.network, self.tokenizer, *prompts, self.generation)
+        pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
+        metrics.add_batch([written_text(self.tokenizer, *pair) for pair in pairs], batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         answers = {"written": done.completion_ids, "num_characters": done.num_characters}

@@ -111,7 +111,7 @@ def test_a_command_says_what_it_lacks_and_what_has_no_place(given: str, words: s
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<p>Bread.</p>")
-    command = [sys.executable, "-m", "lit_models.seo.onpage", str(page), "--json"]
+    command = [sys.executable, "-m", "lit_models.seo.onpage", str(page)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)

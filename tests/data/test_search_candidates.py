@@ -84,7 +84,7 @@ def test_mined_candidates_are_unjudged_unless_said_otherwise(folder, collection)
         groups = GroupOptions(size=6, mined=3, unjudged_as_negative=as_negative)
         run = folder / "teacher.trec"
         if not run.exists():
-            write_run(run, [Ranking("q0", ["d1"], [1.0])], "t")
+            write_run(run, [Ranking("q0", ["d1"], [1.0])])
         teacher = None if as_negative else str(run)
         data = built(folder, "train", candidates=candidates, groups=groups, teacher=teacher)
         for place in range(len(data.lengths)):
@@ -127,7 +127,7 @@ def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder)
 
 def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, tmp_path):
     rankings = [Ranking("q39", ["d5", "d1", "d7"], [3.0, 2.0, 1.0]), Ranking("q0", ["d1"], [1.0])]
-    write_run(tmp_path / "first.trec", rankings, "x")
+    write_run(tmp_path / "first.trec", rankings)
     options = CandidateOptions("run", top=2, run=str(tmp_path / "first.trec"))
     data = built(folder, "test", candidates=options)
     documents, _, prior = drawn(data, 0)
@@ -182,11 +182,11 @@ RANKINGS = [Ranking("q1", ["a", "b"], [0.1 + 0.2, -1e-30]), Ranking("q2", ["a"],
 
 def test_a_run_is_written_in_six_columns_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "mine.run"
-    write_run(path, RANKINGS, "bm25")
+    write_run(path, RANKINGS)
     assert path.read_text().splitlines() == [
-        "q1 Q0 a 1 0.30000000000000004 bm25",
-        "q1 Q0 b 2 -1e-30 bm25",
-        "q2 Q0 a 1 3.0 bm25",
+        "q1 Q0 a 1 0.30000000000000004 unisono",
+        "q1 Q0 b 2 -1e-30 unisono",
+        "q2 Q0 a 1 3.0 unisono",
     ]
     assert list(read_run(path)) == RANKINGS
 
@@ -200,16 +200,16 @@ def test_a_run_is_read_in_the_order_of_its_scores(tmp_path: Path) -> None:
 def test_a_file_is_never_overwritten_and_a_failure_leaves_none(tmp_path: Path) -> None:
     path = tmp_path / "mine.run"
     with pytest.raises(ValueError, match=r"q1: the score of rank 2 is 2, and the one before it 1"):
-        write_run(path, [Ranking("q1", ["a", "b"], [1, 2])], "x")
+        write_run(path, [Ranking("q1", ["a", "b"], [1, 2])])
     with pytest.raises(ValueError, match="scores must be numbers and never rise"):
-        write_run(path, [Ranking("q1", ["a"], [float("nan")])], "x")
+        write_run(path, [Ranking("q1", ["a"], [float("nan")])])
     with pytest.raises(ValueError, match='the id "a b" must be one word, since blanks divide'):
-        write_run(path, [Ranking("q1", ["a b"], [1])], "x")
+        write_run(path, [Ranking("q1", ["a b"], [1])])
     assert not list(tmp_path.iterdir())
-    write_run(path, RANKINGS, "first")
+    write_run(path, RANKINGS)
     before = path.read_text()
     with pytest.raises(FileExistsError, match="mine.run exists and is not overwritten; move it"):
-        write_run(path, RANKINGS, "second")
+        write_run(path, RANKINGS)
     assert path.read_text() == before
 
 

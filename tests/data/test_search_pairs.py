@@ -96,7 +96,7 @@ def test_no_relevant_document_is_a_negative(collection: Collection, source: str)
 
 def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path: Path) -> None:
     names = [f"d{n}" for n in range(40)]
-    write_run(tmp_path / "a.run", [Ranking("train-0", names, [-float(n) for n in range(40)])], "x")
+    write_run(tmp_path / "a.run", [Ranking("train-0", names, [-float(n) for n in range(40)])])
     options = HardNegatives(40, "run", str(tmp_path / "a.run"), depth=6, skip=2)
     dataset = pairs(collection, negatives=options)
     place = int(

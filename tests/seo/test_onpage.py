@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import time
 
 import pytest
@@ -164,18 +165,22 @@ def test_malformed_html_is_read_as_browsers_do():
     assert done.words == ["One", "two", "deep", "unbroken"]
 
 
-def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
+def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
     page = tmp_path / "a.html"
     page.write_text(SOUND, encoding="utf-8")
-    assert main([str(page), "--keyword=apple pie"]) == 0
+    main([str(page), "--keyword=apple pie"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "0 findings" in printed
-    assert main([str(page), str(page), "--json", "--keyword=apple pie"]) == 0
-    first, second = json.loads(capsys.readouterr().out)
-    assert first["keywords"]["apple pie"]["headings"] == 1
-    assert first["findings"] == []
-    assert {f["check"] for f in second["findings"]} == {"duplicates"}
+    tables = [f"--csv={tmp_path / 'site.csv'}", "--keyword=apple pie"]
+    main([str(page), str(page), *tables])
+    with (tmp_path / "site.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["keywords_apple pie_headings"], first["findings"]) == ("1", "0")
+    with (tmp_path / "site-findings.csv").open(newline="") as file:
+        findings = list(csv.DictReader(file))
+    assert {f["check"] for f in findings} == {"duplicates"}
+    assert len(findings) == int(second["findings"])
 
 
 @pytest.mark.parametrize(
@@ -187,14 +192,14 @@ def test_the_command_prints_reports_for_people_and_programs(tmp_path, capsys):
         (["a.html", "--keyword=?!"], 'the keyword "?!" has no word'),
     ],
 )
-def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch):
     (tmp_path / "a.html").write_text(SOUND, encoding="utf-8")
     for folder in ("empty", "linked"):
         (tmp_path / folder).mkdir()
     (tmp_path / "linked" / "b.html").symlink_to("gone.html")
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 1
-    assert message in capsys.readouterr().err
+    with pytest.raises((OSError, ValueError), match=re.escape(message)):
+        main(arguments)
 
 
 def test_pages_of_a_site_that_repeat_each_other_are_named():
@@ -216,7 +221,7 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
         path.parent.mkdir(parents=True, exist_ok=True)
         long = f"<title>{name}{'x' * (40 + len(name))}</title><img><p>pie {name}"
         path.write_text(SOUND if "index" in name else long, encoding="utf-8")
-    assert main(["bakery", "garden", "--keyword=pie"]) == 0
+    main(["bakery", "garden", "--keyword=pie"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     for words in (
@@ -239,7 +244,7 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
     counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
     assert counts == [int(page["findings"]) for page in pages]
     assert {f["check"] for f in findings if f["page"] == "a.html"} >= {"title", "images"}
-    assert main(["bakery/index.html", "--csv=one.csv"]) == 0
+    main(["bakery/index.html", "--csv=one.csv"])
     assert "── bakery/index.html" in capsys.readouterr().out
     assert (tmp_path / "one-findings.csv").read_text() == "site,page,check,rule,evidence,place\n"
 

@@ -156,7 +156,7 @@ def test_the_files_of_a_test_agree_with_each_other(trained):
 
 
 def test_the_tables_of_a_test_fit_80_columns(folder, tmp_path, capsys):
-    write_run(tmp_path / "first.trec", [Ranking("q39", ["d5", "d1"], [3.0, 2.0])], "x")
+    write_run(tmp_path / "first.trec", [Ranking("q39", ["d5", "d1"], [3.0, 2.0])])
     options = CandidateOptions("run", run=str(tmp_path / "first.trec"))
     data, module = ranking_data(folder, candidates=options), ranker()
     toy_trainer(tmp_path / "run").test(module, data, verbose=False)
@@ -264,10 +264,10 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
 
 def test_a_teacher_is_imitated(folder, tmp_path):
     teacher = [Ranking(f"q{i}", ["d1", "d2", "d3"], [4.0, 2.0, -1.0]) for i in range(30)]
-    write_run(tmp_path / "teacher.trec", teacher, "t")
+    write_run(tmp_path / "teacher.trec", teacher)
     known = [f"q{i}" for i in (*range(30), 30, 39)]  # some for each part
     first = [Ranking(id, ["d4", "d1", "d2", "d3"], [4.0, 3.0, 2.0, 1.0]) for id in known]
-    write_run(tmp_path / "first.trec", first, "f")
+    write_run(tmp_path / "first.trec", first)
     options = {
         "candidates": CandidateOptions("run", run=str(tmp_path / "first.trec")),
         "groups": GroupOptions(size=6, mined=4),
@@ -336,7 +336,7 @@ def test_a_model_and_data_that_do_not_go_together_are_refused(
     folder, tmp_path, monkeypatch, model, options, message
 ):
     monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "teacher.trec", [Ranking("q0", ["d1"], [1.0])], "t")
+    write_run(tmp_path / "teacher.trec", [Ranking("q0", ["d1"], [1.0])])
     with pytest.raises(ValueError, match=message):
         fitted(folder, tmp_path, model, **options)
 
@@ -352,7 +352,7 @@ def test_a_model_and_data_that_do_not_go_together_are_refused(
 def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankings, message):
     paths = [tmp_path / f"{number}.trec" for number in range(len(rankings))]
     for path, (query, document) in zip(paths, rankings, strict=True):
-        write_run(path, [Ranking(query, [document], [1.0])], "x")
+        write_run(path, [Ranking(query, [document], [1.0])])
     options = CandidateOptions("run", run=[*map(str, paths)])
     with pytest.raises(ValueError, match=message):
         fitted(folder, tmp_path, {}, candidates=options)

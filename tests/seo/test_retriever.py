@@ -16,7 +16,6 @@ from datamodules import RetrievalDataModule
 from datamodules.files.splitting import TEST
 from datamodules.search.bm25 import open_bm25
 from datamodules.search.queries import read_run
-from datamodules.search.retrieval import EncodedCollection
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.commands.export import export
@@ -90,19 +89,22 @@ def test_one_batch_is_learnt_by_heart(retriever_run: Path, tmp_path: Path) -> No
 def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
     retriever_run: Path, trained: LitRetriever
 ) -> None:
-    encoded = EncodedCollection(retriever_run / "coded.encoded")
+    folder = retriever_run / "coded.encoded"
+    documents, names = (
+        [json.loads(line) for line in (folder / f"{kind}.ids.jsonl").read_text().splitlines()]
+        for kind in ("documents", "queries")
+    )
     _, data = retriever(retriever_run, {})
-    assert encoded.ids("documents") == [data.collection.documents[n].id for n in range(40)]
-    assert isinstance(encoded.documents.base, np.memmap)
-    assert encoded.documents.dtype == np.float32
-    names = encoded.ids("queries")
+    assert documents == [data.collection.documents[n].id for n in range(40)]
+    encoded = np.load(folder / "documents.npy", mmap_mode="r")
+    assert (encoded.dtype, encoded.shape[0]) == (np.float32, 40)
     texts = [
         data.collection.queries[data.collection.queries.indices_of([name])[0]].text
         for name in names
     ]
     expected = trained.encode(texts, is_query=True)
-    assert np.allclose(encoded.queries, expected.numpy(), atol=1e-3)
-    rankings = list(read_run(retriever_run / "coded.encoded" / "run.trec"))
+    assert np.allclose(np.load(folder / "queries.npy"), expected.numpy(), atol=1e-3)
+    rankings = list(read_run(folder / "run.trec"))
     assert [ranking.query for ranking in rankings] == names
     assert all(len(ranking.documents) == 40 for ranking in rankings)
 
@@ -178,13 +180,11 @@ def test_a_step_that_is_cut_is_refused(retriever_run: Path, tmp_path: Path) -> N
         toy_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_a_fusion_needs_a_weight(retriever_run: Path) -> None:
+def test_a_fusion_needs_a_weight() -> None:
     fresh = LitRetriever(optimizer=adamw, fusion=Fusion())
     fresh.recipe = {}
     with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
         fresh.fusion_weight()
-    with pytest.raises(FileNotFoundError, match=r"holds no encoded texts; make it with"):
-        EncodedCollection(retriever_run)
 
 
 @pytest.mark.parametrize(
