@@ -4,7 +4,6 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -22,12 +21,7 @@ from lit_models.causal_lm.adapters import (
 )
 from lit_models.causal_lm.adapters import freeze as freeze_by_name
 from lit_models.causal_lm.pretrained import read_config, weight_files
-from lit_models.seo.encoders import (
-    PretrainedEncoder,
-    TextEncoder,
-    TransformerEncoder,
-    check_positions,
-)
+from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
 from lit_models.training.checkpoints import misfits
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups
@@ -174,11 +168,18 @@ class EncodedTextModule(ExactModule):
         if "encoder" not in recipe and self.pretrained is not None:
             content = read_config(self.pretrained)
             weight_files(self.pretrained)  # refuses pickles
-            check_positions(content, recipe["text"]["max_length"], self.pretrained)
-            encoder: TextEncoder = PretrainedEncoder.loaded(Path(self.pretrained), content)
+            limit, longest = content.get("max_position_embeddings"), recipe["text"]["max_length"]
+            if content["model_type"] == "roberta" and limit is not None:
+                limit -= 2  # positions begin behind that of padding
+            if limit is not None and longest > limit:
+                raise ValueError(
+                    f"data.text.max_length {longest} is longer than the {limit} positions of "
+                    f"{self.pretrained}; lower it to {limit} or less."
+                )
+            encoder: TextEncoder = PretrainedEncoder(content, self.pretrained)
             recipe["encoder"] = {"kind": "transformers", "config": content}
         elif "encoder" in recipe and recipe["encoder"]["kind"] == "transformers":
-            return PretrainedEncoder.built(recipe["encoder"]["config"])
+            return PretrainedEncoder(recipe["encoder"]["config"])
         else:
             encoder = self.encoder_factory(self.tokenizer.vocab_size)
             if "encoder" in recipe:

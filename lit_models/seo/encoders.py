@@ -100,31 +100,29 @@ class TransformerEncoder(TextEncoder):
 
 
 class PretrainedEncoder(TextEncoder):
-    """A model of transformers' AutoModel, such as BERT, without its pooler and its dropout."""
+    """A model of transformers' AutoModel, such as BERT, without its pooler and its dropout.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        content: of its config.json.
+        folder: of its weights, which come in float32; None draws them.
+
+    Raises:
+        ValueError: weights are missing or of the wrong shape, or a file is damaged.
+    """
+
+    def __init__(self, content: dict[str, Any], folder: str | Path | None = None) -> None:
         super().__init__()
+        if folder is not None:
+            model: Any = loaded_model(folder, content, torch.float32, "AutoModel", may_lack=POOLER)
+        else:
+            from transformers import AutoModel
+
+            options = {"dtype": torch.float32, "trust_remote_code": False}
+            model = AutoModel.from_config(model_config(content), **options)
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # its parameters would never get a gradient
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.width = model.config.hidden_size
-
-    @classmethod
-    def built(cls, content: dict[str, Any]) -> "PretrainedEncoder":
-        """Return the encoder of a config.json with random weights, in float32."""
-        from transformers import AutoModel
-
-        config = model_config(content)
-        return cls(AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False))
-
-    @classmethod
-    def loaded(cls, folder: str | Path, content: dict[str, Any]) -> "PretrainedEncoder":
-        """Return the encoder of a folder with its weights, in float32.
-
-        Raises:
-            ValueError: weights are missing or of the wrong shape, or a file is damaged.
-        """
-        return cls(loaded_model(folder, content, torch.float32, "AutoModel", may_lack=POOLER))
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
@@ -170,24 +168,6 @@ def pooled(hidden: Tensor, attention_mask: Tensor, how: Pooling) -> Tensor:
     if how == "max":
         return hidden.masked_fill(~mask, -torch.inf).amax(1)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
-def check_positions(content: dict[str, Any], max_length: int, folder: str) -> None:
-    """Raise ValueError where the longest row is longer than an encoder's table of positions.
-
-    Args:
-        content: of the encoder's config.json.
-        max_length: of the rows.
-        folder: of the encoder, for the message.
-    """
-    limit = content.get("max_position_embeddings")
-    if content["model_type"] == "roberta" and limit is not None:
-        limit -= 2  # positions begin behind that of padding
-    if limit is not None and max_length > limit:
-        raise ValueError(
-            f"data.text.max_length {max_length} is longer than the {limit} positions of "
-            f"{folder}; lower it to {limit} or less."
-        )
 
 
 VECTOR_STD = 0.1

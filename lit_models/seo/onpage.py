@@ -359,11 +359,7 @@ def keyword_counts(keyword: str, places: Mapping[str, Iterable[str]]) -> dict[st
     Case does not matter; word forms do: "cat" is not found in "cats".
 
     Args:
-        keyword: one or more words.
         places: part of the page -> its lines; a phrase does not go over their ends.
-
-    Raises:
-        ValueError: the keyword has no word.
     """
 
     def marked(text: str) -> str:

@@ -484,7 +484,8 @@ class LitRetriever(EncodedTextModule):
             found = search(queries[part], documents, depth, self.device, self.feedback)
             if bm25 is not None and weight is not None:
                 hits = bm25.search([query.text for query in asked[part]], data.bm25_depth)
-                found = Found(*fused(*found, *map(torch.from_numpy, hits), weight))
+                first, first_scores = map(torch.from_numpy, hits)
+                found = Found(*fused(*found, first, first_scores, weight))
             for query, rows, scores in zip(asked[part], *found, strict=True):
                 kept = rows[rows >= 0][: data.predict_depth].tolist()
                 yield Ranking(query.id, [ids[n] for n in kept], scores[: len(kept)].tolist())

@@ -80,7 +80,15 @@ class LitTextScorer(EncodedTextModule):
         return self.network(batch)
 
     def training_terms(self, batch: ScoredTextBatch) -> dict[str, LossSum]:
-        return {n: self._certain(n, term) for n, term in self._terms(self(batch), batch).items()}
+        terms = self._terms(self(batch), batch)
+        if self.task_weights == "fixed":
+            return terms
+        for name, (total, count) in terms.items():
+            log_variance = self.network.log_variances[PREFIX + name][0]
+            factor = 0.5 if self._head(name).loss_name == "mse" else 1.0
+            total = factor * torch.exp(-log_variance) * total + log_variance / 2 * count
+            terms[name] = LossSum(total, count)
+        return terms
 
     def term_weights(self) -> dict[str, float]:
         return {name: options.weight for name, options in self.options.items()}
@@ -145,15 +153,6 @@ class LitTextScorer(EncodedTextModule):
             name: self._head(name).loss(values, targets[name], known[name], weight)
             for name, values in outputs.items()
         }
-
-    def _certain(self, name: str, term: LossSum) -> LossSum:
-        """The term of a head that is weighted by its own uncertainty."""
-        if self.task_weights == "fixed":
-            return term
-        log_variance = self.network.log_variances[PREFIX + name][0]
-        factor = 0.5 if self._head(name).loss_name == "mse" else 1.0
-        total = factor * torch.exp(-log_variance) * term.total + log_variance / 2 * term.count
-        return LossSum(total, term.count)
 
     def _evaluate(self, split: str, batch: ScoredTextBatch) -> SampleResult:
         outputs, found, weighted = self(batch), {}, []

@@ -80,7 +80,7 @@ def test_a_last_norm_of_any_name_lies_highest(kind, norm, lowest) -> None:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**SIZES, **IDS, intermediate_size=24)
-    encoder = PretrainedEncoder(getattr(transformers, f"{kind}Model")(config))
+    encoder = PretrainedEncoder(config.to_dict())
     depths = layer_depths(torch.nn.ModuleDict({"encoder": encoder}), encoder)
     prefix = "encoder.model."
     assert depths[prefix + lowest] == 4

@@ -48,7 +48,7 @@ def fitted(folder, root, steps=2, **options):
 def changes(folder, module):
     """Return parameter -> how far it is from the folder's."""
     content = json.loads((folder / "bert" / "config.json").read_text())
-    before = PretrainedEncoder.loaded(folder / "bert", content).state_dict()
+    before = PretrainedEncoder(content, folder / "bert").state_dict()
     after = {n.removeprefix("network.encoder."): p for n, p in module.named_parameters()}
     moved = {n: float((after[n].detach() - p).abs().max()) for n, p in before.items() if n in after}
     return {name: change for name, change in moved.items() if "key.bias" not in name}
