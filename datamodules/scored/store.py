@@ -585,13 +585,8 @@ def write_scored(
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: a result is missing.
         RuntimeError: a file has changed since it was read.
     """
-    for name in heads:
-        if name not in results or len(results[name]) != len(store.num_bytes):
-            count = len(store.num_bytes)
-            raise ValueError(f'the prediction has no "{name}" for each of {count} texts.')
     files = list(map(Path, store.files))
 
     def added(rows: slice) -> dict[str, list[Any]]:

@@ -28,7 +28,7 @@ from datamodules.core.store import (
 )
 from datamodules.files.splitting import PART_NAMES
 from datamodules.search.bm25 import Bm25Options, Hits, open_bm25
-from datamodules.search.candidates import HardNegatives, Lists, candidate_lists
+from datamodules.search.candidates import HardNegatives, candidate_lists
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import (
     TERM,
@@ -223,11 +223,10 @@ class PairDataset(PlannedDataset):
         queries: the same, with their texts.
         mix: how often each kind comes.
         negatives: which documents come along as hard negatives.
-        lists: that these are drawn from, where people have not judged them.
         seed: key of all that is drawn, together with epoch and sample id.
 
-    Raises:
-        ValueError: nothing is left to train on.
+    Raises: as of `run_lists`, and ValueError where nothing is left to train on, or negatives are to
+        be judged ones and nobody was found not relevant.
     """
 
     def __init__(
@@ -238,18 +237,26 @@ class PairDataset(PlannedDataset):
         queries: Queries,
         mix: TrainingMix,
         negatives: HardNegatives,
-        lists: Lists | None,
         seed: int,
     ) -> None:
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
-        self.judged, self.queries, self.negatives, self.lists = judged, queries, negatives, lists
+        self.judged, self.queries, self.negatives = judged, queries, negatives
+        judgements, lists = judged.judgements, None
+        if negatives.count:
+            asked = (collection, queries, "data.negatives")
+            lists = candidate_lists(negatives, negatives.depth, *asked)
+            if lists is None and not (judgements.grade <= RELEVANT_ABOVE).any():
+                raise ValueError(
+                    'negatives.source is "judged", but no document was judged and found not '
+                    "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
+                )
+        self.lists = lists
         self.counts = mix.counts(collection, judged)
         self.ends = np.cumsum([self.counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
         self.document_tokens = kept_documents(collection, encoding, mix.reads_whole)
         self.query_tokens = kept_queries(queries, encoding, mix.reads_whole)
         of_document = estimated_lengths(encoding, collection)
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
-        judgements = judged.judgements
         is_relevant = judgements.grade > RELEVANT_ABOVE
         self.relevant = JudgedQueries(Judgements(*(column[is_relevant] for column in judgements)))
         # Of the relevant documents of a query, cumulated in their order: for the draw of one.
@@ -507,8 +514,7 @@ class RetrievalDataModule(SearchDataModule):
         if stage == "train":
             own = judged.with_relevant()
             queries = self.queries(own.queries)
-            lists = negative_lists(self.negatives, collection, judged, queries)
-            facts = (self.mix, self.negatives, lists, self.seed)
+            facts = (self.mix, self.negatives, self.seed)
             return PairDataset(collection, encoding, own, queries, *facts)
         documents = chosen_documents(judged, num_documents, self.num_others)
         first = (self.bm25, self.bm25_depth, self.mix.reads_whole)
@@ -535,15 +541,11 @@ class RetrievalDataModule(SearchDataModule):
             "queries": (queries, [query.id for query in dataset.queries]),
             "documents": (documents, ids),
         }
-        facts = {
-            "collection": self.collection.fingerprint,
-            "queries": self.predict_queries or self.predict_part,
-        }
         with replacing(path, is_new=True) as unfinished:
             with naming(path):
                 unfinished.mkdir()
-                write_arrays(unfinished, {name: own for name, (own, _) in texts.items()}, **facts)
-                for name, (_, names) in texts.items():
+                for name, (own, names) in texts.items():
+                    np.save(unfinished / f"{name}.npy", own)
                     with (unfinished / f"{name}.ids.jsonl").open("w", encoding="utf-8") as file:
                         file.writelines(json.dumps(one) + "\n" for one in names)
             if search := self.model.options.get("search"):
@@ -564,21 +566,3 @@ class RetrievalDataModule(SearchDataModule):
                 "another part, or all."
             )
         return self.queries(numbers)
-
-
-def negative_lists(
-    options: HardNegatives, collection: Collection, judged: JudgedQueries, queries: Queries
-) -> Lists | None:
-    """Return the lists that hard negatives of queries are drawn from; `None` for judged ones.
-
-    Raises: as of `run_lists`, and ValueError where nobody was found not relevant.
-    """
-    if not options.count:
-        return None
-    lists = candidate_lists(options, options.depth, collection, queries, "data.negatives")
-    if lists is None and not (judged.judgements.grade <= RELEVANT_ABOVE).any():
-        raise ValueError(
-            'negatives.source is "judged", but no document was judged and found not relevant '
-            "(grade 0); take bm25 or run, or set negatives.count to 0."
-        )
-    return lists

@@ -22,7 +22,6 @@ from datamodules.search.retrieval import (
     PairDataset,
     TrainingMix,
     document_sentences,
-    negative_lists,
 )
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
@@ -50,8 +49,7 @@ def pairs(
     judged = JudgedQueries(collection.judgements(TRAIN))
     own = judged.with_relevant()
     queries = Queries(collection.queries, own.queries, collection.fingerprint)
-    lists = negative_lists(negatives, collection, judged, queries)
-    return PairDataset(collection, encoding, own, queries, mix, negatives, lists, seed=5)
+    return PairDataset(collection, encoding, own, queries, mix, negatives, seed=5)
 
 
 def drawn(dataset: PairDataset, sample_id: int, epoch: int) -> tuple[list[int], list[int]]:
