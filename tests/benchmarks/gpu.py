@@ -1,12 +1,11 @@
 """What one GPU reaches: its ceilings, then the training of every family at a real size.
 
-python -m tests.benchmarks.gpu            needs one GPU and the packages; ends within 9 minutes
-python -m tests.benchmarks.gpu --go-on    takes what earlier calls measured, and measures the rest
+python -m tests.benchmarks.gpu            needs one GPU and the packages
+python -m tests.benchmarks.gpu 1b         the rows alone whose names begin so
 python -m tests.benchmarks.gpu --small    the same rows at toy sizes, also on a CPU: do they run?
 
-Each row has a process of its own; what it found is kept in runs/gpu/ when it ends, and its figures
-in runs/benchmarks.json. A row that does not fit in memory is tried again with half the rows; one
-that fails, or for which no time is left, is named, and loses no other.
+Each row has a process of its own; its figures are in runs/benchmarks.json when it ends. A row that
+fails is named, and loses no other.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,7 +26,7 @@ import torch
 from rich.console import Console
 
 from lit_models.training.throughput import peak_of
-from tests.benchmarks.figures import FILE, Aim, Figures, machine, show
+from tests.benchmarks.figures import FILE, Aim, Figures, show
 from tests.benchmarks.gpu_rows import CODER as CODER_SIZE
 from tests.benchmarks.gpu_rows import RETRIEVER as RETRIEVER_SIZE
 from tests.benchmarks.gpu_rows import SHAKESPEARE as SHAKESPEARE_TEXT
@@ -43,15 +41,12 @@ from tests.benchmarks.gpu_rows import (
 )
 from tests.distributed.launch import run
 
-BUDGET_S, LEAST_S, MOST_S = 520, 25, 160  # of all rows, to begin one, of one
-SHAKESPEARE_S = 150  # to begin the row that trains until its loss is the published one
-MOST_HALVINGS = 2
-OUT_OF_MEMORY = "OutOfMemoryError"
+MOST_S, SHAKESPEARE_S = 160, 600  # of one row, and of the one that trains to the published loss
 ERROR = re.compile(r"[\w.]+(Error|Exception)\b.*")  # the line of a traceback that says what failed
 CEILINGS, SHAKESPEARE = "ceilings", "shakespeare_gpu.yaml"
 NANOGPT, ACCELERATE = "nanoGPT's loop", "transformers + accelerate"
 CODER, RETRIEVER = "occupation coder of CANINE's size", "retriever of MiniLM's size"
-ROWS = (  # those with an aim first; one call may not have the time for all
+ROWS = (  # those with an aim first
     *("gpt2-124m, compiled", "1b, compiled", "7b, LoRA, compiled"),
     *(f"gpt2-124m, {NANOGPT}", f"1b, {NANOGPT}", CODER, RETRIEVER),
     *(f"gpt2-124m, {ACCELERATE}", f"1b, {ACCELERATE}"),
@@ -82,24 +77,21 @@ class RowFailed(RuntimeError):
         self.printed = printed
 
 
-def rows(
-    is_small: bool, halvings: int, text: Path = SHAKESPEARE_TEXT
-) -> dict[str, Callable[[Path], Any]]:
+def rows(is_small: bool, text: Path = SHAKESPEARE_TEXT) -> dict[str, Callable[[Path], Any]]:
     """Return name -> the function that measures it in a folder.
 
     Args:
         is_small: at toy sizes.
-        halvings: of the rows of a step.
         text: of the Shakespeare run.
     """
     found: dict[str, Callable[[Path], Any]] = {}
     for name, full in SIZES.items():
-        size = full.small() if is_small else full.halved(halvings)
+        size = full.small() if is_small else full
         found[f"{name}, compiled"] = partial(language_model, size, True)
         found[f"{name}, eager"] = partial(language_model, size, False)
         found[f"{name}, {NANOGPT}"] = partial(nanogpt_loop, size)
         found[f"{name}, {ACCELERATE}"] = partial(transformers_loop, size)
-    number = 16 if is_small else 512 >> halvings
+    number = 16 if is_small else 512
     coder, retriever = ({}, {}) if is_small else (CODER_SIZE, RETRIEVER_SIZE)
     found[CODER] = partial(of_config, "occupation_coder/demo.yaml", coder, number)
     found[RETRIEVER] = partial(of_config, "seo/retriever_demo.yaml", retriever, number)
@@ -114,22 +106,17 @@ def measured(name: str, options: argparse.Namespace, limit_s: float) -> dict[str
     Raises:
         RowFailed: it failed, or did not end within the limit.
     """
-    end = time.monotonic() + limit_s
-    for halvings in range(MOST_HALVINGS + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "found.json"
-            command = ["-m", "tests.benchmarks.gpu", f"--row={name}", f"--to={path}"]
-            command += [f"--halvings={halvings}", f"--text={options.text}"]
-            command += ["--small"] if options.small else []
-            try:
-                done = run(*command, timeout_s=max(1.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise RowFailed(f"not done within {limit_s:.0f} s") from None
-            if done.returncode == 0:
-                return {**json.loads(path.read_text("utf-8")), "halvings": halvings}
-            if OUT_OF_MEMORY not in done.stdout or halvings == MOST_HALVINGS:
-                raise RowFailed(done.stdout)
-    raise AssertionError
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        command = ["-m", "tests.benchmarks.gpu", f"--row={name}", f"--to={path}"]
+        command += [f"--text={options.text}", *(["--small"] if options.small else [])]
+        try:
+            done = run(*command, timeout_s=limit_s)
+        except subprocess.TimeoutExpired:
+            raise RowFailed(f"not done within {limit_s:.0f} s") from None
+        if done.returncode:
+            raise RowFailed(done.stdout)
+        return json.loads(path.read_text("utf-8"))
 
 
 class Limits(NamedTuple):
@@ -140,10 +127,9 @@ class Limits(NamedTuple):
 
 
 def add_row(figures: Figures, name: str, found: dict[str, Any], limits: Limits) -> None:
-    """Add all that a training says. Args: found, fields of `gpu_rows.Found`, and `halvings`."""
+    """Add all that a training says. Args: found, fields of `gpu_rows.Found`."""
     memory = (found["memory_gib"],) * 2 if found["memory_gib"] else None
-    halved = f"rows of a step halved {found['halvings']} x; " if found.get("halvings") else ""
-    note = halved + split(found["lines"])
+    note = split(found["lines"])
     figures.add(FAMILY, name, found["unit"], found["rates"], memory_gib=memory, note=note)
     shares: dict[str, list[float]] = {}
     if found["flops"]:
@@ -178,15 +164,12 @@ def beside(
 ) -> None:
     """Add our speed beside that of a peer on the same shape; rows were measured one by one.
 
-    Memory is that of both. Where one of them had to take fewer rows in a step, the note says so.
+    Memory is that of both.
     """
     aim = None if peer == "eager" else Aim(1.0, is_least=True)
     memory = (ours["memory_gib"], theirs["memory_gib"])
     rates = (ours["rates"], peer, theirs["rates"])
-    halvings = [found.get("halvings", 0) for found in (ours, theirs)]
-    words = f"rows of a step halved {halvings[0]} x, of {peer} {halvings[1]} x"
-    note = words if len(set(halvings)) > 1 else ""
-    options = {"aim": aim, "memory_gib": memory if all(memory) else None, "note": note}
+    options = {"aim": aim, "memory_gib": memory if all(memory) else None}
     figures.add(FAMILY, name, ours["unit"], *rates, **options)
 
 
@@ -233,37 +216,29 @@ def figures_of(found: dict[str, dict[str, Any]]) -> Figures:
 def measure_all(
     options: argparse.Namespace, path: Path = FILE, measure: Measure = measured
 ) -> list[str]:
-    """Measure all rows that there is time for, and keep and show their figures; those of toy sizes
-    are shown alone, without aims.
+    """Measure the rows, and keep and show their figures; those of toy sizes are shown alone,
+    without aims.
 
     Args:
-        options: `small`, `go_on` and `text` of the command line.
-        path: that keeps the figures; what rows found, and what failed ones printed, is in gpu/
-            beside it.
+        options: `small`, `only` and `text` of the command line.
+        path: that keeps the figures; what failed rows printed is in gpu/ beside it.
         measure: of a row, see `measured`.
 
     Returns:
-        a line for each row that failed, or for which no time was left.
+        a line for each row that failed.
     """
-    console, end = Console(highlight=False), time.monotonic() + BUDGET_S
-    device = machine()["device"]
+    console = Console(highlight=False)
     found: dict[str, dict[str, Any]] = {}
     missing: list[str] = []
-    for name in (CEILINGS, *ROWS):
-        kept = path.parent / "gpu" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        earlier = json.loads(kept.read_text("utf-8")) if options.go_on and kept.exists() else {}
-        left, is_long = end - time.monotonic(), name == SHAKESPEARE
-        if earlier.get("device") == device:
-            found[name] = earlier["found"]
-            continue
-        if left < (SHAKESPEARE_S if is_long else LEAST_S) or (is_long and options.small):
-            missing.append(f"{name}: left out, {max(0.0, left):.0f} of {BUDGET_S} s are left")
+    for name in (CEILINGS, *(row for row in ROWS if row.startswith(options.only))):
+        is_long = name == SHAKESPEARE
+        if is_long and options.small:
             continue
         try:
-            found[name] = measure(name, options, left if is_long else min(left, MOST_S))
+            found[name] = measure(name, options, SHAKESPEARE_S if is_long else MOST_S)
         except RowFailed as error:
-            log = kept.with_suffix(".log")
+            log = path.parent / "gpu" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(error.printed, "utf-8")
             missing.append(f"{name}: {error}; all that it printed is in {log}")
             continue
@@ -271,7 +246,6 @@ def measure_all(
         if options.small:  # no aim is meant for these sizes
             figures.rows = [replace(row, aim=None) for row in figures.rows]
         else:
-            kept.write_text(json.dumps({"device": device, "found": found[name]}), "utf-8")
             figures.write(path)
         shown = [row for row in figures.rows if row.what.startswith(name) or name == CEILINGS]
         show(shown, console)
@@ -288,16 +262,15 @@ def measure_all(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="?", default="", help="rows whose names begin so; else all")
     parser.add_argument("--small", action="store_true", help="toy sizes, also without a GPU")
-    parser.add_argument("--go-on", action="store_true", help="measure what earlier calls have not")
     parser.add_argument("--text", type=Path, default=SHAKESPEARE_TEXT, help="of Shakespeare")
     parser.add_argument("--row", choices=(CEILINGS, *ROWS), help="this one alone, unkept")
-    parser.add_argument("--halvings", type=int, default=0, help="of the rows of a step")
     parser.add_argument("--to", type=Path, help="JSON that the row writes; else it is printed")
     options = parser.parse_args()
     if options.row:
         with tempfile.TemporaryDirectory() as folder:
-            row = rows(options.small, options.halvings, options.text)[options.row]
+            row = rows(options.small, options.text)[options.row]
             found = row(Path(folder))
         content = json.dumps(found if isinstance(found, dict) else found._asdict())
         options.to.write_text(content, "utf-8") if options.to else print(content)

@@ -77,10 +77,6 @@ class Size:
         heads = {"num_kv_heads": None, "feed_forward": None}
         return replace(self, config=replace(self.config, **SMALL, **heads), rows=2, length=64)
 
-    def halved(self, times: int) -> Size:
-        """Return the same with so many times half the rows, at least one."""
-        return replace(self, rows=max(1, self.rows >> times))
-
     @property
     def flops_per_token(self) -> float:
         """Of forward and backward."""
