@@ -135,22 +135,6 @@ def test_a_book_comes_back_from_json_with_the_same_ids(codes: list[str]) -> None
 # --- the trie ---
 
 
-def test_a_small_trie_is_the_one_drawn_by_hand() -> None:
-    #        root 0
-    #      4 /     \ 5
-    #      1        2          depth 1
-    #   4 / \ 5      \ 5
-    #    3   4        5        depth 2: codes 1, 2, 0
-    trie = Trie.of_table(np.array([[5, 5], [4, 4], [4, 5]]), num_symbols=6)
-    expected = np.full((6, 6), -1)
-    expected[0, 4], expected[0, 5] = 1, 2
-    expected[1, 4], expected[1, 5], expected[2, 5] = 3, 4, 5
-    assert np.array_equal(trie.next_node, expected)
-    assert trie.leaf_code.tolist() == [-1, -1, -1, 1, 2, 0]
-    assert trie.num_leaves.tolist() == [3, 2, 1, 1, 1, 1]
-    assert trie.next_node.dtype == trie.leaf_code.dtype == trie.num_leaves.dtype == np.int32
-
-
 @example(["1", "12"])  # one begins the other
 @given(st.lists(levels, min_size=1, max_size=30, unique=True))
 def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> None:

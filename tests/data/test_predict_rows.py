@@ -60,19 +60,6 @@ def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
     }
 
 
-def test_identical_inputs_are_one_sample(tmp_path):
-    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
-    assert index.arrays["input_of_row"].tolist() == [0, 0, 1, 2, 3, 3]
-    dataset = DistinctInputs(index)
-    assert dataset.lengths.tolist() == [5, 5, 10, 5]
-    batch = dataset.batch(np.arange(4), 0)
-    texts = [decode(points) for points in batch["input_ids"].numpy()]
-    assert texts == ["smith", "smith", "a very lon", "smith"]
-    assert batch["language_id"].tolist() == [2, 1, 2, 0]
-    assert index.arrays["is_truncated"].tolist() == [False, False, True, False]
-    assert set(batch) == {"input_ids", "attention_mask", "language_id"}
-
-
 def test_several_files_are_one_table(tmp_path):
     files = [
         text_file(tmp_path / "a.csv", "text\na\nb\n"),

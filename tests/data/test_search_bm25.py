@@ -70,14 +70,6 @@ def test_scores_equal_a_plain_reference(collection, query: str, k1: float, b: fl
     assert sorted(documents[:num_hits]) == np.flatnonzero(wanted).tolist()
 
 
-def test_one_score_by_hand(collection: Collection) -> None:
-    # "d" is in 1 of 7 documents, 6 of its 6 words; the mean length is 20 / 7.
-    idf, norm = math.log(1 + 6.5 / 1.5), 0.9 * (0.6 + 0.4 * 6 * 7 / 20)
-    documents, scores = best(open_bm25(collection), "d", 2)
-    assert documents == [3, -1]
-    assert scores == pytest.approx([idf * 6 / (6 + norm), 0])
-
-
 def test_equal_scores_come_in_the_order_of_documents(collection: Collection) -> None:
     index = open_bm25(collection, Bm25Options(b=0.0))
     assert best(index, "b", 5)[0] == [0, 1, 5, 6, -1]

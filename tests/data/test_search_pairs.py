@@ -64,17 +64,6 @@ def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> Non
     assert kinds == {"judged": 3 * SIZES["train"], "titles": 40, "sentences": 80}
 
 
-def test_a_relevant_document_is_drawn_in_proportion_to_its_grade(collection: Collection) -> None:
-    dataset = pairs(collection)
-    documents, grades = dataset.relevant.judged(0)
-    answers = Counter(drawn(dataset, 0, epoch)[0][0] for epoch in range(600))
-    assert set(answers) == set(documents.tolist())
-    share = answers[int(documents[grades.argmax()])] / 600
-    assert share == pytest.approx(2 / 3, abs=0.06)
-    again = [drawn(dataset, 0, epoch) for epoch in range(20)]
-    assert again == [drawn(dataset, 0, epoch) for epoch in range(20)]
-
-
 @pytest.mark.parametrize("source", ["judged", "bm25"])
 def test_no_relevant_document_is_a_negative(collection: Collection, source: str) -> None:
     dataset = pairs(collection, negatives=HardNegatives(3, source, depth=30))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.encoding import Framing, TextLimits, terms_by
+from datamodules.text.encoding import Framing, TextLimits
 
 
 @pytest.mark.parametrize("begin_id", [None, 9])
@@ -28,12 +28,6 @@ def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
         segments = [int(place >= first) for place in range(len(pair))]
         expected = [segments] if rows == [pair] else [[0] * width] * 2
         assert batch["segment_ids"].tolist() == expected
-
-
-def test_terms_are_words_in_lower_case_without_the_commonest_as_stems():
-    assert terms_by(None, None)("The Flow-rate, 3.5!") == ["the", "flow", "rate", "3", "5"]
-    assert terms_by(None, "english")("The flow of air") == ["flow", "air"]
-    assert terms_by("english", "english")("The flows and angles") == ["flow", "angl"]
 
 
 def test_a_text_becomes_its_terms_before_it_is_tokenised():

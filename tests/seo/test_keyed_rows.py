@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.networks import CrossEncoder, Head, TextScorer, places_of_pairs
+from lit_models.seo.networks import CrossEncoder, Head, TextScorer
 from lit_models.seo.ranker import LitRanker
 from lit_models.training.dropout import SampleKeys, key_dropout
 
@@ -74,13 +74,6 @@ def test_masks_of_a_group_are_its_own(others) -> None:
         alone = module(ranking_batch([sample], width=3))[0, : SIZES[sample]]
         torch.testing.assert_close(together[place, : SIZES[sample]], alone)
         assert len(alone.unique()) == len(alone)  # each candidate has a mask of its own
-
-
-def test_places_of_pairs() -> None:
-    index = torch.tensor([[0, 1, 2, -1], [3, -1, -1, -1], [4, 5, -1, -1]])
-    query, place = places_of_pairs(index, 6)
-    assert query.tolist() == [0, 0, 0, 1, 2, 2]
-    assert place.tolist() == [0, 1, 2, 0, 0, 1]
 
 
 def test_what_is_computed_again_drops_the_same() -> None:

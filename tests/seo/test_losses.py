@@ -29,11 +29,6 @@ def nats(difference):
     return math.log1p(math.exp(-difference))
 
 
-def of_one(loss, scores, target):
-    scores = torch.tensor([scores], dtype=torch.float64)
-    return float(loss(scores, torch.tensor([target], dtype=torch.float64)))
-
-
 def reference(name, scores, target):
     """The loss of the candidates that take part, written as its source has it."""
     size = len(scores)
@@ -93,18 +88,6 @@ def test_a_loss_is_that_of_its_source(name, queries):
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_losses_by_hand():
-    grades, scores = [1.0, 0.0], [0.0, 0.0]
-    ln2 = math.log(2)
-    assert of_one(LOSSES["listnet"], scores, grades) == pytest.approx(ln2)
-    assert of_one(LOSSES["bce"], scores, grades) == pytest.approx(ln2)
-    assert of_one(LOSSES["bce"], [9.0], [2.0]) == pytest.approx(nats(9.0))
-    # Ranks 1 and 2, best gain 1: rho is 1 - 1/log2(3), and so is delta.
-    weight = 11 * (1 - 1 / math.log2(3))
-    assert of_one(LOSSES["lambda"], scores, grades) == pytest.approx(weight * ln2)
-    assert of_one(LOSSES["margin_mse"], [3.0, 1.0, 0.0], [5.0, NAN, 1.0]) == pytest.approx(1.0)
-
-
 @each_loss
 def test_unjudged_and_missing_candidates_get_no_gradient_and_fillers_count_nothing(name):
     scores = torch.tensor([[0.3, -0.2, 1.0, -INF], [0.1, 0.5, -0.7, 2.0]], dtype=torch.float64)
@@ -145,29 +128,6 @@ def test_only_the_loss_of_single_candidates_tells_where_zero_is(name):
 
 
 ONE, HALF = torch.ones(()), torch.tensor(0.5, dtype=torch.float64)
-
-
-def unit(*rows: tuple[float, ...]) -> torch.Tensor:
-    return F.normalize(torch.tensor(rows, dtype=torch.float64), dim=1)
-
-
-def test_two_queries_by_hand() -> None:
-    queries = unit((1, 0), (0, 1))
-    documents = unit((1, 0), (1, 1))
-    total, count = in_batch_loss(
-        queries,
-        documents,
-        documents,
-        torch.tensor([10, 20]),
-        torch.tensor([[10], [20]]),
-        HALF,
-        torch.ones(2),
-    )
-    a = math.sqrt(0.5)  # cosine of (1, 1) with either axis; cosines are doubled by temperature 1/2
-    first = math.log(math.exp(2) + math.exp(2 * a)) - 2
-    second = math.log(math.exp(2 * a) + math.exp(0)) - 2 * a
-    assert float(total) == pytest.approx(first + second, rel=1e-12)
-    assert float(count) == 2
 
 
 def test_it_is_the_loop_over_all_documents_but_the_known_ones() -> None:

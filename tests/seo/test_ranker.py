@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.files.splitting import Split
 from datamodules.search.candidates import CandidateOptions, GroupOptions
-from datamodules.search.collection import CollectionRequest
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
 from lit_models.commands.export import export
 from lit_models.seo.networks import RankingLoss
-from lit_models.training.dropout import SampleKeys, key_dropout
 from tests.seo.small_collection import ranker, ranking_data, relevance_files
 from tests.toy import ledger_lines, toy_trainer
 
@@ -106,30 +103,6 @@ def test_parts_change_no_score_and_no_gradient(folder):
     torch.testing.assert_close(scores[1:], scores[:1] * 2, rtol=1e-9, atol=1e-11)
 
 
-def test_the_parts_of_a_step_depend_on_sizes_that_all_replicas_share(folder):
-    _, data = built(folder, **WIDE)
-    dataset = data.datasets["train"]
-    assert [dataset.num_parts(n) for n in (1, 7, 8, 16, 40)] == [1, 1, 2, 4, 10]
-
-
-def test_keyed_dropout_computes_all_rows_in_one_call(folder, monkeypatch):
-    module, data = built(folder, **WIDE)
-    module.train()
-    calls = []
-    forward = type(module.network.encoder).forward
-    spy = lambda self, *rows: calls.append(len(rows[0])) or forward(self, *rows)  # noqa: E731
-    monkeypatch.setattr(type(module.network.encoder), "forward", spy)
-    batch = batch_of(data, "train", list(range(12)), 3)
-    module(batch)
-    keys = SampleKeys()
-    dropouts = key_dropout(module.network, keys)
-    keys.begin(7, batch["sample_id"])
-    module(batch)
-    assert len(calls) == 3 + (len(dropouts) > 0)
-    assert len(dropouts) > 0
-    assert calls[-1] == len(batch["pair_lengths"]) == sum(calls[:3])
-
-
 def test_a_ranker_begins_with_the_order_of_its_first_stage(folder, tmp_path):
     data = ranking_data(folder, **OPTIONS)
     module = ranker(prior=True)
@@ -213,22 +186,6 @@ def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):
     expected = loaded.rank("salt hay", texts, prior)
     assert torch.equal(exported.rank("salt hay", texts, prior), expected)
     assert expected.shape == (3,)
-
-
-@pytest.mark.parametrize("kind", ["listnet", "bce", "lambda"])
-def test_accumulation_gives_the_gradient_of_the_one_batch(folder, tmp_path, kind):
-    lines = []
-    for micro in (8, 2):
-        torch.manual_seed(1)
-        data = ranking_data(folder, micro_batch_size=micro, **OPTIONS)
-        root = tmp_path / str(micro)
-        options = {"max_steps": 3, "max_epochs": 1, "limit_val_batches": 0}
-        toy_trainer(root, **options).fit(ranker(loss=RankingLoss(kind)), data)
-        lines.append(ledger_lines(root))
-    for one, other in zip(*lines, strict=True):
-        assert one["digest"] == other["digest"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-10)
-        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-9)
 
 
 def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
@@ -396,12 +353,3 @@ def test_rank_wants_a_prior_where_it_was_trained_with_one():
         ranker().rank("salt", ["a"], prior=[1.0])
     with pytest.raises(ValueError, match="given 0 documents"):
         ranker().rank("salt", [])
-
-
-def test_a_part_without_judgements_is_named(tmp_path):
-    relevance_files(tmp_path)
-    (tmp_path / "qrels" / "validation.tsv").unlink()
-    split = Split(validation_share=0, test_share=0)
-    collection = CollectionRequest(str(tmp_path), split=split)
-    with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgements"):
-        fitted(tmp_path, tmp_path, {}, collection=collection)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from datamodules.search.bm25 import Bm25Options, open_bm25
-from datamodules.search.collection import CollectionRequest, Judgements, open_collection
+from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
 from lit_models.seo.metrics import reciprocal_rank
-from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused, graded, search, unit_range
+from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused, search, unit_range
 from tests.seo.retrieval_collection import write_collection
 
 
@@ -206,13 +206,6 @@ def test_one_text_alone_and_none_at_all_are_no_trouble() -> None:
     assert evaluation.measure(None)["ndcg@10"].compute().isnan()
 
 
-def test_grades_are_found_wherever_they_stand() -> None:
-    judged, grade = torch.tensor([[7, 3, -1]]), torch.tensor([[2.0, 0.0, NAN]])
-    found = graded(torch.tensor([[3, 9, 7, -1, 1]]), judged, grade)[0]
-    assert found[[0, 2]].tolist() == [0.0, 2.0]
-    assert found[[1, 3, 4]].isnan().all()
-
-
 def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> None:
     request = CollectionRequest(str(write_collection(tmp_path / "small")))
     collection = open_collection(request)
@@ -228,9 +221,3 @@ def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> 
         expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
         best = index.search([query], 10, among=documents)
         assert [d for d in best.documents[0].tolist() if d >= 0] == expected[:10]
-
-
-def test_a_query_has_all_its_judgements() -> None:
-    judged = JudgedQueries(Judgements(np.array([2, 2]), np.array([5, 8]), np.array([1.0, 0.0])))
-    assert [values.tolist() for values in judged.judged(0)] == [[5, 8], [1, 0]]
-    assert judged.with_relevant().most == judged.most == 2
