@@ -13,17 +13,13 @@ import re
 import resource
 import shutil
 import struct
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from lit_models.__main__ import main
-from lit_models.training.checkpoints import damage
-from tests.conftest import TOY
 from tests.distributed.launch import run
 from tests.wrong_inputs import FIT, ONE_DEVICE, contents, error_of
 
@@ -211,35 +207,6 @@ def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, nam
     assert {path: after.get(path) for path in kept} == {path: before[path] for path in kept}
     new = " ".join(after.keys() - before.keys())
     assert not re.search(r"unfinished|coded\.csv( |$)|\.ckpt", new), new
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB, on which a run fills the disk for real."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may not mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_disk_that_fills_up_stops_the_run_and_keeps_a_sound_checkpoint(
-    tmp_path: Path, small_disk: Path
-) -> None:
-    config = tmp_path / "toy.yaml"
-    config.write_text(TOY)
-    options = [f"--trainer.default_root_dir={small_disk / 'run'}", "--trainer.max_epochs=200"]
-    done = run("-m", "lit_models", "fit", "--config", str(config), *options)
-    flat = " ".join(done.stdout.split())
-    assert done.returncode == 1, done.stdout
-    assert "Traceback" not in done.stdout
-    assert "No space left on device" in flat
-    assert "free some space" in flat or "free space" in flat
-    kept = list((small_disk / "run" / "checkpoints").glob("*.ckpt"))
-    assert kept
-    assert all(damage(path) is None for path in kept)
 
 
 if __name__ == "__main__":

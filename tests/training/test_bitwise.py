@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules.core.plan import Batching, deal, turn_order
+from datamodules.core.plan import Batching, deal
 from lit_models.training import BitwiseSum, ExactDropout, LastCheckpoint, Ledger
 from lit_models.training.bitwise import TreeSum, check_cut, check_network, check_run, pinned
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
@@ -52,26 +52,6 @@ def test_the_cut_of_a_step_does_not_depend_on_the_replicas() -> None:
         ]
         cuts.append({(tuple(i.tolist()), tuple(w.tolist())) for i, w in chunks})
     assert cuts[0] == cuts[1] == cuts[2] == cuts[3]
-
-
-def test_the_longest_rows_are_taken_first_and_joined_with_the_shortest() -> None:
-    assert turn_order(1) == [0]
-    assert turn_order(4) == [0, 3, 1, 2]
-    assert turn_order(8) == [0, 7, 3, 4, 1, 6, 2, 5]
-    assert turn_order(6) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_tree_sum_adds_neighbours_first() -> None:
-    values = [torch.randn(1000, generator=torch.Generator().manual_seed(i)) for i in range(8)]
-    tree = TreeSum()
-    for value in values:
-        tree.push([value.clone(), None])
-    pairs = [values[i] + values[i + 1] for i in range(0, 8, 2)]
-    total, absent = tree.pop()
-    assert torch.equal(total, (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]))
-    assert not torch.equal(total, sum(values[1:], values[0]))  # one after the other
-    assert absent is None
-    assert tree.count == 0
 
 
 def test_a_parameter_that_some_micro_batches_do_not_reach_keeps_its_gradient() -> None:

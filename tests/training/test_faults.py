@@ -230,7 +230,27 @@ def test_the_run_stops_and_names_the_sample(tmp_path):
     events = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     (event,) = [e for e in events if e.get("event") == "not_applied"]
     assert PlantedData.planted in event["sample_ids"]
+    assert len(set(event["sample_ids"])) == len(event["sample_ids"])
     assert f"step {event['step']}:" in str(error.value)
+
+
+def test_a_gradient_that_is_not_finite_stops_a_run_of_finite_losses(tmp_path):
+    class Steep(LitToy):
+        def configure_model(self):
+            super().configure_model()
+            self.model[0].weight.register_hook(lambda gradient: gradient / 0)
+
+    with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
+        toy_trainer(tmp_path).fit(Steep(), ToyData())
+
+
+def test_a_step_that_never_called_exact_mean_is_refused(tmp_path):
+    class Plain(LitToy):
+        def training_step(self, batch, batch_idx):
+            return self(batch).square().mean()
+
+    with pytest.raises(RuntimeError, match="must go through it"):
+        toy_trainer(tmp_path).fit(Plain(), ToyData())
 
 
 def test_too_many_skipped_steps_stop_the_run(tmp_path):

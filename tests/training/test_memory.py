@@ -2,8 +2,6 @@
 
 import json
 import math
-import resource
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,24 +18,20 @@ from datamodules.core.plan import (
     PlanOptions,
     PlanRequest,
     deal,
-    derive_batching,
     make_plan,
-    smaller_shares,
 )
 from lit_models.training import ExactDropout, default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
 from lit_models.training.memory import (
     GIB,
-    DeviceMeter,
     Rehearsal,
     choose_strategy,
     heaviest_ids,
-    largest_that_fits,
     state_bytes,
 )
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.rules import Verdict
-from lit_models.training.run import Topology, most_resident_bytes
+from lit_models.training.run import Topology
 from tests.distributed.jobs import bytes_here
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
@@ -97,12 +91,6 @@ def test_processors_evaluation_and_unbuilt_networks_take_ddp_and_one_device_none
     assert choose_strategy(Verdict("cpu", 2, 2), Built())[0] == "ddp"
     assert choose_strategy(Verdict("cuda", 1, 1), Built()) is None
     assert choose_strategy(Verdict("mps", 2, 2), Built()) is None
-
-
-def test_the_memory_of_a_process_is_near_what_the_system_says():
-    unit = 1 if sys.platform == "darwin" else 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    assert most_resident_bytes() == pytest.approx(most, rel=0.5)
 
 
 BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory
@@ -169,29 +157,6 @@ def fit(
     trainer = toy_trainer(folder, callbacks=callbacks, **options)
     trainer.fit(module, data, ckpt_path=resume)
     return module, meter
-
-
-def test_shares_are_halved_down_to_one_and_their_batching_makes_the_global_batch():
-    assert smaller_shares(1, 24) == [1, 2, 3, 6, 12, 24]
-    assert smaller_shares(2, 10) == [1, 2, 3, 5]
-    for size in smaller_shares(3, 64):
-        batching = derive_batching(3, 64, size)
-        assert 3 * batching.micro_batch_size * batching.accumulate_grad_batches >= 64
-        assert batching.micro_batch_size <= size
-
-
-def test_the_largest_that_fits_is_found_without_trying_what_clearly_does_not():
-    tried = []
-
-    def load(size: int) -> float:
-        tried.append(size)
-        return 0.2 + 0.05 * size
-
-    assert largest_that_fits([1, 2, 4, 8, 16, 32, 64], load) == (16, 1.0)
-    assert tried == [1, 2, 4, 8, 16]  # 32 would take 1.8
-    assert largest_that_fits([1, 2, 4, 8], lambda size: 0.1 if size < 4 else math.inf) == (2, 0.1)
-    assert largest_that_fits([1, 2], lambda size: 1.1) == (1, 1.1)
-    assert largest_that_fits([1, 2], lambda size: 0.5) == (2, 0.5)
 
 
 def widths(plan: Any, lengths: np.ndarray, replicas: int, micros: int) -> list[tuple[int, int]]:
@@ -330,16 +295,3 @@ def test_a_cpu_takes_the_whole_share_at_no_cost(tmp_path):
     toy_trainer(tmp_path, max_epochs=1).fit(module, ToyData())
     assert len(module.shapes) == 7
     assert {rows for rows, _ in module.shapes} == {8, 2}
-
-
-def test_a_gpu_is_measured_by_its_allocator(monkeypatch):
-    reset = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))  # 40 in use
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)  # by this process
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 33)
-    meter = DeviceMeter(torch.device("cuda", 0))
-    meter.start()
-    assert (meter.capacity_bytes, meter.peak_bytes()) == (63, 33)
-    assert reset == [torch.device("cuda", 0)]

@@ -64,24 +64,6 @@ def test_devices_that_are_not_there_are_refused(
         resolve_devices(Settings(**given), machine)
 
 
-DEEPSPEED = "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("data_parallel", "no strategy `data_parallel`. Known: ddp, ddp_fork, .*fsdp"),
-        ("fdsp", "no strategy `fdsp`. Did you mean fsdp"),
-        *((name, f"`{name}` {DEEPSPEED}") for name in ("deepspeed", "DeepSpeedStrategy", "zero3")),
-        ("deepspeed_stage_2", f"`deepspeed_stage_2` {DEEPSPEED}"),
-    ],
-)
-def test_a_strategy_that_is_not_here_names_its_successor(name: str, message: str) -> None:
-    known = [*STRATEGIES, "deepspeed", "deepspeed_stage_2"]  # to Lightning
-    with pytest.raises(ValueError, match=message):
-        check(Settings(strategy=name), NO_GPU, {}, known)
-
-
 def test_a_strategy_class_is_known_by_its_name_or_its_options() -> None:
     lightnings = Namespace(class_path="lightning.pytorch.strategies.DeepSpeedStrategy")
     assert strategy_of(lightnings)[0] == "DeepSpeedStrategy"
@@ -133,14 +115,3 @@ def test_one_task_of_slurm_for_two_devices_is_refused(step: dict[str, str]) -> N
 def test_a_batch_script_without_srun_is_warned_of() -> None:
     (warning,) = check_world(2, "ddp", {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
     assert "no `srun`" in warning
-
-
-def test_batch_sizes_must_make_the_global_batch() -> None:
-    good = Settings("cpu", 2, global_batch_size=64, micro_batch_size=8)
-    assert check(good, NO_GPU, {}, STRATEGIES).world_size == 2
-    bad = Settings("cpu", 2, global_batch_size=64, micro_batch_size=8, accumulate_grad_batches=2)
-    with pytest.raises(ValueError, match="2 devices x micro_batch_size 8 x"):
-        check(bad, NO_GPU, {}, STRATEGIES)
-    idle = Settings("cpu", 2, global_batch_size=1)
-    with pytest.raises(ValueError, match="some would have nothing to do"):
-        check(idle, NO_GPU, {}, STRATEGIES)

@@ -54,19 +54,6 @@ def newest(folder: Path) -> Path | None:
     return next(iter((folder / "checkpoints").glob("*.ckpt")), None)
 
 
-def test_a_fresh_run_takes_the_next_free_number(tmp_path: Path) -> None:
-    root = tmp_path / "demo"
-    assert decide("fit", root, None, newest) == Run(str(root))
-    root.mkdir()
-    (root / "notes.txt").write_text("mine")  # and no ledger: it holds no run
-    assert decide("fit", root, None, newest) == Run(str(root))
-    (root / "ledger.jsonl").touch()
-    make_run(tmp_path / "demo-2")
-    run = decide("fit", root, None, newest)
-    assert run.folder == str(tmp_path / "demo-3")
-    assert run.notice == f"{root} holds a run already: this one writes to {root}-3"
-
-
 def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> None:
     root = make_run(tmp_path / "demo", "a.ckpt")
     make_run(tmp_path / "demo-10", "c.ckpt")
@@ -77,34 +64,6 @@ def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> No
     assert run.folder == str(tmp_path / "demo-10")
     assert run.ckpt_path == str(tmp_path / "demo-10" / "checkpoints" / "c.ckpt")
     assert "resumes from" in run.notice
-
-
-def test_auto_starts_fresh_where_there_is_nothing(tmp_path: Path) -> None:
-    run = decide("fit", tmp_path / "demo", "auto", newest)
-    assert run.ckpt_path is None
-    assert "a fresh start" in run.notice
-
-
-@pytest.mark.parametrize(
-    ("verb", "root", "ckpt_path", "error", "message"),
-    [
-        (
-            "predict",
-            "demo",
-            "auto",
-            FileNotFoundError,
-            "no sound checkpoint in .*demo.*Train first",
-        ),
-        ("fit", "demo", "nope.ckpt", FileNotFoundError, "nope.ckpt: there is no such checkpoint"),
-        ("fit", "file", None, ValueError, "is a file; name a folder"),
-    ],
-)
-def test_a_missing_checkpoint_and_a_file_for_a_folder_are_refused(
-    tmp_path: Path, verb: str, root: str, ckpt_path: str | None, error: type, message: str
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(error, match=message):
-        decide(verb, tmp_path / root, ckpt_path, newest)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
@@ -24,7 +23,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.training import FailureReport, rules, status, strategies
+from lit_models.training import FailureReport, rules, status
 from lit_models.training.rules import (
     STRATEGY_CLASSES,
     Machine,
@@ -36,7 +35,6 @@ from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
-    equal_weights,
     replicated,
     strategy_name,
 )
@@ -152,28 +150,9 @@ def test_every_option_is_a_key_of_a_yaml(unisono, toy_config: Path) -> None:
     assert "static_graph" in output
 
 
-def test_deepspeed_with_options_is_told_what_fsdp_does(unisono, toy_config: Path) -> None:
-    given = ["--trainer.strategy=deepspeed", "--trainer.strategy.stage=2"]
-    status_, output = unisono("fit", "--config", "toy.yaml", *given)
-    assert status_ == 2
-    assert "`deepspeed` is called fsdp here" in output
-
-
 OPTION = "--trainer.strategy.tensor_parallel_size=2"
 NAMED = "--trainer.strategy=fsdp"
 AS_CLASS = f"--trainer.strategy={STRATEGY_CLASSES['fsdp']}"
-
-
-def test_the_class_stands_before_its_options():
-    assert expand_configs([OPTION, "--trainer.strategy", "fsdp", "--x"]) == [
-        "--x",
-        AS_CLASS,
-        OPTION,
-    ]
-    assert expand_configs([NAMED]) == [NAMED]
-    assert expand_configs([OPTION, AS_CLASS]) == [OPTION, AS_CLASS]
-    for path in STRATEGY_CLASSES.values():
-        assert hasattr(strategies, path.rpartition(".")[2])
 
 
 @pytest.mark.parametrize(
@@ -203,34 +182,6 @@ def test_a_name_without_a_class_is_told_what_takes_options(tmp_path):
 
 
 CPU = torch.device("cpu")
-
-
-class Drawn(nn.Module):
-    """Tensors of all kinds, as one rank draws them."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        drawn = torch.Generator().manual_seed(seed)
-        self.weight = nn.Parameter(torch.randn(3, 2, generator=drawn).t())  # not contiguous
-        self.frozen = nn.Parameter(torch.randn(4, generator=drawn).bfloat16(), requires_grad=False)
-        self.scale = nn.Parameter(torch.randn((), generator=drawn, dtype=torch.float64))
-        self.register_buffer("mask", torch.rand(5, generator=drawn) > 0.5)
-        self.register_buffer("count", torch.tensor(seed), persistent=False)
-        self.register_buffer("empty", torch.zeros(0))
-
-
-def test_every_rank_begins_with_the_bits_of_rank_0(monkeypatch):
-    sent, first, other = [], Drawn(0), Drawn(7)
-    monkeypatch.setattr(dist, "broadcast", lambda bits, src: sent.append(bits.clone()))
-    equal_weights(first, CPU)
-    monkeypatch.setattr(dist, "broadcast", lambda bits, src: bits.copy_(sent.pop(0)))
-    equal_weights(other, CPU)
-    assert sent == []
-    expected, got = ([*module.parameters(), *module.buffers()] for module in (Drawn(0), other))
-    for left, right in zip(expected, got, strict=True):
-        assert torch.equal(left, right)
-        assert (left.dtype, left.requires_grad) == (right.dtype, right.requires_grad)
-        assert left.stride() == right.stride()
 
 
 def test_dropout_that_a_group_draws_apart_is_refused():
