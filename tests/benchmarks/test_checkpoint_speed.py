@@ -1,79 +1,26 @@
 """How long training stands still for a checkpoint."""
 
-import hashlib
 import statistics
 import time
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Trainer, seed_everything
-from torch import nn
 
-from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
+from lit_models import LitCausalLM
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training import LastCheckpoint, Ledger
-from lit_models.training.exact import ExactModule
-from lit_models.training.metrics import LossSum
-from lit_models.training.optim import configured, parameter_groups
 from tests.benchmarks.figures import Aim, Figures
+from tests.benchmarks.language_models import RaggedData, adamw
 from tests.toy import toy_trainer
 
-INPUTS, BATCH, SAMPLES = 64, 32, 4096
-WIDTH, LAYERS = 2048, 7  # 25 million parameters: 0.3 GB with the moments of AdamW
+BATCH, LONGEST = 4, 32
+# 25 million parameters: 0.3 GB with the moments of AdamW
+SHAPE = {"vocab_size": 1024, "hidden_size": 512, "num_layers": 8, "num_heads": 8}
 EVERY, SAVES, ROUNDS = 8, 3, 3
-adamw = partial(torch.optim.AdamW, lr=1e-3)
-
-
-def network() -> nn.Sequential:
-    """Return a network of equal hidden layers with one output."""
-    sizes = [INPUTS, *[WIDTH] * LAYERS]
-    layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
-
-
-class Rows(PlannedDataset):
-    """Random rows; the target of each is the mean of squares."""
-
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
-        self.inputs = rng.normal(size=(SAMPLES, INPUTS)).astype(np.float32)
-        self.targets = (self.inputs**2).mean(1)
-        self.lengths = np.ones(SAMPLES, np.int8)
-        self.fingerprint = hashlib.sha256(self.inputs.tobytes()).hexdigest()
-        self.target_counts = {"loss": None}
-
-    def example(self, sample_id: int, epoch: int) -> int:
-        return sample_id
-
-    def collate(self, examples: list[int]) -> dict[str, Any]:
-        inputs, targets = self.inputs[examples], self.targets[examples]
-        return {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
-
-
-class RowsData(PlannedDataModule):
-    def build(self, stage: Stage) -> PlannedDataset:
-        return Rows()
-
-
-class Ours(ExactModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = network()
-
-    def training_terms(self, batch: dict[str, Any]) -> dict[str, LossSum]:
-        predicted = self.network(batch["inputs"]).squeeze(1)
-        wrong = F.mse_loss(predicted, batch["targets"], reduction="none")
-        return {"loss": LossSum((wrong * batch["weight"]).sum(), batch["weight"].sum())}
-
-    def configure_optimizers(self) -> Any:
-        return configured(self, adamw(parameter_groups(self)), None)
 
 
 class Timed(LastCheckpoint):
@@ -96,7 +43,9 @@ def seconds_of_save(folder: Path) -> float:
     options = {"max_steps": EVERY * SAVES + EVERY - 1, "max_epochs": -1, "precision": 32}
     options |= {"limit_val_batches": 0, "enable_checkpointing": False}
     trainer = toy_trainer(folder, callbacks=[Ledger(), timed], **options)
-    trainer.fit(Ours(), RowsData(global_batch_size=BATCH))
+    module = LitCausalLM(adamw, network=DecoderConfig(max_positions=LONGEST, **SHAPE))
+    documents = [*np.random.default_rng(0).integers(SHAPE["vocab_size"], size=(200, LONGEST))]
+    trainer.fit(module, RaggedData(documents, longest=LONGEST, global_batch_size=BATCH))
     return statistics.median(timed.stalls)
 
 

@@ -87,11 +87,3 @@ def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> Non
         assert all(a[-1] == b[0] for a, b in pairwise(own))
     assert len(set(pieces.hashes.tolist())) == len(pieces)
     assert pieces.hashes[0] == pieces.store.hashes(0)[0]
-
-
-def test_rows_are_the_first_tokens_of_pieces_padded_with_zeros(tmp_path: object) -> None:
-    text = text_file(tmp_path / "a.txt", "x" * 20)  # type: ignore[operator]
-    pieces = Pieces(request([text]).open(), 0, 9)
-    rows = pieces.rows(np.array([2, 0]), np.array([3, 5]))
-    assert rows[0].tolist() == [*pieces.tokens(2)[:3].tolist(), 0, 0]
-    assert rows[1].tolist() == pieces.tokens(0)[:5].tolist()

@@ -45,16 +45,6 @@ def test_a_text_is_never_reduced_to_nothing() -> None:
     assert stem_key("") == ""
 
 
-def test_no_key_stands_in_two_parts_and_the_shares_hold() -> None:
-    parts = split_by_stem(TEXTS, CODES, SplitOptions(0.1, 0.2))
-    part_of_key: dict[str, set[int]] = {}
-    for text, part in zip(TEXTS, parts.tolist(), strict=True):
-        part_of_key.setdefault(stem_key(text), set()).add(part)
-    assert all(len(found) == 1 for found in part_of_key.values())
-    counts = np.bincount([min(found) for found in part_of_key.values()])
-    assert counts.tolist() == [280, 40, 80]
-
-
 def test_each_code_with_enough_strings_has_its_shares() -> None:
     parts = split_by_stem(TEXTS, CODES, SplitOptions(0.1, 0.1))
     for code in set(CODES):

@@ -209,6 +209,11 @@ def test_few_documents_leave_training_first_and_then_validation(num_documents, c
     assert np.bincount(parts_of(range(num_documents), TextSplit(0.1, 0.1))).tolist() == counts
 
 
+def test_another_seed_draws_other_documents():
+    parts = [parts_of(range(100), TextSplit(0.2, 0.1, seed=seed)) for seed in (0, 1)]
+    assert parts[0] != parts[1]
+
+
 def test_tails_are_those_of_nano_gpt():
     tails = TextSplit(by="tail").tails
     assert tails(1) == [(VALIDATION, 0, 1)]

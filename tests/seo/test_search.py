@@ -11,7 +11,7 @@ from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
 from lit_models.seo.metrics import reciprocal_rank
-from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused, search, unit_range
+from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused, search
 from tests.seo.retrieval_collection import write_collection
 
 
@@ -109,24 +109,19 @@ def test_wrong_input_is_refused() -> None:
     assert search(torch.ones(2, 3), torch.ones(0, 3), 4).documents.shape == (2, 0)
 
 
-def test_scores_are_brought_to_one_range_per_query() -> None:
-    scores = torch.tensor([[0.8, 0.4, 0.2], [5.0, 3.0, 0.0], [2.0, 2.0, 2.0]])
-    is_there = torch.tensor([[True, True, True], [True, True, False], [True, True, True]])
-    own = unit_range(scores, is_there, is_open=False)
-    torch.testing.assert_close(own[0], torch.tensor([1, 1 / 3, 0], dtype=torch.float64))
-    torch.testing.assert_close(own[1], torch.tensor([1, 0, 0], dtype=torch.float64))
-    torch.testing.assert_close(own[2], torch.ones(3, dtype=torch.float64))
-    words = unit_range(scores, is_there, is_open=True)  # the second ranking ended at 0
-    torch.testing.assert_close(words[1], torch.tensor([1, 0.6, 0], dtype=torch.float64))
-
-
 def test_a_document_of_both_rankings_has_the_sum_of_both() -> None:
-    documents, scores = torch.tensor([[7, 2, 5]]), torch.tensor([[0.9, 0.5, 0.1]])
-    first, first_scores = torch.tensor([[5, 9, -1]]), torch.tensor([[4.0, 1.0, 0.0]])
+    """Scores are first brought to 0 to 1 of their query; a ranking that is not full ended at 0."""
+    documents = torch.tensor([[7, 2, 5], [7, 2, 5]])
+    scores = torch.tensor([[0.9, 0.5, 0.1], [2.0, 2.0, 2.0]])
+    first = torch.tensor([[5, 9, -1], [5, 9, 8]])
+    first_scores = torch.tensor([[4.0, 1.0, 0.0], [5.0, 3.0, 1.0]])
     found, values = fused(documents, scores, first, first_scores, weight=0.25)
-    pairs = {d: v for d, v in zip(found[0].tolist(), values[0].tolist(), strict=True) if d >= 0}
-    assert pairs == pytest.approx({7: 0.75, 2: 0.75 * 0.5, 5: 0.25, 9: 0.25 * 0.25})
-    assert (found[0] >= 0).sum() == 4
+    pairs = [
+        {d: v for d, v in zip(*row, strict=True) if d >= 0}
+        for row in zip(found.tolist(), values.tolist(), strict=True)
+    ]
+    assert pairs[0] == pytest.approx({7: 0.75, 2: 0.75 * 0.5, 5: 0.25, 9: 0.25 * 0.25})
+    assert pairs[1] == pytest.approx({7: 0.75, 2: 0.75, 5: 1.0, 9: 0.25 * 0.5, 8: 0.0})
 
 
 def test_a_weight_of_nothing_or_all_keeps_one_ranking() -> None:
