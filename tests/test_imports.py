@@ -21,7 +21,6 @@ NETWORK_FILES = (
     "networks.py",
     "subject.py",
     "loss.py",
-    "losses.py",
     "encoders.py",
     "decoding.py",
     "generation.py",
@@ -56,7 +55,7 @@ def fault(path: Path, name: str) -> str | None:
     if own and target in FAMILIES and target not in may_use:
         return f"{own} imports {target}"
     below = ("training", "blocks.py")
-    if (own or place[1] in below) and target in ("cli", "commands", "launch"):
+    if (own or place[1] in below) and target in ("cli", "commands"):
         return "nothing below the command line imports it"
     if len(place) == 2 and place[0] == "lit_models" and target in FAMILIES:
         return "the command line knows no family"

@@ -1,8 +1,9 @@
 """Order of samples over optimizer steps, as pure functions of data, seed and epoch.
 
-Nothing here knows a rank. `make_plan` cuts an epoch into global steps, `deal` cuts one step into
-the micro-batches of one data-parallel replica. Order comes from a keyed integer hash and stable
-sorting alone, so that a plan is the same on every machine and with every version of numpy.
+Nothing here asks which rank it runs on. `make_plan` cuts an epoch into global steps, `deal` cuts
+one step into the micro-batches of one data-parallel replica. Order comes from a keyed integer hash
+and stable sorting alone, so that a plan is the same on every machine and with every version of
+numpy.
 """
 
 import hashlib
@@ -284,9 +285,11 @@ def turn_order(num_turns: int) -> list[int]:
     """Return the turns of a deal in the order in which a replica takes them.
 
     The first turn is joined by the last, the second by the last but one, and so on; then pairs are
-    joined in the same way. Taken in the order of this tree, partial sums need log2 memory. Seats
-    go there and back, so that turn t and its mirror image hold chunks c and C - 1 - c on any number
-    of replicas: half the replicas join in the same way. No such tree holds other numbers of turns.
+    joined in the same way. Taken in the order of this tree, partial sums need log2 memory.
+    Replicas take their seats in alternating direction, so that whoever holds chunk c in turn t
+    holds chunk C - 1 - c in the mirrored turn: half as many replicas add the same pairs in the same
+    order. Where the number of turns is no power of two there is no such tree: turns keep their
+    order.
     """
     if num_turns & (num_turns - 1):
         return list(range(num_turns))

@@ -1,4 +1,4 @@
-"""Planned datasets, their loader and datamodule: the only place in the data that knows replicas.
+"""Planned datasets, their loader and datamodule: the only data code that asks for replicas.
 
 The plan says which sample is in which optimizer step; this file hands each replica its share, as
 an iterable around a DataLoader that Lightning leaves alone, and remembers the position as
@@ -558,13 +558,13 @@ class PlannedDataModule(LightningDataModule):
         """Return all that the plan of a stage depends on."""
         dataset = self.datasets[stage]
         is_training = stage == "train"
-        # A prediction batch must not know the device count, or its file would.
-        of_devices = stage != "predict"
+        # Prediction batches must not depend on the number of devices, or the output file would.
+        grows_with_devices = stage != "predict"
         return PlanRequest(
             fingerprint=dataset.fingerprint,
             num_samples=len(dataset.lengths),
             global_batch_size=(
-                self.batching.global_batch_size if of_devices else self.global_batch_size
+                self.batching.global_batch_size if grows_with_devices else self.global_batch_size
             ),
             seed=self.seed if is_training else 0,
             bucket_window=self.plan_options.bucket_window,

@@ -322,8 +322,8 @@ class ExactModule(LightningModule):
             )
         share = share_of_step(terms, batch, self.term_weights())
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
-        # Finite gradients of a loss that is not would hide it from the ranks whose loss is: zero
-        # times a finite number is zero, times any other it is NaN.
+        # A loss that is not finite can have finite gradients, and the other ranks would notice
+        # nothing: times 1, or times NaN where it is not finite, its gradients tell all of them.
         finite_or_nan = share.detach() * 0 + 1
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
         replicas = sampler.get("num_replicas", 1) if self.averages_replicas else 1
@@ -401,7 +401,7 @@ class ExactModule(LightningModule):
 
     def settle_progress(self, checkpoint: dict[str, Any]) -> None:
         """Rewrite Lightning's progress, which counts micro-batches, to today's accumulation, and
-        say of the epoch under way whether its samples are over; twice is the same as once.
+        mark the current epoch as finished or not; calling it twice changes nothing.
 
         Lightning counts an epoch as processed before it calls the hooks of its end, where
         checkpoints are written, and where `max_steps` ends a run in the middle of one: resumed,
@@ -427,8 +427,8 @@ class ExactModule(LightningModule):
         is_whole = steps >= datamodule.steps_per_epoch
         if not is_whole and epochs["current"]["processed"] != epochs["current"]["ready"]:
             return  # written in the middle of it
-        # Of a checkpoint of the last batch Lightning goes on with the next epoch without counting
-        # it as begun: the checkpoints after it would tell of an epoch too early.
+        # After a checkpoint of an epoch's last batch Lightning goes on with the next epoch without
+        # counting it as begun: later checkpoints would name an epoch too early.
         for counters in (epochs["current"], epochs["total"]):
             counters["processed"] = counters["ready"] - (not is_whole)
             counters["completed"] = counters["processed"]

@@ -29,7 +29,7 @@ class Status(IntEnum):
     NOT_APPLIED = 4  # steps that were skipped are not in the weights
     MISSING = 5  # steps between others, or behind the last one, are not in the ledger
     DOUBLED = 6  # a step is in the ledger twice
-    DENIED = 7  # a step used other samples or targets than the plan gives it
+    OFF_PLAN = 7  # a step used other samples or targets than the plan gives it
     EDITED = 8  # a line is not what the run wrote
     CHECKPOINT = 9  # a checkpoint is damaged, or not of this ledger
 
@@ -91,7 +91,7 @@ class Proof:
 
     @property
     def faults(self) -> list[str]:
-        """All findings but those that an epoch is not whole yet."""
+        """All findings except CUT."""
         return [finding.text for finding in self.findings if finding.status != Status.CUT]
 
     def epoch_lines(self) -> list[tuple[str, str]]:
@@ -225,12 +225,13 @@ def stop_reason(run: Path) -> str | None:
 
 
 def verify_run(run: Path) -> Proof:
-    """Hold a run's ledger, plan and checkpoints against each other.
+    """Compare a run's ledger, plan and checkpoints with each other.
 
-    The digests are made anew from the plan, epoch by epoch, and compared with what the training
-    steps consumed. An order-free sum of 63-bit hashes: two different sets agree by chance once
-    in 10^19. Each line carries a hash that is chained to the line before, and each checkpoint the
-    value of that chain: an edit of one file is seen beside the others.
+    The digests are computed again from the plan, epoch by epoch, and compared with what the
+    training steps consumed. An order-free sum of 63-bit hashes: two different sets agree by chance
+    once in 10^19. Each line carries a hash that is chained to the line before, and each checkpoint
+    the value of that chain: an edit of one file shows, because the others disagree. Targets were
+    compared by the run itself.
 
     Args:
         run: a run folder.
@@ -257,8 +258,8 @@ def verify_run(run: Path) -> Proof:
         is_in_weights = row["attempt"] in counted or (not counted and row is starts[-1])
         if row["plan_hash"] != own and is_in_weights:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
-            proof.add(Status.DENIED, text)
-    if len(lengths) == plan["request"]["num_samples"]:  # else another plan, as was found
+            proof.add(Status.OFF_PLAN, text)
+    if len(lengths) == plan["request"]["num_samples"]:  # else the plan differs, which was reported
         _check_epochs(proof, lineage, plan, lengths)
     _check_checkpoints(proof, run, rows)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
@@ -325,10 +326,10 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
             digest = f"{digest_ids(ids):016x}"
             if line["digest"] != digest or line["samples"] != len(ids):
                 used = f"used {line['samples']} samples with digest {line['digest']}"
-                proof.add(Status.DENIED, f"{where}: {used}, planned {len(ids)} with {digest}")
+                proof.add(Status.OFF_PLAN, f"{where}: {used}, planned {len(ids)} with {digest}")
             if "planned_targets" in line:
                 text = f"{where}: the loss counted {line.get('targets')} targets, planned"
-                proof.add(Status.DENIED, f"{text} {line['planned_targets']}")
+                proof.add(Status.OFF_PLAN, f"{text} {line['planned_targets']}")
         gaps = set(range(max(seen) + 1)) - seen
         if gaps:
             text = f"epoch {epoch}: steps are missing, the first of {len(gaps)} is {min(gaps)}"

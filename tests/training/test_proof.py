@@ -191,7 +191,7 @@ def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path: Path)
 
     fit(tmp_path, Miscounts())
     proof = verify_run(tmp_path)
-    assert proof.status == Status.DENIED
+    assert proof.status == Status.OFF_PLAN
     assert "the loss counted" in proof.faults[0]
 
 
