@@ -8,25 +8,6 @@ import pytest
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, replacing
 
 
-def test_a_folder_is_made_once_and_only_when_complete(tmp_path):
-    folder, calls = tmp_path / "cache" / "a", []
-
-    def make(target):
-        calls.append(target)
-        (target / "x").write_text("1")
-        assert not folder.exists()
-
-    assert made_once(folder, make) == made_once(folder, make) == folder
-    assert len(calls) == 1
-    assert [p.name for p in folder.parent.iterdir()] == ["a"]
-
-
-def test_a_failure_leaves_nothing(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        made_once(tmp_path / "a", lambda target: (target / "x").write_text("1") / 0)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("old", [None, "file", "folder"])
 @pytest.mark.parametrize("new", ["file", "folder"])
 def test_a_file_or_a_folder_is_replaced_by_what_is_whole(tmp_path, old, new):

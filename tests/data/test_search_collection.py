@@ -5,9 +5,8 @@ import json
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +26,6 @@ from tests.search_collections import DOCUMENTS, QUERIES, write_beir, write_lines
 from tests.search_collections import TRAIN as TRAIN_ROWS
 
 WHOLE = Split(validation_share=0.0)
-MEMORY_SCRIPT = """
-import resource, sys
-from pathlib import Path
-from datamodules.search.collection import open_collection
-from datamodules.search.collection import CollectionRequest
-
-def peak_mib():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-def make(folder, num_documents):
-    folder.mkdir()
-    text = "a passage of several words " * 15
-    with (folder / "corpus.jsonl").open("w") as file:
-        for i in range(num_documents):
-            file.write(f'{{"_id": "{i}", "text": "{text}{i}"}}\\n')
-    (folder / "queries.jsonl").write_text('{"_id": "1", "text": "q"}\\n')
-    (folder / "qrels").mkdir()
-    (folder / "qrels" / "train.tsv").write_text("1\\t0\\t7\\t1\\n")
-    collection = open_collection(CollectionRequest(str(folder)))
-    step = num_documents // 10_000
-    for i in range(0, num_documents, step):
-        assert collection.documents[i].text.endswith(str(i))
-    assert collection.documents.indices_of(["9999"]) == 9999
-    return peak_mib()
-
-folder = Path(sys.argv[1])
-print(make(folder / "small", 20_000), make(folder / "large", 200_000))
-"""
 
 
 def opened(folder: Path, **options: Any) -> Collection:
@@ -320,17 +291,19 @@ def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path: Path) -> N
     assert first.folder != second.folder
 
 
-def test_memory_stays_flat_over_ten_times_the_documents(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path)],
-        env=os.environ | {"UNISONO_CACHE": str(tmp_path / "cache")},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    small, large = map(float, done.stdout.split())
-    assert large - small < 45, f"{small:.0f} MiB, then {large:.0f} MiB; the texts are 80 MiB"
+def test_memory_does_not_grow_with_the_texts(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    peaks, text = [], "a passage of several words " * 60
+    for number in (200, 2000):  # 0.3 and 3 MB
+        folder = write_beir(tmp_path / str(number))
+        rows = ({"_id": f"d{i}", "text": f"{text}{i}"} for i in range(1, number + 1))
+        write_lines(folder / "corpus.jsonl", *map(json.dumps, rows))
+        tracemalloc.start()
+        documents = opened(folder).documents
+        assert all(document.text.startswith(text) for document in documents)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 0.3 * (folder / "corpus.jsonl").stat().st_size
 
 
 def refused(folder: Path, message: str) -> None:

@@ -76,13 +76,6 @@ def test_equal_documents_far_apart_have_equal_scores() -> None:
     assert torch.equal(found.scores[:, 0], found.scores[:, 1])
 
 
-def test_documents_that_only_rise_or_fall_are_found() -> None:
-    documents = np.linspace(0.5, 1.0, 600)[:, None] * np.ones((1, 8))
-    for turned, best in ((documents, range(599, 594, -1)), (documents[::-1].copy(), range(5))):
-        found = search(np.ones((2, 8)), turned, 5, documents_at_once=100)
-        assert found.documents.tolist() == [[*best]] * 2
-
-
 def test_what_is_no_number_is_found_whatever_the_chunks() -> None:
     documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     documents[41] = np.nan
@@ -122,15 +115,6 @@ def test_a_document_of_both_rankings_has_the_sum_of_both() -> None:
     ]
     assert pairs[0] == pytest.approx({7: 0.75, 2: 0.75 * 0.5, 5: 0.25, 9: 0.25 * 0.25})
     assert pairs[1] == pytest.approx({7: 0.75, 2: 0.75, 5: 1.0, 9: 0.25 * 0.5, 8: 0.0})
-
-
-def test_a_weight_of_nothing_or_all_keeps_one_ranking() -> None:
-    documents, scores = torch.tensor([[3, 1, 2]]), torch.tensor([[0.9, 0.8, 0.1]])
-    first, first_scores = torch.tensor([[2, 3, 4]]), torch.tensor([[9.0, 4.0, 1.0]])
-    for weight, expected in ((0.0, [3, 1]), (1.0, [2, 3])):
-        found, values = fused(documents, scores, first, first_scores, weight)
-        order = values.masked_fill(found < 0, -1).argsort(dim=1, descending=True)[0, :2]
-        assert found[0, order].tolist() == expected
 
 
 def test_a_weight_outside_its_range_is_refused() -> None:
