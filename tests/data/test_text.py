@@ -315,14 +315,19 @@ def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_p
         elsewhere.prepare_data()
 
 
-def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
-    folder = tmp_path / "pretrained"
-    saved_tokenizer(make_tokenizer(CHARACTERS, iter([*TEXTS, "q"])), folder)
+@pytest.fixture
+def pretrained(tmp_path):
+    """A folder whose tokenizer knows a letter that the corpus has not."""
+    made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
+    return str(saved_tokenizer(made, tmp_path / "pretrained"))
+
+
+def test_a_pretrained_model_brings_its_tokenizer(corpus, pretrained):
     data = text_module(corpus)
-    data.model = ModelFacts(tokenizer=str(folder))
+    data.model = ModelFacts(tokenizer=pretrained)
     data.prepare_data()
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
-    data.tokenizer_options = TokenizerOptions(kind="folder", path=str(folder))
+    data.tokenizer_options = TokenizerOptions(kind="folder", path=pretrained)
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
     data.tokenizer_options = CHARACTERS
     with pytest.raises(
@@ -333,12 +338,9 @@ def test_a_pretrained_model_brings_its_tokenizer(tmp_path, corpus):
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is None
 
 
-def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(tmp_path, corpus):
-    folder = tmp_path / "pretrained"
-    made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
-    saved_tokenizer(made, folder)
+def test_a_chat_template_joins_the_tokenizer_of_a_pretrained_model(corpus, pretrained):
     data = text_module(corpus, tokenizer=TokenizerOptions(chat_template="plain"))
-    data.model = ModelFacts(tokenizer=str(folder))
+    data.model = ModelFacts(tokenizer=pretrained)
     for tokenizer in (data.open_store("fit").tokenizer, data.prompt_tokenizer()):
         assert tokenizer.backend.token_to_id("q") is not None
         assert tokenizer.render([{"role": "user", "content": "q"}]) == "user:\nq\n\n"

@@ -323,11 +323,11 @@ def test_a_file_of_queries_that_breaks_a_rule_is_refused(tmp_path, name, content
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         file_queries(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"data.predict_queries: .*no.tsv does not exist"):
-        file_queries(tmp_path / "no.tsv")
 
 
 def test_queries_of_tables_and_lines_are_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data.predict_queries: .*no.tsv does not exist"):
+        file_queries(tmp_path / "no.tsv")
     (tmp_path / "q.txt").write_text("\ufeffsalt mill\n\n old boat \n", encoding="utf-8")
     (tmp_path / "q.csv").write_text("question;page\nsalt mill;a\nsalt mill;b\nold boat;c\n")
     (tmp_path / "r.csv").write_text("id,query\nx,salt mill\ny,old boat\n")
