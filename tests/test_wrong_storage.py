@@ -1,13 +1,9 @@
 """Folders without access and a full disk: one screen, and what was there before is whole.
 
-The tests may run as root, whom no permission stops: the commands give up that right. They run each
-in a fork: the imports, which take seconds, come once. Called as `python -m tests.test_wrong_storage
-JOBS.json`, it prints one [exit status, output] per job.
+The tests may run as root, whom no permission stops: the commands give up that right.
 """
 
 import ctypes
-import importlib
-import json
 import os
 import re
 import resource
@@ -15,12 +11,11 @@ import shutil
 import struct
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from lit_models.__main__ import main
-from tests.distributed.launch import run
+from tests.distributed.launch import in_world, unisono_here
 from tests.wrong_inputs import FIT, ONE_DEVICE, contents, error_of
 
 pytestmark = pytest.mark.slow
@@ -99,55 +94,28 @@ LIMITS = {
 }
 
 
-MODULES = (
-    "datamodules.occupations.datamodule",
-    "lit_models.cli",
-    "lit_models.occupation_coder.module",
-)
 _CAPABILITY_VERSION_3 = 0x20080522
-Contents = dict[str, bytes | None]
 
 
-def outcome(job: dict[str, Any]) -> tuple[int, str]:
-    """Return the exit status and the output of one command, run in a fork under its limit.
-
-    Args:
-        job: `folder` to work in, `cache`, `argv`, and the limit: `file_bytes`, or none for a
-            process that permission bits stop, also when root owns it.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        status = 70
-        try:
-            os.dup2(writing, 1)
-            os.dup2(writing, 2)
-            os.close(writing)
-            status = limited(job)
-        finally:
-            os._exit(status)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:
-        output = pipe.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output
-
-
-def limited(job: dict[str, Any]) -> int:
-    """Run the command in this process under its limit and return the exit status."""
-    os.chdir(job["folder"])
-    os.environ |= {"UNISONO_CACHE": job["cache"], "HOME": job["cache"]}
-    if "file_bytes" in job:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
-    else:
+def limited(folder: Path, cache: Path, limit: Limit) -> int:
+    """Run the command of a limit in this process under it and return the exit status."""
+    os.chdir(folder)
+    os.environ |= {"UNISONO_CACHE": str(cache), "HOME": str(cache)}
+    if limit.file_bytes is None:
         obey_permissions()
-    sys.argv = ["unisono", *job["argv"]]
-    try:
-        return main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        return unisono_here(*limit.argv)
+    # The output waits in a pipe: the file that it goes to has the same limit.
+    output, (reading, writing) = os.dup(1), os.pipe()
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit.file_bytes, before[1]))
+    status = unisono_here(*limit.argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    os.write(output, os.read(reading, 2**16))
+    return status
 
 
 def obey_permissions() -> None:
@@ -166,40 +134,24 @@ def set_rights(top: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-@pytest.fixture(scope="module")
-def outcomes(
-    tmp_path_factory, folder_with_run: Path
-) -> dict[str, tuple[int, str, Contents, Contents]]:
-    """Name -> exit status, output, and the working folder's files before and after."""
-    place = tmp_path_factory.mktemp("limits")
-    jobs, before = {}, {}
-    for number, (name, limit) in enumerate(LIMITS.items()):
-        folder, cache = place / str(number), place / f"cache-{number}"
-        shutil.copytree(folder_with_run, folder)
-        (folder / "mine.csv").write_text(limit.mine)
-        before[name] = contents(folder)
-        for own in (cache, folder / "own"):
-            own.mkdir()
-        if limit.file_bytes is None:
-            set_rights(folder, 0o555)
-            (folder / "own").chmod(0o755)
-        if limit.closed is not None:
-            (folder / limit.closed).chmod(0o000)
-        jobs[name] = {"folder": str(folder), "cache": str(cache), "argv": limit.argv}
-        jobs[name] |= {} if limit.file_bytes is None else {"file_bytes": limit.file_bytes}
-    (place / "jobs.json").write_text(json.dumps(jobs))
-    done = run("-m", "tests.test_wrong_storage", str(place / "jobs.json"))
-    assert done.returncode == 0, done.stdout
-    answers = json.loads(done.stdout.splitlines()[-1])
-    set_rights(place, 0o755)
-    return {n: (*answers[n], before[n], contents(Path(jobs[n]["folder"]))) for n in jobs}
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, name):
-    limit = LIMITS[name]
-    status, output, before, after = outcomes[name]
-    assert status == 1, output
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
+def test_refused_storage_is_one_screen_and_what_was_there_is_whole(
+    folder_with_run: Path, tmp_path: Path, limit: Limit
+) -> None:
+    folder, cache = tmp_path / "work", tmp_path / "cache"
+    shutil.copytree(folder_with_run, folder)
+    (folder / "mine.csv").write_text(limit.mine)
+    before = contents(folder)
+    for own in (cache, folder / "own"):
+        own.mkdir()
+    if limit.file_bytes is None:
+        set_rights(folder, 0o555)
+        (folder / "own").chmod(0o755)
+    if limit.closed is not None:
+        (folder / limit.closed).chmod(0o000)
+    output = in_world(1, limited, folder, cache, limit, status=1)
+    set_rights(folder, 0o755)
+    after = contents(folder)
     assert re.search(limit.message, error_of(output)), output
     assert after[LEDGER].startswith(before[LEDGER])
     assert after[THROUGHPUT].startswith(before[THROUGHPUT])
@@ -207,10 +159,3 @@ def test_refused_storage_is_one_screen_and_what_was_there_is_whole(outcomes, nam
     assert {path: after.get(path) for path in kept} == {path: before[path] for path in kept}
     new = " ".join(after.keys() - before.keys())
     assert not re.search(r"unfinished|coded\.csv( |$)|\.ckpt", new), new
-
-
-if __name__ == "__main__":
-    for module in MODULES:
-        importlib.import_module(module)
-    commands = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    print(json.dumps({name: outcome(job) for name, job in commands.items()}))

@@ -211,3 +211,13 @@ def ledger_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the surviving lines of a run's ledger, in the order of their steps."""
     steps = surviving(read_ledger(folder)).steps
     return [steps[step] for step in sorted(steps)]
+
+
+def assert_same_samples(
+    expected: list[dict[str, Any]], found: list[dict[str, Any]], rel: float = 1e-10
+) -> None:
+    """Assert that ledger lines tell of the same samples in each step, and of nearly its loss."""
+    for left, right in zip(expected, found, strict=True):
+        for key in ("step", "digest", "targets"):
+            assert right[key] == left[key]
+        assert right["loss"] == pytest.approx(left["loss"], rel=rel)

@@ -23,7 +23,6 @@ from lit_models.training import (
     Ledger,
     NonFinite,
     Preemption,
-    default_callbacks,
 )
 from lit_models.training.faults import Watch
 from lit_models.training.ledger import ledger_of
@@ -177,8 +176,7 @@ def planted_step(data):
 
 def fit(folder, optimizer, policy, **options):
     states, data, module = States(), PlantedData(), LitToy(optimizer)
-    callbacks = [c for c in default_callbacks() if not isinstance(c, (NonFinite, LastCheckpoint))]
-    callbacks += [NonFinite(policy), LastCheckpoint(every_n_steps=1, every_epoch=False), states]
+    callbacks = [NonFinite(policy), LastCheckpoint(every_n_steps=1, every_epoch=False), states]
     options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": callbacks, **options}
     toy_trainer(folder, **options).fit(module, data)
     return states.after, planted_step(data)
@@ -254,8 +252,7 @@ def test_a_step_that_never_called_exact_mean_is_refused(tmp_path):
 
 
 def test_too_many_skipped_steps_stop_the_run(tmp_path):
-    callbacks = [*[c for c in default_callbacks() if not isinstance(c, NonFinite)]]
-    callbacks.append(NonFinite("skip", most_skipped=1))
+    callbacks = [NonFinite("skip", most_skipped=1)]
     trainer = toy_trainer(tmp_path, max_epochs=3, limit_val_batches=0, callbacks=callbacks)
     with pytest.raises(FloatingPointError, match="1 of 1 left out so far"):
         trainer.fit(LitToy(), PlantedData())
