@@ -63,7 +63,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {**job("one to pair"), "resume": last("half")},
         {**job("pair bf16"), "trainer": {**HALF, "precision": "bf16-mixed"}},
     ]
-    run_world(folder, 2, two)
+    printed = run_world(folder, 2, two)
+    for words in ("tensor parallel 2, gloo", "rendezvous", "16 = 1 tensor groups x 16 x 1 acc"):
+        assert words in printed
     alone(folder, "pair to one", resume=last("pair half"))
     four = [
         {

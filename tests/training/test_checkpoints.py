@@ -196,16 +196,6 @@ def save(path, step, weight=None):
         dist.destroy_process_group()
 
 
-def test_a_folder_has_what_was_saved_and_tied_tensors_stay_one(tmp_path):
-    save(tmp_path / "last.ckpt", 4)
-    content = read_checkpoint(tmp_path / "last.ckpt")
-    assert content["global_step"] == 4
-    assert content["state_dict"]["weight"].shape == (4, 3)
-    assert content["state_dict"]["tied"] is content["state_dict"]["weight"]
-    names = ["last.ckpt", "meta.pt", "shard-00001-of-00001.safetensors"]
-    assert sorted(p.name for p in tmp_path.rglob("*")) == names
-
-
 @pytest.mark.slow
 def test_four_ranks_write_what_one_reads_and_a_full_disk_of_one_leaves_the_old_folder(tmp_path):
     in_world(4, folder_run.write, tmp_path)

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins import HalfPrecision
 
-from lit_models.training import Ledger, default_callbacks
+from lit_models.training import default_callbacks
 from lit_models.training.exact import share_of_step
 from lit_models.training.metrics import LossSum
 from tests.toy import LitToy, ToyData, ToySequences, assert_same_samples, ledger_lines, toy_trainer
@@ -104,19 +104,6 @@ def test_each_test_sample_counts_once(tmp_path):
         trainer = toy_trainer(tmp_path)
         (result,) = trainer.test(LitToy(), ToyData(micro_batch_size=micro), verbose=False)
         assert result["test/count"] == 21
-
-
-def test_a_rank_that_wants_to_stop_stops_the_run_at_the_end_of_a_step(tmp_path):
-    class Asks(Callback):
-        def on_train_batch_end(self, trainer, pl_module, *_):
-            if trainer.global_step == 3:
-                ledger = next(c for c in trainer.callbacks if isinstance(c, Ledger))
-                ledger.wants_stop = True
-
-    trainer = toy_trainer(tmp_path, callbacks=[*default_callbacks(), Asks()])
-    trainer.fit(LitToy(), ToyData(micro_batch_size=2))
-    assert trainer.global_step == 5  # asked after step 3, sent with step 4, read one step late
-    assert len(ledger_lines(tmp_path)) == 5
 
 
 def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lit_models.blocks import layer_rates
-from lit_models.training import AveragedWeights, LastCheckpoint
+from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import (
     AVERAGED,
@@ -239,7 +239,8 @@ class Weights(Callback):
 
 def fit_averaged(folder, decay=0.8, **options):
     seen = Weights()
-    callbacks = [LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen]
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    callbacks += [LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen]
     resume = options.pop("ckpt_path", None)
     options = {"max_epochs": 2, "num_sanity_val_steps": 0, "callbacks": callbacks, **options}
     trainer = toy_trainer(folder, **options)

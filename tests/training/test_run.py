@@ -34,7 +34,6 @@ from lit_models.training.run import (
     decide,
     default_loggers,
     locked,
-    print_banner,
     release,
     total_steps,
 )
@@ -332,41 +331,6 @@ def test_a_script_that_fails_says_where_and_gives_its_folder_free(tmp_path: Path
         script_run(tmp_path / "out")
 
 
-PLAN = {
-    "global_batch_size": 64,
-    "num_replicas": 2,
-    "micro_batch_size": 8,
-    "accumulate_grad_batches": 4,
-    "steps_per_epoch": 313,
-    "samples_per_epoch": 20000,
-    "planned_steps": 313,
-    "num_samples": 20000,
-    "padding_share": 0.043,
-    "plan_digest": "0123456789abcdef",
-}
-FACTS = {
-    "strategy": "ddp",
-    "backend": "gloo",
-    "world_size": 2,
-    "tensor_parallel_size": 1,
-    "num_parameters": 1200,
-    "num_trained": 200,
-    "host_rank_device": ["a:2:cuda:2", "a:3:cuda:3"],
-    "rendezvous": "10.0.0.1:29500",
-    "visible_devices": "2,3",
-    "precision": "32-true",
-    "learning_rates": [0.003, 0.003],
-    "lr_scale": 2.0,
-    "plan": PLAN,
-    "exactness": {
-        "level": "bitwise",
-        "exact_dropout": True,
-        "num_chunks": 8,
-        "gradient_copies": 3,
-    },
-}
-
-
 def trainer(**values: Any) -> Any:
     current = SimpleNamespace(started=1)
     known = {
@@ -437,31 +401,6 @@ def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace, capsy
 def test_the_end_of_a_run_is_its_first_limit() -> None:
     assert total_steps(trainer(max_steps=50)) == 50
     assert total_steps(trainer(num_training_batches=3, max_epochs=1)) == 2
-
-
-def test_the_banner_names_devices_and_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    print_banner(FACTS, "runs/demo")
-    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert shown == [
-        "run runs/demo",
-        "devices 2 (ddp, gloo, 32-true)",
-        "host:rank:device a:2:cuda:2, a:3:cuda:3",
-        "rendezvous 10.0.0.1:29500",
-        "visible GPUs 2,3",
-        "parameters 1,200, 200 learn",
-        "global batch 64 = 2 devices x 8 x 4 accumulated",
-        "epoch 313 steps, 20,000 samples, 4.3% padding, plan 0123456789ab",
-        "exactness bitwise: 8 chunks a step, 3 x the gradients",
-        "dropout keyed by seed, epoch and sample",
-        "learning rate 0.003 at this step, scaled by 2",
-    ]
-
-
-def test_the_banner_counts_groups_not_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    print_banner({**FACTS, "tensor_parallel_size": 2, "world_size": 4}, "runs/demo")
-    shown = capsys.readouterr().out
-    assert "4 (ddp, tensor parallel 2, gloo" in shown
-    assert "= 2 tensor groups x 8 x 4 accumulated" in shown
 
 
 def rows(path: Path) -> list[dict[str, str]]:
