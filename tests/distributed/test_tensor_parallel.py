@@ -11,6 +11,7 @@ from lit_models import LitCausalLM
 from lit_models.commands.export import export
 from lit_models.training import ExactDropout
 from lit_models.training.lineage import verify_run
+from lit_models.training.run import Topology
 from tests.distributed.families import text_files
 from tests.distributed.jobs import STEPS, run_job
 from tests.distributed.test_matrix import assert_same, run_world, weights
@@ -61,7 +62,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("pair gpt2", "gpt2"),
         {**job("pair half", sharded_checkpoint=True), "trainer": HALF},
         {**job("one to pair"), "resume": last("half")},
-        {**job("pair bf16"), "trainer": {**HALF, "precision": "bf16-mixed"}},
+        {
+            **job("pair bf16"),
+            "trainer": {**HALF, "precision": "bf16-mixed"},
+            "callbacks": [Topology()],
+        },
     ]
     printed = run_world(folder, 2, two)
     for words in ("tensor parallel 2, gloo", "rendezvous", "16 = 1 tensor groups x 16 x 1 acc"):

@@ -92,9 +92,7 @@ def test_the_ledger_reads_the_norm_of_the_whole_sum(tmp_path) -> None:
     ("arguments", "message"),
     [
         (("fsdp", None, 2), "needs trainer.strategy ddp or ddp_spawn, got fsdp"),
-        (("ddp", "bf16-mixed", 2), "32-true or 64-true, got bf16-mixed"),
         (("ddp", "16-mixed", 2), "32-true or 64-true, got 16-mixed"),
-        (("ddp", 32, 3), "a power of two of processes, got 3; use --trainer.devices=2"),
     ],
 )
 def test_a_run_that_cannot_keep_bits_is_refused(arguments, message) -> None:
@@ -116,7 +114,6 @@ def data_of(batching, devices, micro_batch_size="auto", batch_size=None, given_a
 @pytest.mark.parametrize(
     ("total", "devices", "accumulation", "sizes", "message"),
     [
-        (8, 2, 1, [], "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"),
         (8, 2, 1, ["auto", 4], "data.batch_size 4 is per device; give data.global_batch"),
         (12, 2, 3, [2], "2 devices x 3 accumulated = 6; change"),
         (8, 8, 1, [2], "8 into 4 chunks, but 8 devices take 8; use at most 4 devices"),
@@ -134,7 +131,6 @@ def test_a_cut_that_follows_the_devices_is_refused(
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Dropout(0.1), "dropout 0.1.*add --exact_dropout=true"),
         (nn.BatchNorm1d(2), r"0 \(BatchNorm1d\) keeps running statistics.*LayerNorm"),
         (nn.Embedding(2, 2, sparse=True), r"0 \(Embedding\) has sparse gradients"),
     ],
@@ -145,11 +141,12 @@ def test_a_network_that_depends_on_more_than_a_chunk_is_refused(module, message)
 
 
 def test_a_callback_in_a_plain_script_refuses_too(tmp_path) -> None:
-    with pytest.raises(ValueError, match="nothing says how"):
+    words = "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"
+    with pytest.raises(ValueError, match=words):
         fit(tmp_path, micro_batch_size=None)
-    with pytest.raises(ValueError, match="got bf16-mixed"):
+    with pytest.raises(ValueError, match="32-true or 64-true, got bf16-mixed"):
         fit(tmp_path, precision="bf16-mixed")
-    with pytest.raises(ValueError, match="add --exact_dropout=true"):
+    with pytest.raises(ValueError, match=r"dropout 0\.1.*add --exact_dropout=true"):
         fit(tmp_path, module=LitToy(dropout=0.1))
 
 

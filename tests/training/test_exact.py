@@ -99,13 +99,6 @@ def test_an_overfitted_run_repeats_the_same_steps(tmp_path):
     assert digests[:2] == digests[2:]
 
 
-def test_each_test_sample_counts_once(tmp_path):
-    for micro in (None, 2, 5):
-        trainer = toy_trainer(tmp_path)
-        (result,) = trainer.test(LitToy(), ToyData(micro_batch_size=micro), verbose=False)
-        assert result["test/count"] == 21
-
-
 def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():
     counts = {"a": 3.0, "b": 3.0, "c": 7.0, "d": 0.0, "e": 3.0}
     batch = {"weight": torch.ones(2), "step_denominators": counts}

@@ -125,12 +125,6 @@ def test_losses_that_differ_by_rounding_are_equal_and_others_are_not() -> None:
         assert rows([loss], [0])[0, 0].item() == pytest.approx(loss, rel=1 / 4096)
 
 
-def test_two_at_an_edge_of_the_grid_differ_by_a_step_and_no_more() -> None:
-    edge = 0.5 + 0.5 / 4096
-    found = worst_of(rows([edge - 1e-7, edge + 1e-7], [1, 8]), 2)
-    assert found[:, :2].tolist() == [[0.5 + 1 / 4096, 8], [0.5, 1]]
-
-
 def test_fillers_are_nobody_and_what_is_no_number_is_worst() -> None:
     found = worst_of(rows([math.inf, 9.0, math.nan, 1.0], [0, 1, 2, 3], [1, 0, 1, 1]), 4)
     assert ids_of(found) == [2, 0, 3]
