@@ -44,28 +44,20 @@ def words(store: TokenStore, found: DocumentFacts) -> list[list[str | None]]:
 EXPECTED = [["owl", None], ["cat", "sea"], [None, None], [None, None]]
 
 
-def test_words_of_jsonl_rows_become_tokens(tmp_path: Path) -> None:
-    store, found = facts([rows_file(tmp_path / "mine.jsonl", ROWS)])
-    assert found.names == ["pet", "place"]
-    assert words(store, found) == EXPECTED
-    assert (found.group.tolist(), found.group_names) == ([0, 0, 0, 0], ["mine"])
-
-
-@pytest.mark.parametrize("kind", ["struct", "map"])
-def test_words_of_parquet_rows_become_tokens(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["jsonl", "struct", "map"])
+def test_words_of_rows_become_tokens(tmp_path: Path, kind: str) -> None:
     path, text = tmp_path / "mine.parquet", pa.array([row["text"] for row in ROWS])
     given = [row.get("attributes") for row in ROWS]
-    if kind == "map":
-        pairs = [None if row is None else list(row.items()) for row in given]
-        column = pa.array(pairs, pa.map_(pa.string(), pa.string()))
-    else:
-        column = pa.array(given)
+    pairs = [None if row is None else list(row.items()) for row in given]
+    as_map = pa.array(pairs, pa.map_(pa.string(), pa.string()))
+    column = as_map if kind == "map" else pa.array(given)
     pq.write_table(pa.table({"text": text, "attributes": column}), path)
-    assert words(*facts([path])) == EXPECTED
-
-
-def test_without_a_column_there_are_no_attributes(tmp_path: Path) -> None:
-    _, found = facts([rows_file(tmp_path / "mine.jsonl", ROWS)], column=None)
+    if kind == "jsonl":
+        path = Path(rows_file(tmp_path / "mine.jsonl", ROWS))
+    store, found = facts([path])
+    assert found.names == ["pet", "place"]
+    assert words(store, found) == EXPECTED
+    _, found = facts([path], column=None)
     assert (found.names, found.attributes.shape) == ([], (4, 0))
 
 

@@ -72,14 +72,6 @@ def test_other_queries_and_their_padding_change_no_score(folder):
         assert (together[row, alone.shape[1] :] == -torch.inf).all()
 
 
-def test_any_number_of_pairs_at_once_gives_the_same_scores(folder):
-    module, data = built(folder)
-    batch = batch_of(data, "test", [0, 1, 2])
-    expected = module(batch)
-    for number in (1, 4, 1000):
-        torch.testing.assert_close(module(batch, number), expected)
-
-
 def test_parts_change_no_score_and_no_gradient(folder):
     module, data = built(folder, **WIDE)
     batch = batch_of(data, "train", list(range(12)), 3)
