@@ -19,6 +19,7 @@ from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import ComputationOptions
 from lit_models.training import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
+from lit_models.training.ledger import HostCopy
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family
 from tests.test_step_waits import first_weights
@@ -156,6 +157,15 @@ def test_dropout_by_sample_has_the_masks_of_a_cpu() -> None:
         keys.begin(7, torch.arange(50, device=device))
         masks.append(net(torch.ones(50, 12, 32, device=device)).cpu())
     assert torch.equal(*masks)
+
+
+def test_numbers_on_their_way_to_the_host_are_not_waited_for() -> None:
+    vector = torch.ones(3, dtype=torch.float64, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    copy = HostCopy(vector * 2)
+    assert not torch.cuda.current_stream().query()  # still asleep, and the host is here
+    assert copy.read() == [2.0, 2.0, 2.0]
 
 
 def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Path) -> None:
