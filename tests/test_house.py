@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Ceilings of lines of Python, docstrings included; they are lowered with the house, never raised.
+# Ceilings of lines of Python, docstrings included: lowered with the house; what a new room adds to
+# them is said where it is added.
 BUDGETS = {
-    "lit_models": 22_525,
-    "lit_models/training": 7_100,
-    "lit_models/commands": 3_320,
-    "lit_models/occupation_coder": 2_350,
-    "lit_models/causal_lm": 2_500,
-    "lit_models/consistency_lens": 2_190,
-    "lit_models/seo": 3_245,
-    "datamodules": 14_310,
-    "tests": 35_790,
+    "lit_models": 21_300,
+    "lit_models/training": 6_420,
+    "lit_models/commands": 3_220,
+    "lit_models/occupation_coder": 2_270,
+    "lit_models/causal_lm": 2_450,
+    "lit_models/consistency_lens": 2_160,
+    "lit_models/seo": 3_115,
+    "datamodules": 13_760,
+    "tests": 31_540,
 }
-MOST_FILES = 122  # of the product
+MOST_FILES = 116  # of the product
 MOST_IN_A_FOLDER = 20
 CARD_LINES, README_LINES = 90, 150
 
