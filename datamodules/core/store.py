@@ -4,16 +4,19 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from platformdirs import user_cache_path
 
 CACHE_VARIABLE = "UNISONO_CACHE"
@@ -201,8 +204,9 @@ def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
     """
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    remove(unfinished)  # of a process that was killed
+    remove_unfinished(target)
+    # No other process, here or on another host, writes under this name.
+    unfinished = target.with_name(f".{target.name}.unfinished-{platform.node()}-{os.getpid()}")
     try:
         yield unfinished
         for path in unfinished.iterdir() if unfinished.is_dir() else ():
@@ -213,6 +217,14 @@ def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
         put_in_place(unfinished, target)
     finally:
         remove(unfinished)
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove what processes of this host that are gone left of `target`, and what this one did."""
+    for path in target.parent.glob(f".{escape(target.name)}.unfinished-{platform.node()}-*"):
+        process = int(path.name.rpartition("-")[2])
+        if process == os.getpid() or not psutil.pid_exists(process):
+            remove(path)
 
 
 @contextmanager

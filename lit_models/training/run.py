@@ -39,7 +39,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.core.store import write_whole
+from datamodules.core.store import remove, write_whole
 from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of, of_all_ranks
 from lit_models.training.strategies import strategy_name
@@ -193,6 +193,8 @@ def _lock(folder: Path, environ: Mapping[str, str]) -> None:
     if job:
         (folder / LOCK_JOB).write_text(f"{job} {restarts}", encoding="utf-8")
     _held[folder] = lock, made
+    for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
+        remove(path)
 
 
 def release(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """Cache folders are complete or not there, and every process takes the same one."""
 
 import os
+import platform
+import subprocess
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ def test_a_file_or_a_folder_is_replaced_by_what_is_whole(tmp_path, old, new):
         raise ZeroDivisionError
 
     make(tmp_path / "a", old)
-    (tmp_path / ".a.unfinished").mkdir()  # of a process that was killed
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f".a.unfinished-{platform.node()}-{dead.pid}").mkdir()
     with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a") as unfinished:
         fail(unfinished)
     assert [path.name for path in tmp_path.iterdir()] == ["a"] * (old is not None)
@@ -34,6 +38,19 @@ def test_a_file_or_a_folder_is_replaced_by_what_is_whole(tmp_path, old, new):
     with pytest.raises(FileExistsError), replacing(tmp_path / "a", is_new=True) as unfinished:
         make(unfinished, new)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_each_process_writes_a_file_of_its_own_and_leaves_those_of_the_living(tmp_path):
+    target = tmp_path / "a[1].csv"
+    other = tmp_path / f".{target.name}.unfinished-{platform.node()}-{os.getppid()}"
+    elsewhere = tmp_path / f".{target.name}.unfinished-another-host-1"
+    for path in (other, elsewhere):
+        path.write_text("half")
+    with replacing(target) as unfinished:
+        assert unfinished not in (other, elsewhere)
+        unfinished.write_text("whole")
+    assert target.read_text() == "whole"
+    assert other.read_text() == elsewhere.read_text() == "half"
 
 
 def test_the_quicker_process_wins(tmp_path):

@@ -95,7 +95,7 @@ def wait_for_moment(
     checkpoints = folder / "checkpoints"
 
     def is_writing() -> bool:
-        return any(checkpoints.glob(".*.unfinished"))
+        return any(checkpoints.glob(".*.unfinished*"))
 
     def is_at(step_in_epoch: int) -> bool:
         return steps_of(folder)[-1].get("step_in_epoch") == step_in_epoch

@@ -221,7 +221,10 @@ def test_a_lock_is_taken_over_from_the_dead_and_from_the_same_job_alone(tmp_path
     dead.start()
     dead.join()
     lock_of(dead.pid, socket.gethostname())
+    killed = tmp_path / "checkpoints" / ".last.ckpt.unfinished-node9-17"
+    killed.mkdir(parents=True)
     assert locked(choose, {}) == choose()
+    assert not killed.exists(), "nobody else writes checkpoints of a run that is held"
     release(tmp_path)
     lock_of(17, "node9", "5 0")
     again = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
