@@ -212,6 +212,7 @@ class PlannedLoader:
         loader_options: keyword arguments of the DataLoader.
 
     Attributes:
+        loader: the DataLoader.
         wait_s: seconds that were waited for batches so far.
     """
 
@@ -225,7 +226,7 @@ class PlannedLoader:
         self.dataset = dataset
         self._length = length
         self.wait_s = 0.0
-        self._loader = DataLoader(
+        self.loader = DataLoader(
             _Collated(dataset),
             batch_sampler=_MicroBatchSampler(micro_batches),
             collate_fn=dict,  # of what is a batch already
@@ -236,7 +237,7 @@ class PlannedLoader:
         return self._length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        batches, end = iter(self._loader), object()
+        batches, end = iter(self.loader), object()
         while True:
             begun = time.perf_counter()
             batch: Any = next(batches, end)

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import free_names
@@ -139,7 +141,8 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     path = text_file(tmp_path / "t.csv", "text,language\nsmith,en\n,en\nsmith,klingon\n")
     data = OccupationDataModule(predict_files=str(path), columns=COLUMNS)
     data.recipe = RECIPE
-    data._trainer_stage = lambda: "predict"  # type: ignore[method-assign]
+    data.trainer = Trainer(accelerator="cpu", logger=False)
+    data.trainer.state.fn = TrainerFn.PREDICTING
     data.prepare_data()
     assert '1 row has no text in the column "text": such a row stays' in caplog.text
     assert '1 row has a language that is no known code ("klingon"): coded as' in caplog.text

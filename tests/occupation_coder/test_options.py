@@ -151,7 +151,7 @@ EFFECTS: dict[str, Callable[[Any], bool]] = {
         run.data.datasets["train"].augmentation
         == Augmentation(delete=0.1, num_edits=3, drop_language=0.5)
     ),
-    "workers": lambda run: run.data.train_dataloader()._loader.num_workers == 1,
+    "workers": lambda run: run.data.train_dataloader().loader.num_workers == 1,
     "log interval": lambda run: steps_with(run.folder / "mine", "train/loss") == [3, 6],
     "save interval": lambda run: (
         [run.checkpoints[name]["global_step"] for name in ("previous", "last")] == [4, 6]
@@ -219,7 +219,7 @@ FURTHER_EFFECTS: dict[str, Callable[[Any], bool]] = {
     "share for validation": lambda run: 0.35 < share_of_validation(run) < 0.65,
     "code book": lambda run: "79100" in codes_of(run.data),
     "batch size of a device": lambda run: run.data.batching.global_batch_size == 8,
-    "pinned memory": lambda run: run.data.train_dataloader()._loader.pin_memory is True,
+    "pinned memory": lambda run: run.data.train_dataloader().loader.pin_memory is True,
     "no logger": lambda run: run.trainer.loggers == [],
     "not distributed": lambda run: run.trainer.world_size == 1,
 }
