@@ -27,6 +27,7 @@ from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds, flops_per_token, la
 LINE = {
     "seconds": 2.0,
     "padding_share": 0.03,
+    "mfu": 0.5,
     "split": {"data": 0.01, "forward": 1.19, "communication": None, "other": 0.8},
 }
 FOUND: dict[str, Any] = {
@@ -127,6 +128,14 @@ def test_what_a_row_says_by_hand() -> None:
     assert step.is_met  # 1.02 of the median
     assert found["1b, compiled, time waited for data", "share"].ours == [0.005]
     assert found["1b, compiled, positions of padding", "share"].is_met is False
+
+
+def test_shares_of_what_a_run_counts_itself() -> None:
+    figures = Figures()
+    add_row(figures, "coder", {**FOUND, "flops": None, "lines": [LINE]}, Limits(1e12, None))
+    units = {row.unit: row for row in figures.rows if row.what == "coder"}
+    assert units.keys() == {"tokens/s", "MFU"}  # the ceiling's share was not known
+    assert units["MFU"].ours == [0.5]
 
 
 @pytest.mark.filterwarnings("ignore:.*have no `validation_step`")

@@ -402,6 +402,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         "samples per second": mean("samples_per_s", ",.1f") or rate,
         "tokens per second": mean("tokens_per_s", ",.0f"),
         "padding": mean("padding_share", ".1%") or (padding and f"{padding:.1%}"),
+        "of the device's peak": mean("mfu", ".1%"),
         "seconds per step": f"{run.median_seconds:.4g} (median)" if run.lineage else None,
         "memory of a rank": " to ".join(dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
         "versions": ", ".join(f"{n} {v}" for n, v in (top.get("versions") or {}).items()),

@@ -77,8 +77,12 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether any part is compiled in place."""
-    return any(part._compiled_call_impl is not None for part in module.modules())
+    """Return whether any part runs by torch.compile, in place or wrapped."""
+    # Whose class would import the compiler: seconds.
+    return any(
+        part._compiled_call_impl is not None or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
 
 
 def planned_layers(

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from lit_models.training.throughput import peak_of
 from tests.benchmarks.figures import FILE, Aim, Figures, show
 from tests.benchmarks.gpu_rows import CODER as CODER_SIZE
 from tests.benchmarks.gpu_rows import RETRIEVER as RETRIEVER_SIZE
@@ -56,23 +57,6 @@ AIMS = {
     ("gpt2-124m, compiled", OF_CEILING): 0.50,
     ("1b, compiled", "MFU"): 0.45,
     ("7b, LoRA, compiled", "TFLOP/s"): 400.0,
-}
-# Dense TFLOP/s in bfloat16, by the whole name of a GPU: a slice has less.
-# NVIDIA's sheets, most of which give twice as much, with structured sparsity.
-PEAKS = {
-    "NVIDIA B200": 2250.0,
-    "NVIDIA H200": 989.4,
-    "NVIDIA H100 80GB HBM3": 989.4,
-    "NVIDIA H100 PCIe": 756.5,
-    "NVIDIA H100 NVL": 835.5,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-PCIE-40GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA A10": 125.0,
-    "NVIDIA L4": 121.0,
-    "NVIDIA L40S": 362.0,
-    "NVIDIA GeForce RTX 4090": 165.2,
 }
 MOST_OVERHEAD, MOST_PADDING, MOST_WAIT = 1.02, 0.02, 0.01
 SHAKESPEARE_NATS = 1.47  # what nanoGPT states for this size
@@ -154,6 +138,8 @@ def add_row(figures: Figures, name: str, found: dict[str, Any], limits: Limits) 
         for unit, limit in ((OF_CEILING, limits.ceiling), ("MFU", limits.peak)):
             if limit is not None:
                 shares[unit] = [value / limit for value in used]
+    elif found["lines"] and all("mfu" in line for line in found["lines"]):
+        shares["MFU"] = [line["mfu"] for line in found["lines"]]  # by the throughput's own count
     for unit, values in shares.items():
         least = AIMS.get((name, unit))
         aim = None if least is None else Aim(least, is_least=True, of="value")
@@ -207,8 +193,7 @@ def figures_of(found: dict[str, dict[str, Any]]) -> Figures:
     for name, each in found.items():
         if name == CEILINGS:
             gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-            peak = PEAKS.get(gpu)
-            limits = Limits(each["product"], peak and peak * 1e12)
+            limits = Limits(each["product"], gpu and peak_of(gpu, "bf16-mixed"))
             for what, unit, value in (
                 ("product of two square matrices, bfloat16", "TFLOP/s", each["product"] / 1e12),
                 ("copy within memory, read and written", "GB/s", each["copy"] / 1e9),

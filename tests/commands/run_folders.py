@@ -113,7 +113,9 @@ def throughput_line(attempt: int, step: int, data: float, forward: float) -> dic
     """Return a line of throughput.jsonl for two steps."""
     return {"attempt": attempt, "step": step, "steps": 2, "seconds": data + forward,
             "samples_per_s": 16 / (data + forward), "tokens_per_s": 100.0, "padding_share": 0.25,
-            "split": {"data": data, "forward": forward, "communication": 0.0}}  # fmt: skip
+            "split": {"data": data, "forward": forward, "communication": 0.0}, "mfu": None,
+            "matmul_share": None, "ranks": {"seconds": [0.1, 0.2]}, "slowest_rank": 1,
+            "machine": {"cpu_percent": 50.0}}  # fmt: skip
 
 
 def page_of(folder: Path, **options: Any) -> str:

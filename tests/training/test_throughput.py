@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lit_models.training import Throughput, default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import AppendingCSVLogger
+from lit_models.training.sharding import is_compiled
+from lit_models.training.throughput import peak_of
 from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 
 NAP_S = 0.06
@@ -68,6 +71,7 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from(tmp_path):
         assert line["samples_per_s"] * line["seconds"] == pytest.approx(16, abs=1e-2)
         assert line["tokens_per_s"] * line["seconds"] == pytest.approx(tokens, abs=1e-2)
         assert line["attempt"] == 1
+        assert "mfu" not in line
 
 
 @pytest.mark.parametrize(
@@ -102,9 +106,10 @@ def test_padding_is_the_share_of_positions_that_hold_no_token(tmp_path):
     assert line["samples_per_s"] * line["seconds"] == pytest.approx(8, abs=1e-3)
 
 
-def test_the_run_has_the_same_bits_with_and_without_it(tmp_path):
+@pytest.mark.parametrize("peak_flops", [None, 1e12])
+def test_the_run_has_the_same_bits_with_and_without_it(tmp_path, peak_flops):
     without = [c for c in default_callbacks() if not isinstance(c, Throughput)]
-    with_it = [without[0], Throughput(), *without[1:]]
+    with_it = [without[0], Throughput(peak_flops), *without[1:]]
     states, weights = [], []
     for name, callbacks in (("without", without), ("with", with_it)):
         torch.manual_seed(0)
@@ -116,6 +121,7 @@ def test_the_run_has_the_same_bits_with_and_without_it(tmp_path):
     assert torch.equal(*states)
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name])
+    assert all(("mfu" in line) == bool(peak_flops) for line in lines_of(tmp_path / "with"))
 
 
 def test_a_resumed_run_goes_on_in_the_file_and_cuts_a_torn_line(tmp_path):
@@ -149,7 +155,7 @@ def test_a_trial_run_writes_nothing(tmp_path):
 
 
 def test_a_run_that_fails_leaves_whole_lines(tmp_path):
-    trainer = toy_trainer(tmp_path, log_every_n_steps=2, callbacks=[Throughput()])
+    trainer = toy_trainer(tmp_path, log_every_n_steps=2, callbacks=[Throughput(peak_flops=1e12)])
     module = LitToy()
 
     def fail(optimizer):
@@ -160,3 +166,24 @@ def test_a_run_that_fails_leaves_whole_lines(tmp_path):
     with pytest.raises(LookupError, match="planted"):
         trainer.fit(module, ToyData())
     assert [line["step"] for line in lines_of(tmp_path)] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16-mixed", 989.4e12),
+        ("NVIDIA H200", "16-true", 989.4e12),
+        ("NVIDIA H200", "32-true", None),
+        ("NVIDIA H200 MIG 1g.18gb", "bf16-mixed", None),
+    ],
+)
+def test_peaks_are_those_of_the_precision(name, precision, peak):
+    assert peak_of(name, precision) == peak
+
+
+def test_every_way_to_compile_is_seen():
+    plain, inside = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    assert not is_compiled(plain)
+    inside[0].compile(backend="eager")
+    assert is_compiled(inside)
+    assert is_compiled(nn.Sequential(torch.compile(plain, backend="eager")))

@@ -1,0 +1,97 @@
+"""A language model learns the same and stays compiled whether its throughput is measured or not."""
+
+import json
+from functools import partial, partialmethod
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
+from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.training import Throughput, default_callbacks
+from lit_models.training.memory import Rehearsal
+from tests.causal_lm.tiny import SENTENCE, SMALL, trained_on_blocks
+
+
+def fit(folder, own, compile=False, **options):
+    module = LitCausalLM(
+        partial(torch.optim.AdamW, lr=0.01),
+        network=DecoderConfig(dropout=0.1, **SMALL),
+        computation=ComputationOptions(compile=compile),
+    )
+    callbacks = [c for c in default_callbacks() if not isinstance(c, Throughput)]
+    callbacks = [callbacks[0], *own, *callbacks[1:]]
+    limits = {"max_epochs": 1, "log_every_n_steps": 2, "callbacks": callbacks}
+    module = trained_on_blocks(folder, module, options, content=SENTENCE * 8, **limits)
+    return module, torch.get_rng_state()
+
+
+def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tmp_path):
+    plain, state = fit(tmp_path / "plain", [])
+    callback = Throughput(peak_flops=1e9)
+    measured, measured_state = fit(tmp_path / "measured", [callback])
+    assert torch.equal(state, measured_state)
+    pairs = zip(plain.state_dict().values(), measured.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    # Forward and backward are 6 FLOPs per weight that multiplies, and 12 per layer for attention.
+    weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 2)
+    expected = 6 * weights + 12 * SMALL["num_layers"] * SMALL["hidden_size"] * 16
+    assert callback.flops_per_position == expected
+    lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["mfu"] > 0 for line in lines)
+
+
+@pytest.fixture
+def compiled_calls(monkeypatch):
+    """The calls of compiled code so far; what was compiled before is forgotten."""
+    calls = []
+
+    def counting(graph, inputs):
+        return lambda *args: calls.append(1) or graph(*args)
+
+    compile_blocks = partialmethod(Decoder.compile_blocks, backend=counting)
+    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+    torch._dynamo.reset()
+    yield calls
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
+def test_a_compiled_network_stays_compiled_and_is_not_counted(tmp_path, compiled_calls):
+    fit(tmp_path / "plain", [], compile=True)
+    num_plain = len(compiled_calls)
+    torch._dynamo.reset()
+    callback = Throughput(peak_flops=1e9)
+    fit(tmp_path / "measured", [callback], compile=True)
+    assert num_plain > 0
+    assert len(compiled_calls) == 2 * num_plain
+    lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
+    assert not any("mfu" in json.loads(line) for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
+def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_path, monkeypatch):
+    compiled = []  # whether its sizes are open, of each graph
+
+    def noting(graph, inputs):
+        values = [n.meta["example_value"] for n in graph.graph.nodes if n.op == "placeholder"]
+        sizes = [size for value in values for size in getattr(value, "shape", [value])]
+        compiled.append(any(isinstance(size, torch.SymInt) for size in sizes))
+        return graph
+
+    class Rehearsed(Callback):
+        def on_sanity_check_start(self, trainer, pl_module):
+            compiled.append("rehearsed")
+
+    compile_blocks = partialmethod(Decoder.compile_blocks, backend=noting)
+    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+    torch._dynamo.reset()
+    endless = SimpleNamespace(capacity_bytes=100, start=lambda: None, peak_bytes=lambda: 1)
+    callbacks = [Rehearsed(), Rehearsal(endless)]
+    fit(tmp_path / "run", callbacks, compile=True, micro_batch_size="auto")
+    torch._dynamo.reset()
+    begun = compiled.index("rehearsed")
+    assert True in compiled[:begun]
+    assert compiled[begun + 1] is False
