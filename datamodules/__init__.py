@@ -10,7 +10,7 @@ _HOME = {
     "OCC1950": "datamodules.tokenizers.codes",
     "ActivationDataModule": "datamodules.activations.datamodule",
     "ActivationDumpDataModule": "datamodules.activations.dump",
-    "Augmentation": "datamodules.occupations.batches",
+    "Augmentation": "datamodules.occupations.datamodule",
     "CodeBookOptions": "datamodules.occupations.store",
     "CodeSystem": "datamodules.tokenizers.codes",
     "Columns": "datamodules.occupations.store",

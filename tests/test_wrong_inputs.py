@@ -32,7 +32,8 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "nothing to validate on": (
         [*FIT, "--data.split.validation_share=0"], {},
-        "no row is for validation; .*above 0.0, or validate nothing: trainer.limit_val_batches=0",
+        "name data.validation_files or raise data.split.validation_share .*"
+        "trainer.limit_val_batches=0 validates nothing",
     ),
     "a validation of nothing": (
         ["validate", *TEST[1:], "--trainer.limit_val_batches=0"], {},

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from datamodules.core.batches import padded_texts
+from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import (
     ArrayFile,
     ArrayFolder,
@@ -38,7 +41,6 @@ from datamodules.tokenizers.codes import CodeBook, CodeSystem
 
 INDEX_VERSION = 4
 NO_TEXT = -1
-RESULTS = ("code_ids", "code_confidence", "set_confidence", "needs_review")
 
 
 class PredictIndex(ArrayFolder):
@@ -61,6 +63,22 @@ class PredictIndex(ArrayFolder):
         self.table = TableOptions(**self.facts["table"])
         self.notes: list[str] = self.facts["notes"]
         self.num_inputs = len(self.arrays["language_ids"])
+
+
+class DistinctInputs(PlannedDataset):
+    """The distinct (text, language) pairs of the tables to code, each once."""
+
+    def __init__(self, index: PredictIndex) -> None:
+        self.index = index
+        self.lengths = np.diff(index.arrays["text_offsets"])
+        self.fingerprint = index.fingerprint
+        self.target_counts = {}
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """The padded batch of inputs [B], without codes."""
+        language_ids = self.index.arrays["language_ids"][sample_ids].astype(np.int64)
+        batch = padded_texts(self.index.parts("code_points", "text_offsets", sample_ids))
+        return {**batch, "language_id": torch.from_numpy(language_ids)}
 
 
 def open_index(
@@ -156,16 +174,8 @@ def write_coded_table(
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: a result is missing, or is not there for every input.
         RuntimeError: a table has changed since the index was made.
     """
-    for name in RESULTS:
-        if name not in results or len(results[name]) != index.num_inputs:
-            have = {key: len(value) for key, value in results.items()}
-            raise ValueError(
-                f'predict_step must return "{name}" for each of {index.num_inputs} inputs; it '
-                f"returned {have}."
-            )
     is_typed = suffix_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
     most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
     num_codes = max(1, int(most_codes))  # as many as an answer has

@@ -1,14 +1,21 @@
-"""Tables of job descriptions become planned batches for the occupation coder."""
+"""Tables of job descriptions become planned batches for the occupation coder.
+
+Shapes: B samples in the micro-batch, K codes of the richest record.
+"""
 
 import logging
 from array import array
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
+from datamodules.core.batches import padded, padded_texts
+from datamodules.core.plan import rng_for, uniforms_for
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
@@ -23,12 +30,17 @@ from datamodules.files.tables import (
     output_like,
     own_files_hint,
 )
-from datamodules.occupations.batches import Augmentation, DistinctInputs, OccupationDataset
-from datamodules.occupations.coded import PredictIndex, open_index, write_coded_table
+from datamodules.occupations.coded import (
+    DistinctInputs,
+    PredictIndex,
+    open_index,
+    write_coded_table,
+)
 from datamodules.occupations.store import (
     UNKNOWN,
     CodeBookOptions,
     Columns,
+    Job,
     OccupationStore,
     RowReader,
     StoreRequest,
@@ -36,16 +48,140 @@ from datamodules.occupations.store import (
     encoding_digest,
     open_store,
 )
-from datamodules.tokenizers.codes import (
-    CodeBook,
-    CodeSystem,
-    build_code_book,
-    lost_zero_suspects,
-    named_code_system,
-)
+from datamodules.tokenizers.characters import decode, encode
+from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book, named_code_system
 
 log = logging.getLogger(__name__)
-RECIPE_KEY = "occupation_recipe"
+NO_CODE = -100
+TERMS = ("seq2seq", "flat")  # both losses are means over records
+# Places of noise among the draws of a sample; the other places are of noise that went.
+DELETE, INSERT, SUBSTITUTE, LANGUAGE, NUM_DRAWS = 0, 1, 2, 7, 8
+SCRIPTS = (  # code points from and to, and letters
+    (0x0, 0x250, "abcdefghijklmnopqrstuvwxyz"),
+    (0x370, 0x400, "αβγδεζηθικλμνξοπρστυφχψω"),
+    (0x400, 0x530, "абвгдежзийклмнопрстуфхцчшщъыьэюя"),
+    (0x590, 0x600, "אבגדהוזחטיכלמנסעפצקרשת"),
+    (0x600, 0x700, "ابتثجحخدذرزسشصضطظعغفقكلمنهوي"),
+)
+
+
+@dataclass
+class Augmentation:
+    """How training texts are varied; every field but num_edits is a probability per sample.
+
+    Args:
+        delete: letters are left out.
+        insert: letters of the sample's script are put in.
+        substitute: letters are replaced by others of the script.
+        drop_language: the language becomes unknown.
+        num_edits: most letters that one kind of noise changes in a text, at least 1.
+    """
+
+    delete: float = 0.0
+    insert: float = 0.0
+    substitute: float = 0.0
+    drop_language: float = 0.0
+    num_edits: int = 1
+
+    def __post_init__(self) -> None:
+        shares = (self.delete, self.insert, self.substitute, self.drop_language)
+        if not all(0 <= share <= 1 for share in shares) or self.num_edits < 1:
+            raise ValueError(
+                f"augmentation has probabilities, 0 to 1, and num_edits, at least 1, got {self}."
+            )
+
+
+def letter_noise(text: str, fires: np.ndarray, rng: np.random.Generator, num_edits: int) -> str:
+    """The text with letters deleted, inserted and substituted, as `fires` [3] bool says; never
+    empty."""
+    draws = iter(rng.random(int(fires.sum()) * (1 + 2 * num_edits)).tolist())
+    letters = list(text)
+    for kind in np.flatnonzero(fires).tolist():
+        count = 1 + int(next(draws) * num_edits)  # one to num_edits, whose draws are all used up
+        edits = [(next(draws), next(draws)) for _ in range(num_edits)][:count]
+        for where, which in edits:
+            place = int(where * (len(letters) + (kind == INSERT)))
+            if kind == DELETE:
+                del letters[place : place + (len(letters) > 1)]
+                continue
+            point = ord(letters[min(place, len(letters) - 1)])
+            # Of a script without an alphabet those of the text.
+            alphabet = next((a for start, end, a in SCRIPTS if start <= point < end), letters)
+            letter = alphabet[int(which * len(alphabet))]
+            letters[place : place + (kind == SUBSTITUTE)] = [letter]
+    varied = "".join(letters)
+    return varied if varied.strip() else text
+
+
+class OccupationDataset(PlannedDataset):
+    """The labelled records of one part.
+
+    Args:
+        store: the tokenised tables.
+        part: 0 train, 1 validation, 2 test.
+        augmentation: noise for training; `None` elsewhere.
+        seed: key of the noise, together with epoch and sample id.
+    """
+
+    def __init__(
+        self,
+        store: OccupationStore,
+        part: int,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.store, self.augmentation, self.seed = store, augmentation, seed
+        self.row_ids = store.rows(part)
+        self.languages: list[str] = store.recipe["languages"]
+        self.lengths = store.lengths(self.row_ids)
+        self.fingerprint = f"{store.fingerprint}-{part}"
+        self.target_counts = dict.fromkeys(TERMS)
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """The padded batch of samples [B], with the same noise for the same (seed, epoch, sample
+        id); seen flags in evaluation only."""
+        rows, arrays = self.row_ids[sample_ids], self.store.arrays
+        code_sets = self.store.code_sets(rows)
+        texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
+        if self.augmentation is not None:
+            self._vary(self.augmentation, texts, language_id, sample_ids, epoch)
+        batch, code_ids = padded_texts(texts), padded(code_sets, NO_CODE)
+        batch["language_id"] = torch.from_numpy(language_id)
+        batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
+        batch["num_with_codes"] = np.bincount([len(codes) for codes in code_sets]).tolist()
+        if self.augmentation is None:
+            batch["is_seen_text"] = torch.from_numpy(arrays["is_seen_text"][rows])
+            batch["is_seen_code"] = torch.from_numpy(arrays["is_seen_code"][rows])
+        return batch
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """The text with its noise of this epoch, its language, and its codes."""
+        batch = self.batch(np.array([sample_id]), epoch)
+        book = self.store.recipe["code_book"]["codes"]
+        return {
+            "text": decode(batch["input_ids"][0].numpy()),
+            "language": self.languages[int(batch["language_id"])],
+            "codes": " ".join(book[i] for i in batch["code_ids"][0].tolist()),
+        }
+
+    def _vary(
+        self,
+        options: Augmentation,
+        texts: list[np.ndarray],
+        language_id: np.ndarray,
+        numbers: np.ndarray,
+        epoch: int,
+    ) -> None:
+        """Put noise into the texts and the language ids [B] of the samples with these numbers [B],
+        in place. Only where noise falls on a text does the sample need its own generator."""
+        shares = uniforms_for(self.seed, epoch, numbers, NUM_DRAWS)
+        fires = shares[:, :3] < (options.delete, options.insert, options.substitute)
+        for place in np.flatnonzero(fires.any(1)).tolist():
+            rng = rng_for(self.seed, epoch, int(numbers[place]))
+            text = letter_noise(decode(texts[place]), fires[place], rng, options.num_edits)
+            texts[place] = encode(text, self.store.recipe["max_length"]).code_points
+        is_dropped = shares[:, LANGUAGE] < options.drop_language
+        language_id[is_dropped] = self.languages.index(UNKNOWN)
 
 
 class OccupationDataModule(PlannedDataModule):
@@ -97,24 +233,26 @@ class OccupationDataModule(PlannedDataModule):
             TEST: test_files,
         }
         self.predict_files, self.predict_output = predict_files, predict_output
-        self.table, self.columns = table, columns or Columns()
-        self.code_system = named_code_system(code_system)
-        self.code_book = code_book or CodeBookOptions()
-        self.split = split or SplitOptions()
+        self.options = StoreRequest(
+            {},
+            columns or Columns(),
+            named_code_system(code_system),
+            code_book or CodeBookOptions(),
+            split or SplitOptions(),
+            text,
+            on_bad_rows,
+            table,
+        )
         self.augmentation = augmentation or Augmentation()
-        self.on_bad_rows = on_bad_rows
-        self.text = text
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
         if predict_output is not None:
             check_suffix(Path(predict_output))  # not after hours of coding
-        if self.columns.split and (validation_files or test_files):
+        if self.options.columns.split and (validation_files or test_files):
             raise ValueError(
-                f'columns.split ("{self.columns.split}") divides the training files, and '
+                f'columns.split ("{self.options.columns.split}") divides the training files, and '
                 "validation_files or test_files are given too; leave one of them out."
             )
-        if validation_files and not train_files and not test_files:
-            raise ValueError("validation_files are given without train_files; name both.")
 
     def prepare_data(self) -> None:
         """Tokenise what the stage needs into the cache; copies the rejected rows to the run."""
@@ -145,75 +283,68 @@ class OccupationDataModule(PlannedDataModule):
             assert self.index is not None
             return DistinctInputs(self.index)
         assert self.store is not None
-        is_training = stage == "train"
-        dataset = OccupationDataset(
-            self.store,
-            PART_NAMES.index(stage),
-            self.augmentation if is_training else None,
-            self.seed,
-        )
+        noise = self.augmentation if stage == "train" else None
+        dataset = OccupationDataset(self.store, PART_NAMES.index(stage), noise, self.seed)
         if not len(dataset.row_ids):
-            may_be_left_out = stage == "validation" and self._trainer_stage() == "fit"
-            without = ", or validate nothing: trainer.limit_val_batches=0" * may_be_left_out
             raise ValueError(
-                f"no row is for {stage}; name data.{stage}_files, or raise "
-                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}"
-                f"{without}."
+                f"no row is for {stage}; name data.{stage}_files or raise data.split.{stage}_share "
+                "(trainer.limit_val_batches=0 validates nothing)."
             )
         code_sets = {ids.tobytes() for ids in self.store.code_sets(dataset.row_ids)}
-        if is_training and len(code_sets) == 1 < len(dataset.row_ids):
+        if stage == "train" and len(code_sets) == 1 < len(dataset.row_ids):
             log.warning(
                 "All %d rows of training have the same code, so that the model learns to answer it "
-                "whatever the text; check the code column.", len(dataset.row_ids),
-            )  # fmt: skip
+                "whatever the text; check the code column.",
+                len(dataset.row_ids),
+            )
         return dataset
 
     def audit(self) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
         request, book, bad_rows = self.store_request(), None, BadRows("collect")
-        system, columns = request.system, request.columns
+        system = request.system
         if request.book.path is not None:
             check_file(Path(request.book.path), "data.code_book")
             book = build_code_book(system, Path(request.book.path), ())
             system = book.system
+        text, columns = request.text.normalisation, request.columns
+        rules = (columns, text, system, bad_rows, book, request.table)
         audit = Audit("rows", "characters", limit=request.text.max_length)
-        names = (*PART_NAMES, "predict")
-        parts = {name: (array("q"), array("Q")) for name in names}  # lengths, keys of texts
+
+        def rows() -> Iterator[tuple[Path, str, Job]]:
+            """Yield the sound rows: file, name of the part, and row."""
+            for number, paths in request.files.items():
+                for path in paths:
+                    for job in RowReader(*rules).jobs(path, number == TRAIN):
+                        yield path, PART_NAMES[number if job.part is None else job.part], job
+            for path in coded:
+                reader = RowReader(*rules)
+                for text, language in reader.inputs(path):
+                    if text is not None:
+                        yield path, "predict", Job(text, language, (), None)
+                audit.warnings += [f"{path}: {note}" for note in reader.notes()]
+
+        coded = expand_files(self.predict_files, "data.predict_files")
+        audit.files = {str(p): 0 for paths in (*request.files.values(), coded) for p in paths}
+        parts = {name: (array("q"), array("Q")) for name in (*PART_NAMES, "predict")}
         codes: Counter[str] = Counter()
         languages: Counter[str] = Counter()
         code_sets: dict[str, set[tuple[str, ...]]] = {}
-        rules = (columns, request.text.normalisation, system, bad_rows, book, request.table)
-
-        def take(path: Path, name: str, text: str, language: str) -> None:
+        for path, name, job in rows():
             audit.files[str(path)] += 1
-            parts[name][0].append(len(text))
-            parts[name][1].append(text_hash(text))
-            languages[language] += 1
-
-        for number, paths in request.files.items():
-            for path in paths:
-                audit.files[str(path)] = 0
-                for job in RowReader(*rules).jobs(path, number == TRAIN and bool(columns.split)):
-                    name = PART_NAMES[number if job.part is None else job.part]
-                    take(path, name, job.text, job.language)
-                    codes.update(job.codes)
-                    code_sets.setdefault(job.text, set()).add(tuple(sorted(job.codes)))
-        for path in expand_files(self.predict_files, "data.predict_files"):
-            reader = RowReader(*rules)
-            audit.files[str(path)] = 0
-            for text, language in reader.inputs(path):
-                if text is not None:
-                    take(path, "predict", text, language)
-            audit.warnings += [f"{path}: {note}" for note in reader.notes()]
+            lengths, keys = parts[name]
+            lengths.append(len(job.text))
+            keys.append(text_hash(job.text))
+            languages[job.language] += 1
+            if job.codes:
+                codes.update(job.codes)
+                code_sets.setdefault(job.text, set()).add(tuple(sorted(job.codes)))
         audit.parts = [AuditPart(name, *part) for name, part in parts.items() if part[0]]
         audit.labels = {"languages": languages, "codes": codes}
         audit.bad_rows = bad_rows.rows
         if book is not None:
             unseen = set(book.codes) - set(book.system.specials) - set(codes)
             audit.notes.append(("code book", f"{len(unseen):,} of its codes occur in no row"))
-        elif system.length is None and (suspects := lost_zero_suspects(codes)):
-            shown = ", ".join(suspects[:10])
-            audit.warnings.append(f"{len(suspects)} codes may have lost a leading zero: {shown}")
         conflicts = [text for text, sets in code_sets.items() if len(sets) > 1]
         if conflicts:
             audit.warnings.append(
@@ -247,27 +378,19 @@ class OccupationDataModule(PlannedDataModule):
             if not is_trained or not any(files.values()):
                 raise
             log.warning("%s Seen and unseen strings are not told apart.", error)
-        columns, book = self.columns, self.code_book
+        options = replace(self.options, files=files)
         if not any(files.values()):
             from datamodules import demo  # made only where it is asked for
 
             files[TRAIN] = [demo.demo_occupations()]
-            columns = Columns(language="language", split="split")
-            book = replace(book, path=book.path or str(demo.demo_code_book()))
-        if book.descriptions_as_examples and book.path is None:
+            options.columns = Columns(language="language", split="split")
+            path = options.book.path or str(demo.demo_code_book())
+            options.book = replace(options.book, path=path)
+        if options.book.descriptions_as_examples and options.book.path is None:
             raise ValueError(
                 "descriptions_as_examples needs a code book; name it with data.code_book.path."
             )
-        return StoreRequest(
-            files,
-            columns,
-            self.code_system,
-            book,
-            self.split,
-            self.text,
-            self.on_bad_rows,
-            table=self.table,
-        )
+        return options
 
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
         request = self.store_request(is_trained=recipe is not None)
@@ -282,10 +405,11 @@ class OccupationDataModule(PlannedDataModule):
 
     def _open_index(self, recipe: dict[str, Any] | None) -> PredictIndex:
         assert recipe is not None
-        columns = self.columns
+        options, columns = self.options, self.options.columns
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
-        return open_index(self._predict_paths(), columns, recipe, self.on_bad_rows, self.table)
+        files = self._predict_paths()
+        return open_index(files, columns, recipe, options.on_bad_rows, options.table)
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")

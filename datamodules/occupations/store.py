@@ -7,9 +7,9 @@ import difflib
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -41,7 +41,7 @@ RECIPE_VERSION = 1
 ENCODING_KEYS = ("version", "normalisation", "max_length", "languages", "code_book")
 T = TypeVar("T")
 
-UNKNOWN = "unk"
+UNKNOWN, DESCRIPTION_LANGUAGE = "unk", "en"
 UNKNOWN_NAMES = ("", "unk", "unknown", "und", "na", "n/a", "nan", "none", "null", "?", "-", "xx")
 
 _ISO_639_1 = """
@@ -74,12 +74,11 @@ ALIASES: dict[str, str] = {
 }
 
 
-def language_code(raw: str, unknown: Literal["error", "unk"] = "error") -> str:
+def language_code(raw: str) -> str:
     """Return the ISO 639-1 code of a language, or "unk" where none is stated.
 
     Args:
         raw: a code, an alias (se, ge, dk, swedish, …), or a locale such as en-GB.
-        unknown: what a name means that is none of these: an error, or "unk".
 
     Raises:
         ValueError: nobody knows this language; names the likely one.
@@ -92,8 +91,6 @@ def language_code(raw: str, unknown: Literal["error", "unk"] = "error") -> str:
             return ALIASES[candidate]
         if candidate in ISO_639_1:
             return candidate
-    if unknown == "unk":
-        return UNKNOWN
     near = difflib.get_close_matches(name, [*ALIASES, *ISO_639_1], n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise ValueError(
@@ -128,18 +125,8 @@ class Columns:
 
     def __post_init__(self) -> None:
         self.default_language = language_code(self.default_language)
-        if self.code_separator is not None and not self.code_separator.strip(" "):
-            raise ValueError(
-                f'columns.code_separator must be a visible text, got "{self.code_separator}"; '
-                "leave it out where each code has a column of its own."
-            )
         if isinstance(self.codes, str):
             self.codes = [name.strip() for name in self.codes.split(",") if name.strip()]
-        named = [self.text, self.language, self.split, *(self.codes or [])]
-        named = [name for name in named if name is not None]
-        twice = next((name for i, name in enumerate(named) if name in named[:i]), None)
-        if twice is not None:
-            raise ValueError(f'columns names "{twice}" twice; each use needs its own column.')
 
     def code_columns(self, table: Table) -> list[str]:
         """The code columns of this table.
@@ -173,16 +160,12 @@ class CodeBookOptions:
 
     Args:
         path: table with the columns code and description; `None` takes the codes of the data.
-        descriptions_as_examples: each description is one more training example of its code.
-        description_language: of the descriptions.
+        descriptions_as_examples: each description, in English, is one more training example of
+            its code.
     """
 
     path: str | None = None
     descriptions_as_examples: bool = False
-    description_language: str = "en"
-
-    def __post_init__(self) -> None:
-        language_code(self.description_language)
 
 
 @dataclass(frozen=True)
@@ -243,15 +226,16 @@ class RowReader:
         self.num_without_text = 0
         self.unknown_languages: Counter[str] = Counter()
         self._normalised = lru_cache(maxsize=1 << 16)(normalisation)
-        self._language = _remembered(self._parse_language)
-        self._code = _remembered(self._parse_code)
+        self._language = cache(self._parse_language)
+        self._code = cache(self._parse_code)
 
-    def jobs(self, path: Path, with_split: bool = False) -> Iterator[Job]:
-        """Yields the sound rows of a table with codes, in order; with their part where asked."""
+    def jobs(self, path: Path, is_divided: bool) -> Iterator[Job]:
+        """Yields the sound rows of a table with codes, in order; of a table that `columns.split`
+        divides with their part."""
         table, columns = Table(path, self.table), self.columns
         codes = columns.code_columns(table)
         wanted = [*columns.text_columns(table), *codes]
-        split = columns.split if with_split else None
+        split = columns.split if is_divided else None
         if split is not None:
             table.check([split], "columns.split")
             wanted.append(split)
@@ -263,7 +247,7 @@ class RowReader:
                 if not text:
                     rule = f'the column "{columns.text}" holds no text; fill it or drop the row.'
                     raise RowFault("text", raw, rule)
-                language = self._language(row[columns.language] if columns.language else "")
+                language = _sound(self._language(row[columns.language] if columns.language else ""))
                 found = self._codes_of([row[name] for name in codes])
                 part = None if split is None else _part(row[split])
             except RowFault as fault:
@@ -283,9 +267,8 @@ class RowReader:
                 yield None, UNKNOWN
                 continue
             name = row[columns.language] if columns.language else ""
-            try:
-                language = self._language(name)
-            except RowFault:
+            language = self._language(name)
+            if isinstance(language, RowFault):
                 self.unknown_languages[name] += 1
                 language = UNKNOWN
             yield text, language
@@ -308,17 +291,19 @@ class RowReader:
             )
         return notes
 
-    def _parse_language(self, name: str) -> str:
+    # Faults are returned, so that a value that stands in many rows is parsed once.
+
+    def _parse_language(self, name: str) -> str | RowFault:
         try:
             found = language_code(name)
         except ValueError as error:
-            raise RowFault("language", name, str(error)) from error
+            return RowFault("language", name, str(error))
         return self.columns.default_language if found == UNKNOWN else found
 
     def _codes_of(self, cells: list[str]) -> tuple[str, ...]:
         if self.columns.code_separator is not None:
             cells = [part for cell in cells for part in cell.split(self.columns.code_separator)]
-        found = tuple(dict.fromkeys(code for cell in cells if (code := self._code(cell))))
+        found = tuple(dict.fromkeys(code for cell in cells if (code := _sound(self._code(cell)))))
         if not found:
             rule = "the row has no code; give it one or drop the row."
             raise RowFault("no code", " ".join(cells).strip(), rule)
@@ -332,7 +317,7 @@ class RowReader:
             )
         return found
 
-    def _parse_code(self, cell: str) -> str | None:
+    def _parse_code(self, cell: str) -> str | RowFault | None:
         raw, kind = cell.strip(), "code"
         if raw.lower() in NO_CODE_MARKS and (self.book is None or raw not in self.book):
             return None
@@ -343,25 +328,14 @@ class RowReader:
                 self.book.index(code)
         except ValueError as error:
             kind = "lost zeros" if "leading zeros" in str(error) else kind
-            raise RowFault(kind, cell, str(error)) from error
+            return RowFault(kind, cell, str(error))
         return code
 
 
-def _remembered(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Returns `parse`, which runs once for each value, also where it raises a `RowFault`."""
-    results: dict[str, T | RowFault] = {}
-
-    def parsed(value: str) -> T:
-        if value not in results:
-            try:
-                results[value] = parse(value)
-            except RowFault as fault:
-                results[value] = fault
-        result = results[value]
-        if isinstance(result, RowFault):
-            raise RowFault(*result.args)
-        return result
-
+def _sound(parsed: T | RowFault) -> T:
+    """Returns what a value was parsed to; raises its fault."""
+    if isinstance(parsed, RowFault):
+        raise RowFault(*parsed.args)
     return parsed
 
 
@@ -379,18 +353,11 @@ def counted(count: int) -> str:
 
 @dataclass
 class StoreRequest:
-    """All that the arrays depend on.
+    """All that the arrays depend on; options as of `OccupationDataModule`.
 
     Args:
         files: per part (train, validation, test) the tables with codes.
-        columns: which column holds what.
-        system: how codes are written.
-        book: the legal codes.
-        split: how training rows are divided where parts have no files.
-        text: normalisation and length.
-        on_bad_rows: error or reject.
-        table: how the tables are written.
-        recipe: that of a checkpoint, which then decides the encoding; none makes a new one.
+        recipe: that of a checkpoint, which then decides the encoding; `None` makes a new one.
     """
 
     files: dict[int, list[Path]]
@@ -400,8 +367,8 @@ class StoreRequest:
     split: SplitOptions = field(default_factory=SplitOptions)
     text: TextOptions = TextOptions()
     on_bad_rows: Literal["error", "reject"] = "error"
-    recipe: dict[str, Any] | None = None
     table: TableOptions = field(default_factory=TableOptions)
+    recipe: dict[str, Any] | None = None
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
@@ -413,16 +380,14 @@ class StoreRequest:
             PART_NAMES[part]: [[str(path), file_digest(path)] for path in paths]
             for part, paths in self.files.items()
         }
+        options = ("columns", "book", "split", "text", "table")
         parts = {
             "version": STORE_VERSION,
             "files": files,
-            "columns": asdict(self.columns),
+            "book file": book,
             "system": self.system.to_dict(),
-            "book": [asdict(self.book), book],
-            "split": asdict(self.split),
-            "text": asdict(self.text),
+            **{name: asdict(getattr(self, name)) for name in options},
             "on_bad_rows": self.on_bad_rows,
-            "table": asdict(self.table),
             "recipe": None if self.recipe is None else encoding_digest(self.recipe),
         }
         return cache_folder("occupations", parts)
@@ -522,7 +487,7 @@ def _write(request: StoreRequest, folder: Path) -> None:
     reader = RowReader(columns, normalisation, system, bad_rows, book, request.table)
     for part, paths in request.files.items():
         for path in paths:
-            for job in reader.jobs(path, part == TRAIN and columns.split is not None):
+            for job in reader.jobs(path, part == TRAIN):
                 rows.add(job, part)
     if not rows.text and not bad_rows.count:
         raise ValueError("the tables hold no row; give them at least one.")
@@ -539,23 +504,21 @@ def _write(request: StoreRequest, folder: Path) -> None:
         used = {named[i] for i in np.unique(np.array(rows.language)[is_train])}
         used.add(columns.default_language)
         if options.descriptions_as_examples:
-            used.add(language_code(options.description_language))
+            used.add(DESCRIPTION_LANGUAGE)
         languages = [UNKNOWN, *sorted(used - {UNKNOWN})]
 
     # Text, and every code, occur in a training row; descriptions apart.
-    text_id, num_codes = np.array(rows.text), np.array(rows.num_codes)
-    row_of_code = np.repeat(np.arange(len(text_id)), num_codes)
-    code = np.array(rows.code)
-    seen_codes = np.isin(code, code[is_train[row_of_code]])
-    num_seen = np.bincount(row_of_code, seen_codes, minlength=len(text_id))
-    seen = {"text": np.isin(text_id, text_id[is_train]), "code": num_seen == num_codes}
+    text_id, code = np.array(rows.text), np.array(rows.code)
+    offsets = np.cumsum([0, *rows.num_codes], dtype=np.int64)
+    is_seen_text = np.isin(text_id, text_id[is_train])
+    is_known = np.isin(code, code[np.repeat(is_train, rows.num_codes)])
+    is_seen_code = np.logical_and.reduceat(is_known, offsets[:-1])
     if options.descriptions_as_examples and request.files.get(TRAIN):
-        language = language_code(options.description_language)
         for name, description in zip(book.codes, book.descriptions, strict=True):
             text = normalisation(description)
             if text and name not in book.system.specials:
-                rows.add(Job(text, language, (name,), None), TRAIN)
-    num_new = len(rows.text) - len(parts)  # descriptions are training rows themselves
+                rows.add(Job(text, DESCRIPTION_LANGUAGE, (name,), None), TRAIN)
+    new = (0, len(rows.text) - len(parts))  # descriptions are training rows themselves
     index = {name: i for i, name in enumerate(languages)}  # 0, unknown, where training had none
     language_id = np.array([index.get(name, 0) for name in rows.language_ids], np.int16)
     code_id = np.array([book.index(name) for name in rows.code_ids], np.int32)
@@ -565,9 +528,9 @@ def _write(request: StoreRequest, folder: Path) -> None:
         "language_id": language_id[np.array(rows.language)],
         "code_ids": code_id[np.array(rows.code)],
         "code_offsets": np.cumsum([0, *rows.num_codes], dtype=np.int64),
-        "part": np.concatenate([parts, np.full(num_new, TRAIN, dtype=np.int8)]),
-        "is_seen_text": np.concatenate([seen["text"], np.ones(num_new, bool)]),
-        "is_seen_code": np.concatenate([seen["code"], np.ones(num_new, bool)]),
+        "part": np.pad(parts, new, constant_values=TRAIN),
+        "is_seen_text": np.pad(is_seen_text, new, constant_values=True),
+        "is_seen_code": np.pad(is_seen_code, new, constant_values=True),
     }
     content = hashlib.sha256()
     for name, values in arrays.items():

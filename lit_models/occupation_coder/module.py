@@ -247,12 +247,14 @@ class LitOccupationCoder(ExactModule):
 
         Args:
             texts: job descriptions as they were written.
-            language: of all texts or of each; `None` takes the recipe's default.
+            language: of all texts or of each; `None` takes the recipe's default; one that training
+                had not is the unknown one.
             options: fields of DecodingOptions that differ, such as method="beam".
 
         Raises:
             RuntimeError: the module has no trained network yet.
-            ValueError: a single string instead of a list, or not one language per text.
+            ValueError: a single string instead of a list, not one language per text, or a name of
+                no language.
         """
         if self.recipe is None or self.network is None:
             raise RuntimeError(
@@ -269,7 +271,7 @@ class LitOccupationCoder(ExactModule):
                 "one each."
             )
         language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
-        language_ids = [language_index.get(language_code(n, "unk"), 0) for n in language]
+        language_ids = [language_index.get(language_code(name), 0) for name in language]
         normalise = TextNormalisation(**self.recipe["normalisation"])
         encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))

@@ -1,85 +1,38 @@
+"""Noise in training texts: letter by letter, and in a batch as of each sample alone."""
+
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.occupations.batches import Augmentation, augment
+from datamodules import Augmentation
+from datamodules.core.plan import PlanOptions, rng_for, uniforms_for
+from datamodules.occupations.datamodule import letter_noise
+from datamodules.tokenizers.characters import decode
+from tests.occupation_tables import ROWS, many, module, table
 
-FIELDS = (
-    "delete",
-    "insert",
-    "substitute",
-    "swap_letters",
-    "swap_words",
-    "status_word",
-)
-LATIN = set("abcdefghijklmnopqrstuvwxyz")
+DELETE, INSERT, SUBSTITUTE = np.eye(3, dtype=bool)
+EPOCH = 3
 
 
-def only(name: str, **options: int) -> Augmentation:
-    return Augmentation(**{name: 1.0}, drop_language=0.0, **options)
-
-
-def variants(text: str, options: Augmentation, language: str = "en", count: int = 200) -> set[str]:
+def variants(text: str, fires: np.ndarray, count: int = 500, num_edits: int = 1) -> set[str]:
     rngs = (np.random.default_rng(i) for i in range(count))
-    return {augment(text, language, rng.random(8), rng, options)[0] for rng in rngs}
+    return {letter_noise(text, fires, rng, num_edits) for rng in rngs}
 
 
-def noisy(text: str, seed: int, options: Augmentation) -> tuple[str, str]:
-    rng = np.random.default_rng(seed)
-    return augment(text, "en", rng.random(8), rng, options)
-
-
-def test_the_default_changes_nothing() -> None:
-    assert not any(Augmentation().probabilities())
-    assert variants("farmer", Augmentation()) == {"farmer"}
-    assert noisy("farmer", 0, Augmentation())[1] == "en"
-
-
-def test_deletion_leaves_one_letter_out() -> None:
-    assert variants("abcd", only("delete")) == {"bcd", "acd", "abd", "abc"}
-
-
-def test_insertion_adds_a_letter_anywhere() -> None:
-    found = variants("AB", only("insert"), count=500)
+def test_letters_are_deleted_inserted_and_substituted() -> None:
+    assert variants("abcd", DELETE) == {"bcd", "acd", "abd", "abc"}
+    latin = set("abcdefghijklmnopqrstuvwxyz")
+    found = variants("AB", INSERT)
     assert {len(text) for text in found} == {3}
     assert {text.index(text.strip("AB") or "?") for text in found} == {0, 1, 2}
-    assert {text.replace("A", "").replace("B", "") for text in found} <= LATIN
-
-
-def test_substitution_takes_letters_of_the_script_and_the_language() -> None:
-    assert {text[0] for text in variants("a", only("substitute"), count=900)} == LATIN
-    assert "ø" in variants("a", only("substitute"), "da", count=900)
-    assert variants("ж", only("substitute")) <= set("абвгдежзийклмнопрстуфхцчшщъыьэюя")
-    assert variants("大工", only("substitute")) <= {"大工", "大大", "工工"}
-
-
-def test_letters_and_words_change_places() -> None:
-    assert variants("abc", only("swap_letters")) == {"bac", "acb"}
-    assert variants("a b c", only("swap_words")) == {"b a c", "c b a", "a c b"}
-    assert variants("smith", only("swap_words")) == {"smith"}
-    assert variants("a", only("swap_letters")) == {"a"}
-
-
-def test_a_status_word_is_added_in_the_samples_language() -> None:
-    assert {"smed (afdød)", "afdød smed", "smed afdød"} <= variants(
-        "smed", only("status_word"), "da"
-    )
-    assert variants("smed", only("status_word"), "unk") == {"smed"}
-
-
-def test_the_number_of_edits_is_a_most() -> None:
-    lengths = {len(text) for text in variants("abcdefgh", only("delete", num_edits=3))}
-    assert lengths == {5, 6, 7}
-
-
-def test_the_language_is_dropped_a_quarter_of_the_time_once_augmentation_is_on() -> None:
-    options = Augmentation(delete=1e-9)
-    rngs = [np.random.default_rng(i) for i in range(2000)]
-    dropped = sum(augment("farmer", "en", rng.random(8), rng, options)[1] == "unk" for rng in rngs)
-    assert dropped / 2000 == pytest.approx(0.25, abs=0.04)
-    assert only("delete").probabilities()[-1] == 0
-    assert any(Augmentation(drop_language=0.5).probabilities())
+    assert {text.replace("A", "").replace("B", "") for text in found} <= latin
+    assert variants("ø", SUBSTITUTE) == latin
+    assert variants("ж", SUBSTITUTE) <= set("абвгдежзийклмнопрстуфхцчшщъыьэюя")
+    assert variants("大工", SUBSTITUTE) <= {"大工", "大大", "工工"}
+    assert {len(text) for text in variants("abcdefgh", DELETE, num_edits=3)} == {5, 6, 7}
 
 
 @settings(deadline=None)
@@ -89,18 +42,41 @@ def test_the_language_is_dropped_a_quarter_of_the_time_once_augmentation_is_on()
     st.integers(1, 4),
 )
 def test_no_text_becomes_empty(text: str, seed: int, num_edits: int) -> None:
-    options = Augmentation(**dict.fromkeys(FIELDS, 0.8), num_edits=num_edits)
-    assert noisy(text, seed, options)[0].strip()
+    every = np.ones(3, dtype=bool)
+    assert letter_noise(text, every, np.random.default_rng(seed), num_edits).strip()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "noise",
     [
-        ({"delete": 1.2}, "delete is a probability, 0 to 1, got 1.2"),
-        ({"drop_language": -1}, "drop_language is a probability"),
-        ({"num_edits": 0}, "num_edits must be at least 1, got 0"),
+        Augmentation(delete=0.2, insert=0.2, drop_language=0.25, num_edits=2),
+        Augmentation(drop_language=0.4),
     ],
 )
-def test_impossible_options_are_refused(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Augmentation(**arguments)
+def test_a_batch_has_the_noise_of_each_sample_alone(tmp_path: Path, noise: Augmentation) -> None:
+    options = {"augmentation": noise, "plan": PlanOptions(seed=7)}
+    held_out = table(tmp_path / "v.csv", ROWS)
+    data = module(tmp_path, [*ROWS, *many(60)], validation_files=held_out, **options)
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    batch = dataset.batch(np.arange(len(dataset.lengths)), EPOCH)
+    store, languages = dataset.store, data.recipe["languages"]
+    dropped = 0
+    for number, row in enumerate(dataset.row_ids):
+        (draws,) = uniforms_for(7, EPOCH, np.array([number]), 8)
+        fires = draws[:3] < (noise.delete, noise.insert, noise.substitute)
+        text = decode(store.texts(np.array([row]))[0])
+        text = letter_noise(text, fires, rng_for(7, EPOCH, number), noise.num_edits)
+        assert decode(batch["input_ids"][number].numpy()) == text[: data.recipe["max_length"]]
+        language = languages[store.arrays["language_id"][row]]
+        if draws[7] < noise.drop_language and language != "unk":
+            language, dropped = "unk", dropped + 1
+        assert languages[batch["language_id"][number]] == language
+    assert 0 < dropped < len(dataset.row_ids)
+    assert (batch["attention_mask"] == (batch["input_ids"] != 0)).all()
+
+
+@pytest.mark.parametrize("values", [{"delete": 1.2}, {"drop_language": -1}, {"num_edits": 0}])
+def test_impossible_options_are_refused(values: dict) -> None:
+    with pytest.raises(ValueError, match="probabilities, 0 to 1, and num_edits, at least 1"):
+        Augmentation(**values)

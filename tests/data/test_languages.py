@@ -2,7 +2,7 @@
 
 import pytest
 
-from datamodules.occupations.store import ALIASES, ISO_639_1, UNKNOWN, language_code
+from datamodules.occupations.store import ALIASES, ISO_639_1, language_code
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,3 @@ def test_every_iso_code_is_itself_or_a_known_alias_of_another():
     changed = {code for code in ISO_639_1 if language_code(code) != code}
     assert changed == {"na", "nb", "nn"}
     assert set(ALIASES.values()) <= ISO_639_1
-
-
-def test_an_unknown_language_may_count_as_unknown():
-    assert language_code("klingon", unknown="unk") == UNKNOWN

@@ -96,11 +96,5 @@ def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, capl
 def test_options_in_conflict_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r'columns.split \("part"\) divides the training files'):
         OccupationDataModule("a.csv", "b.csv", columns=Columns(split="part"))
-    with pytest.raises(ValueError, match="validation_files are given without train_files"):
-        OccupationDataModule(validation_files="b.csv")
-    with pytest.raises(ValueError, match='columns names "text" twice'):
-        Columns(codes=["text"])
-    with pytest.raises(ValueError, match="code_separator must be a visible text"):
-        Columns(code_separator=" ")
     with pytest.raises(ValueError, match=r"text.max_length must be at least 1, got 0"):
         TextOptions(max_length=0)
