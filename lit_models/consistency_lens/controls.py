@@ -1,30 +1,37 @@
 """Controls of a test: the same evaluation with one part replaced; what each is worth, exact over
-ranks and with a bootstrap interval.
+ranks and with a bootstrap interval; the table, controls.json and the page of examples.
 
-Shapes: B samples, D features, t words, V vocabulary, R replicates.
+Shapes: B samples, D features, t words, V vocabulary, R replicates, G groups, C rows.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from jinja2 import Environment, StrictUndefined
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.activations.datamodule import ActivationDataset, explanation_line, token_texts
+from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ALL, ActivationBatch
+from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
 from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error
-from lit_models.consistency_lens.subject import PatchedSubject
+from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
-
-if TYPE_CHECKING:  # the networks know arrays, not files
-    from datamodules.activations.store import ActivationStatistics
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
 REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
 _POISSON, _WORD_ORDER, _DRAW = 2, 3, 4  # keys of what is drawn
 Row = dict[str, float]
+Rows = dict[str, Row]
 
 
 def row_names(options: EvaluationOptions) -> tuple[str, ...]:
@@ -75,7 +83,7 @@ class Baselines(nn.Module):
     position_means: Tensor
     components: Tensor
 
-    def __init__(self, statistics: "ActivationStatistics", vocab_size: int) -> None:
+    def __init__(self, statistics: ActivationStatistics, vocab_size: int) -> None:
         super().__init__()
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
@@ -269,14 +277,6 @@ class Case:
 
 REPLICATES = 500
 SUMMED = (*Fidelity._fields, "count")
-# Values reported of a row. fve: fraction of variance explained; excess: what it is above that of
-# the current-token mean; unit_fve: at length 1; kl_recovered, following_recovered: share of the
-# nats of the training mean that is saved, at the position and after it; kl_recovered_zero: of
-# those of a zero; nats, following_nats, next_nats: means; count: samples.
-REPORTED = (
-    *("fve", "excess", "unit_fve", "kl_recovered", "following_recovered", "kl_recovered_zero"),
-    *("nats", "following_nats", "next_nats", "count"),
-)
 COMPARED = ("mean", "zero", "token_mean")  # rows that others are reported against
 
 
@@ -289,10 +289,7 @@ class FidelityTable(Metric):
 
     Args:
         rows: names, those of `COMPARED` among them.
-        groups: names of the files; one alone is all documents.
-
-    Raises:
-        ValueError: two files have one name, or one that means all of them.
+        groups: names of the files, no two alike; one alone is all documents.
 
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
@@ -304,12 +301,6 @@ class FidelityTable(Metric):
         super().__init__()
         self.rows, self.files = list(rows), list(groups) if len(groups) > 1 else []
         self.groups = [ALL, *self.files]
-        if len(set(self.groups)) < len(self.groups):
-            raise ValueError(
-                f"the files of the test part are called {', '.join(self.files)}, and each needs a "
-                f'name of its own other than "{ALL}"; dump the activations again, which names them '
-                "by their folders, too."
-            )
         shape = (len(self.groups), len(self.rows), len(SUMMED))
         empty = torch.zeros(shape, dtype=torch.float64)
         self.add_state("sums", empty, dist_reduce_fx="sum")
@@ -320,58 +311,51 @@ class FidelityTable(Metric):
         """Add the values of each sample of a batch, by row."""
         one = torch.ones_like(batch["weight"], dtype=torch.float64)
         values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
-        member = torch.stack(self.weights(batch), dim=1)  # [B, G]
+        member = self.members(batch)
         draws = poisson(batch["document"]).double()  # [B, R]
         self.sums = self.sums + torch.einsum("bg,bcf->gcf", member, values)
         self.replicates = self.replicates + torch.einsum(
             "brg,bcf->rgcf", draws[:, :, None] * member[:, None], values
         )
 
-    def weights(self, batch: ActivationBatch) -> list[Tensor]:
-        """Return for each group the weights [B] float64 of a batch, 0 for samples of others."""
+    def members(self, batch: ActivationBatch) -> Tensor:
+        """Return the weights [B, G] float64 of a batch in each group, 0 for samples of others."""
         weight = batch["weight"].double()
-        return [weight, *(weight * (batch["group"] == n) for n in range(len(self.files)))]
+        of_files = (weight * (batch["group"] == number) for number in range(len(self.files)))
+        return torch.stack([weight, *of_files], dim=1)
 
-    def compute(self) -> Tensor:
-        """Return [G, C, K, 3] float64: value, lower and upper end of its 95 % interval of each row
-        and value of `REPORTED`; 0 where nothing was counted."""
+    def compute(self) -> dict[str, Rows]:
+        """Return group -> row -> value -> number, with `fve_low` and `fve_high` for the ends of the
+        95 % interval of `fve` and so on; 0 where nothing was counted."""
         ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.sums.device)
-        interval = torch.quantile(self._reported(self.replicates), ends, dim=0)
-        return torch.stack([self._reported(self.sums), *interval], dim=-1)
+        drawn = self._values(self.replicates)
+        found: dict[str, Rows] = {group: {row: {} for row in self.rows} for group in self.groups}
+        for name, values in self._values(self.sums).items():
+            parts = torch.stack([values, *torch.quantile(drawn[name], ends, dim=0)], -1)
+            for group, rows in zip(self.groups, parts.tolist(), strict=True):
+                for row, (value, low, high) in zip(self.rows, rows, strict=True):
+                    found[group][row] |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        return found
 
-    def computed(self) -> dict[str, dict[str, Row]]:
-        """Return group -> row -> value -> number, with `fve_low` and `fve_high` for the interval
-        of `fve` and so on; a collective."""
-        by_group: dict[str, dict[str, Row]] = {}
-        for group, rows in zip(self.groups, self.compute().tolist(), strict=True):
-            by_group[group] = {}
-            for row, values in zip(self.rows, rows, strict=True):
-                found = by_group[group][row] = {}
-                for name, (value, low, high) in zip(REPORTED, values, strict=True):
-                    found[name] = value
-                    if name != "count":
-                        found |= {f"{name}_low": low, f"{name}_high": high}
-        return by_group
-
-    def _reported(self, sums: Tensor) -> Tensor:
-        """[..., C, K] from sums [..., C, F]."""
+    def _values(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return name -> values [..., C] of sums [..., C, F]."""
         by_name = dict(zip(SUMMED, sums.unbind(-1), strict=True))
         mean, zero, token = (self.rows.index(name) for name in COMPARED)
         fve = _saved(by_name["error"], by_name["spread"])
         nats, following, count = (by_name[n] for n in ("nats", "following_nats", "count"))
-        found = (
-            fve,
-            fve - fve[..., token, None],
-            _saved(by_name["unit_error"], by_name["unit_spread"]),
-            _saved(nats, nats[..., mean, None]),
-            _saved(following, following[..., mean, None]),
-            _saved(nats, nats[..., zero, None]),
-            nats / count.clamp(min=1),
-            following / by_name["num_following"].clamp(min=1),
-            by_name["next_nats"] / count.clamp(min=1),
-            count,
-        )
-        return torch.stack(found, dim=-1)
+        return {
+            "fve": fve,  # fraction of variance explained
+            "excess": fve - fve[..., token, None],  # above that of the current-token mean
+            "unit_fve": _saved(by_name["unit_error"], by_name["unit_spread"]),  # at length 1
+            # Share that is saved of the nats of the training mean, there and after it; of a zero's.
+            "kl_recovered": _saved(nats, nats[..., mean, None]),
+            "following_recovered": _saved(following, following[..., mean, None]),
+            "kl_recovered_zero": _saved(nats, nats[..., zero, None]),
+            "nats": nats / count.clamp(min=1),
+            "following_nats": following / by_name["num_following"].clamp(min=1),
+            "next_nats": by_name["next_nats"] / count.clamp(min=1),
+            "count": count,
+        }
 
 
 def _saved(cost: Tensor, base: Tensor) -> Tensor:
@@ -381,14 +365,9 @@ def _saved(cost: Tensor, base: Tensor) -> Tensor:
 
 def poisson(key: Tensor) -> Tensor:
     """Return [B, R] int64 draws of a Poisson variable of mean 1, keyed by `key` [B] int64."""
-    uniform = uniforms(mixed(key, _POISSON), REPLICATES)
-    total = term = torch.exp(torch.tensor(-1.0, dtype=torch.float64, device=key.device))
-    bounds = []
-    for number in range(1, 12):  # P(more than 11) is below 1e-9
-        bounds.append(total)
-        term = term / number
-        total = total + term
-    return torch.searchsorted(torch.stack(bounds), uniform)
+    counts = torch.arange(11, dtype=torch.float64, device=key.device)  # P(12 or more) < 1e-9
+    chances = torch.exp(-1 - torch.lgamma(counts + 1))
+    return torch.searchsorted(chances.cumsum(0), uniforms(mixed(key, _POISSON), REPLICATES))
 
 
 RECALLS = ("recall", "shuffled_recall", "known")
@@ -433,7 +412,7 @@ class Legibility(Metric):
         nats: Tensor,
         texts: tuple[Tensor, Tensor],
         attributes: Tensor | None,
-        weights: Sequence[Tensor],
+        member: Tensor,
     ) -> None:
         """Add one batch.
 
@@ -441,9 +420,8 @@ class Legibility(Metric):
             nats: [B].
             texts: the explanations [B, t] int64, and those of other activations.
             attributes: [B, A] int64, tokens; -1 = not known.
-            weights: of `FidelityTable.weights`.
+            member: [B, G] of `FidelityTable.members`.
         """
-        member = torch.stack(list(weights), dim=1)  # [B, G]
         values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)], dim=1)
         self.nats = self.nats + torch.einsum("bg,bf->gf", member, values)
         key = torch.zeros_like(texts[0][:, 0])
@@ -475,3 +453,187 @@ class Legibility(Metric):
                 values |= {name: rows[0][name] for name in RECALLS[:2]}
             found.append((values, dict(zip(self.attributes, rows[1:], strict=True))))
         return found
+
+
+IS_RANDOM = "the subject has random weights"
+OTHER_DATA = (
+    "tested on data that were divided otherwise than in training: documents of the\n"
+    "test may have been trained on; token_mean, position_mean, components and the\n"
+    "counts of the teacher's rare words are of the test's own training part, the\n"
+    "mean is that of the lens's training"
+)
+NO_REFERENCE = (
+    "without the rows of the separate reader: it is kept when both networks begin to\n"
+    "learn together after a warm start, and this lens knows of none"
+)
+SHOWN = {
+    "fve": "FVE",
+    "interval": "95 %",
+    "unit_fve": "unit FVE",
+    "kl_recovered": "KL rec.",
+    "next_nats": "CE diff.",
+}
+OF_FURTHER_FILES = ("fve", "fve_excess", "kl_recovered", "recall", "shuffled_recall")
+
+
+class ControlTable(Callback):
+    """Computes all rows from the module's sums, logs the headline, prints and writes the tables.
+
+    The headline is that of the first file; of each further one FILE some values are test/FILE/….
+    controls.json: subject; rows, as of `FidelityTable.compute`; legibility, group -> name -> value;
+    attributes, group -> name -> recall; notes. A group is a file, or all. examples.html:
+    `evaluation.num_examples` explanations.
+    """
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        computed = pl_module.fidelity.compute()  # collectives: on every rank
+        readable = pl_module.legibility.compute()
+        legible, attributes = (
+            dict(zip(computed, column, strict=True)) for column in zip(*readable, strict=True)
+        )
+        left_out = () if pl_module.lens.has_reference else REFERENCE_ROWS
+        groups = {
+            group: {name: row for name, row in rows.items() if name not in left_out}
+            for group, rows in computed.items()
+        }
+        log_headlines(
+            pl_module, {group: headline(groups[group], legible[group]) for group in groups}
+        )
+        number = pl_module.evaluation.num_examples
+        dataset = trainer.datamodule.datasets["test"]
+        chosen = evenly(len(dataset.lengths), number) if number else []
+        found = examples(trainer, pl_module, dataset, chosen)  # on every rank
+        if not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = pl_module.recipe["subject"]
+        is_random = pl_module.options.random_weights or pl_module.options.path is None
+        own = training_digest(trainer.datamodule.store.hashes(TRAIN))
+        notes = [
+            *[OTHER_DATA] * (pl_module.recipe[TRAINED_ON] != [own]),
+            *[NO_REFERENCE] * bool(left_out),
+            *[IS_RANDOM] * is_random,
+        ]
+        known = {name: facts[name] for name in ("digest", "layer")}
+        content = {
+            "subject": {**known, "has_random_weights": is_random},
+            "rows": groups,
+            "legibility": legible,
+            "attributes": attributes,
+            "notes": notes,
+        }
+        (folder / "controls.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        if found:
+            (folder / "examples.html").write_text(page(found, len(dataset.lengths)), "utf-8")
+        console = Console(highlight=False)
+        for group, rows in groups.items():
+            if group != ALL or len(groups) == 1:
+                console.print(rendered(rows, legible[group], group))
+        console.print(*notes, sep="\n", markup=False)
+
+
+def headline(rows: Rows, legible: Row) -> Row:
+    """Return what a test logs."""
+    own, token = rows["greedy"], rows["token_mean"]["fve"]
+    return {
+        "fve": own["fve"],
+        "fve_excess": own["excess"],
+        "fve_excess_share": own["excess"] / (1 - token) if token < 1 else 0.0,
+        "fve_shuffled": rows["shuffled_examples"]["fve"],
+        "fve_sampled": rows["sampled"]["fve"],
+        "kl_recovered": own["kl_recovered"],
+        **{f"{row}_fve": rows[row]["fve"] for row in ("separate_reader",) if row in rows},
+        **legible,
+    }
+
+
+def log_headlines(module: LightningModule, headlines: Rows) -> None:
+    """Log the headline of the first file, and some values of each further one; equal on all
+    ranks."""
+    first, *others = [group for group in headlines if group != ALL] or [ALL]
+    values = dict(headlines[first])
+    for group in others:
+        some = {name: headlines[group].get(name) for name in OF_FURTHER_FILES}
+        values |= {f"{group}/{name}": value for name, value in some.items() if value is not None}
+    module.headline = nn.ModuleList(SumCount() for _ in values).to(module.device)
+    for place, (name, value) in enumerate(values.items()):
+        metric = module.headline[place]  # no names: FILE has dots
+        metric.update(torch.tensor(value, dtype=torch.float64), torch.tensor(1))
+        module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
+
+
+def rendered(rows: Rows, legible: Row, group: str) -> Table:
+    """Return the table of controls as it is printed, at most 80 columns wide."""
+    title = "controls" if group == ALL else f"controls: {group}"
+    shown = Table(
+        title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False
+    )
+    shown.add_column("rebuilt from")
+    for name in SHOWN.values():
+        shown.add_column(name, justify="right")
+    for row, values in rows.items():
+        interval = f"{_number(values['fve_low'])} to {_number(values['fve_high'])}"
+        texts = [_number(values[name]) for name in SHOWN if name != "interval"]
+        shown.add_row(row, texts[0], interval, *texts[1:])
+    own = rows["greedy"]
+    named = f"greedy explanations: {legible['text_nats']:.3f} nats per word under the subject, "
+    named += f"{legible['distinct']:.3f} distinct"
+    if "recall" in legible:
+        named += f"\nattributes named: {legible['recall']:.3f}, of another activation "
+        named += f"{legible['shuffled_recall']:.3f}"
+    shown.caption = (
+        f"greedy is {own['excess']:.3f} ({own['excess_low']:.3f} to {own['excess_high']:.3f}) "
+        f"above token_mean; {own['count']:.0f} activations\n{named}"
+    )
+    return shown
+
+
+def _number(value: float) -> str:
+    """At most seven characters."""
+    if abs(value) < 100:
+        return f"{round(value, 3) + 0.0:.3f}"  # no -0.000
+    return f"{value:.1e}".replace("e+0", "e")
+
+
+AT_ONCE = 64  # examples in one forward call
+
+
+def evenly(length: int, number: int) -> list[int]:
+    """Return so many of 0 … length - 1 at even distances, the first and the last among them."""
+    return np.unique(np.linspace(0, length - 1, min(number, length)).round().astype(int)).tolist()
+
+
+def examples(
+    trainer: Trainer, module: LightningModule, dataset: ActivationDataset, numbers: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the lines of `predict` for some samples, with `words`, pairs of the text of each word
+    of the explanation and its salience; by rising error.
+
+    Every rank computes all of them, so that none waits for another.
+    """
+    lines = []
+    tokenizer = dataset.pieces.store.tokenizer
+    for start in range(0, len(numbers), AT_ONCE):
+        some = numbers[start : start + AT_ONCE]
+        batch = module.transfer_batch_to_device(dataset.batch(np.array(some), 0), module.device, 0)
+        with torch.no_grad():
+            found = trainer.strategy.predict_step(batch, 0, with_salience=True)
+        results = {name: values.cpu().numpy() for name, values in found.items()}
+        for row, number in enumerate(some):
+            values = {name: result[row] for name, result in results.items()}
+            line = explanation_line(dataset, number, values, CONTROLS)
+            texts = token_texts(tokenizer, values["token_ids"])
+            line["words"] = list(zip(texts, values["salience"].tolist(), strict=True))
+            lines.append(line)
+    return sorted(lines, key=lambda line: line["error"])
+
+
+def page(examples: list[dict[str, Any]], number: int) -> str:
+    """Return the page of `examples` out of so many activations: one file of HTML that needs no
+    network, and sorts itself."""
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        Path(__file__).with_name("examples.html").read_text("utf-8")
+    )
+    largest = max((s for line in examples for _, s in line["words"]), default=0.0)
+    return template.render(examples=examples, number=number, largest=largest)

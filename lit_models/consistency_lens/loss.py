@@ -30,14 +30,10 @@ class LossWeight:
     end: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.weight, self.begin) < 0:
+        if min(self.weight, self.begin) < 0 or (self.end is not None and self.end <= self.begin):
             raise ValueError(
-                f"weight and begin of a loss must be 0 or more, got {self.weight} and {self.begin}."
-            )
-        if self.end is not None and self.end <= self.begin:
-            raise ValueError(
-                f"a loss from step {self.begin} on cannot end at step {self.end}; give a later "
-                "end, or weight 0 to leave it out."
+                "a term of losses needs a weight and a begin of 0 or more and an end after its "
+                f"begin, got {self}; weight 0 leaves it out."
             )
 
     def at(self, step: int) -> float:
@@ -62,14 +58,10 @@ class TemperatureSchedule:
     until: int = 1000
 
     def __post_init__(self) -> None:
-        if min(self.start, self.end) <= 0:
+        if min(self.start, self.end) <= 0 or not 0 <= self.begin < self.until:
             raise ValueError(
-                f"temperatures must be above 0, got {self.start} and {self.end}; usual is 1 to 0.5."
-            )
-        if not 0 <= self.begin < self.until:
-            raise ValueError(
-                f"temperature.begin {self.begin} must be 0 or more and below temperature.until "
-                f"{self.until}."
+                "a temperature needs a start and an end above 0 and a begin of 0 or more, before "
+                f"until, got {self}."
             )
 
     def at(self, step: int) -> float:
@@ -104,11 +96,6 @@ class LensLosses:
 
     def __post_init__(self) -> None:
         assert tuple(field.name for field in fields(self)) == TERMS
-        if not any(getattr(self, name).weight for name in TERMS):
-            raise ValueError(
-                "every weight of losses is 0, so there is nothing to learn; give one, such as "
-                "losses.reconstruction.weight 1."
-            )
 
     def at(self, step: int) -> dict[str, float]:
         """Return the terms that count at an optimizer step, with their weights."""

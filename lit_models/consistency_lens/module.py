@@ -30,6 +30,7 @@ from lit_models.consistency_lens.controls import (
     CONTROLS,
     Baselines,
     Case,
+    ControlTable,
     EvaluationOptions,
     Explained,
     FidelityTable,
@@ -58,7 +59,6 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
-from lit_models.consistency_lens.tables import ControlTable
 from lit_models.training.exact import ExactModule
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
@@ -183,8 +183,7 @@ class LitConsistencyLens(ExactModule):
 
     def build(self, recipe: Recipe, data: Any) -> None:
         tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-        longest = 1 if data is None else data.context_length
-        network = load_subject(self.options, recipe["network"], longest, tokenizer.vocab_size)
+        network = load_subject(self.options, recipe["network"])
         subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
         self.lens = Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
         leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
@@ -250,10 +249,10 @@ class LitConsistencyLens(ExactModule):
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         case = self._case(batch)
         texts = (case.greedy.token_ids, case.shuffled.token_ids)
-        weights = self.fidelity.weights(batch)
         nats = text_nats(self.lens.language_logits(texts[0]), texts[0])
         self.fidelity.update(case.fidelities(), batch)
-        self.legibility.update(nats, texts, batch.get("attributes"), weights)
+        member = self.fidelity.members(batch)
+        self.legibility.update(nats, texts, batch.get("attributes"), member)
         error = case.error(case.rebuilt(case.greedy))
         return SampleResult(error, {"explanation": texts[0]})
 
@@ -422,13 +421,13 @@ class LitSubject(ExactModule):
         return ModelFacts(tokenizer=tokenizer_folder(self.options), options=options)
 
     def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
-        sizes = (data.context_length, data.store.tokenizer.vocab_size)
-        network = subject_recipe(self.options, sizes[1])
-        facts = asdict(subject_facts(self.options, network))
-        return {"network": network, "sizes": sizes, "subject": facts}
+        vocab_size = data.store.tokenizer.vocab_size
+        network = subject_recipe(self.options, vocab_size)
+        check_recipe(network, data.context_length, vocab_size)
+        return {"network": network, "subject": asdict(subject_facts(self.options, network))}
 
     def build(self, recipe: Recipe, data: Any) -> None:
-        network = load_subject(self.options, recipe["network"], *recipe["sizes"])
+        network = load_subject(self.options, recipe["network"])
         self.subject = Subject(network, self.options.layer)
         keep_layers(network, self.options.layer + 1)
 

@@ -22,7 +22,6 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import (
     Network,
     Recipe,
-    check_recipe,
     load_network,
     network_from_config,
     read_config,
@@ -167,22 +166,13 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
     return replace(options.network, vocab_size=size).recipe
 
 
-def load_subject(
-    options: SubjectOptions, recipe: Recipe, context_length: int, size: int
-) -> Network:
+def load_subject(options: SubjectOptions, recipe: Recipe) -> Network:
     """Return the subject's network of a `subject_recipe` with its weights, on the CPU.
-
-    Args:
-        options: of the user.
-        recipe: of the network.
-        context_length: positions of the longest document.
-        size: tokens of the data's tokenizer.
 
     Raises:
         FileNotFoundError: a file of the model is missing.
-        ValueError: one is damaged, or the documents do not fit the model.
+        ValueError: one is damaged.
     """
-    check_recipe(recipe, context_length, size)
     if options.path is not None and not options.random_weights:
         return load_network(options.path)
     return _random_network(options.seed, recipe)

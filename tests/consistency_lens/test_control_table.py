@@ -18,25 +18,23 @@ from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import subject
 from lit_models.consistency_lens.controls import (
+    IS_RANDOM,
+    NO_REFERENCE,
+    OTHER_DATA,
     REFERENCE_ROWS,
     EvaluationOptions,
     Explained,
     Fidelity,
     FidelityTable,
     Legibility,
-    row_names,
-)
-from lit_models.consistency_lens.module import continued
-from lit_models.consistency_lens.subject import TRAINED_ON
-from lit_models.consistency_lens.tables import (
-    IS_RANDOM,
-    NO_REFERENCE,
-    OTHER_DATA,
     evenly,
     headline,
     page,
     rendered,
+    row_names,
 )
+from lit_models.consistency_lens.module import continued
+from lit_models.consistency_lens.subject import TRAINED_ON
 from tests.activation_dumps import stories
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import case_of
@@ -72,7 +70,7 @@ def by_hand():
 def test_values_are_those_worked_by_hand():
     table = FidelityTable(ROWS, [])
     table.update(by_hand(), batch(2))
-    found = table.computed()["all"]
+    found = table.compute()["all"]
     own = found["greedy"]
     assert own["fve"] == pytest.approx(1 - 3 / 10)
     assert own["excess"] == pytest.approx((1 - 3 / 10) - (1 - 5 / 10))
@@ -92,9 +90,9 @@ def test_values_are_those_worked_by_hand():
 def test_a_weight_of_0_and_an_empty_table_count_nothing():
     table = FidelityTable(ROWS, [])
     table.update(by_hand(), batch(2) | {"weight": torch.zeros(2)})
-    assert not any(value for row in table.computed()["all"].values() for value in row.values())
+    assert not any(value for row in table.compute()["all"].values() for value in row.values())
     table.update(by_hand(), batch(2) | {"weight": torch.tensor([1.0, 0.0])})
-    own = table.computed()["all"]["greedy"]
+    own = table.compute()["all"]["greedy"]
     assert (own["fve"], own["count"]) == (0.75, 1)
     explained = Explained()
     explained.update(torch.zeros(1), torch.zeros(1))
@@ -104,15 +102,8 @@ def test_a_weight_of_0_and_an_empty_table_count_nothing():
 def test_files_are_summed_apart_and_together():
     table = FidelityTable(ROWS, ["one", "two"])
     table.update(by_hand(), batch(2, group=torch.tensor([1, 0])))
-    found = {group: rows["greedy"]["fve"] for group, rows in table.computed().items()}
+    found = {group: rows["greedy"]["fve"] for group, rows in table.compute().items()}
     assert found == {"all": 0.7, "one": pytest.approx(1 - 2 / 6), "two": 0.75}
-
-
-@pytest.mark.parametrize("files", [["all", "two"], ["one", "one"]])
-def test_files_without_a_name_of_their_own_are_refused(files):
-    with pytest.raises(ValueError, match=f"called {files[0]}, {files[1]}, and each needs a name"):
-        FidelityTable(ROWS, files)
-    assert FidelityTable(ROWS, ["all"]).groups == ["all"]  # one alone is all
 
 
 def random_rows(number, seed=0):
@@ -142,7 +133,7 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
     rows["greedy"] = fidelity(error, spread, *random.gamma(1.0, size=(6, 600)))
     table = FidelityTable(ROWS, [])
     table.update(rows, batch(600) | {"document": torch.from_numpy(document)})
-    own = table.computed()["all"]["greedy"]
+    own = table.compute()["all"]["greedy"]
     errors, spreads = (np.bincount(document, x) for x in (error, spread))
     draws = random.integers(150, size=(4000, 150))
     low, high = np.quantile(1 - errors[draws].sum(1) / spreads[draws].sum(1), [0.025, 0.975])
@@ -156,11 +147,11 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
 
 def test_texts_and_attributes_are_counted_by_hand():
     table = Legibility(["pet", "place"], ["all", "one"])
-    every, first = torch.tensor([1.0, 1, 1, 0]).double(), torch.tensor([0.0, 1, 1, 0]).double()
+    member = torch.tensor([[1.0, 0], [1, 1], [1, 1], [0, 0]]).double()
     own = torch.tensor([[1, 5], [5, 1], [1, 5], [9, 9]])
     other = torch.tensor([[4, 4], [0, 0], [0, 4], [4, 4]])
     attributes = torch.tensor([[5, 6], [5, -1], [7, 5], [4, 4]])
-    table.update(torch.tensor([1.0, 2.0, 6.0, 99.0]), (own, other), attributes, (every, first))
+    table.update(torch.tensor([1.0, 2.0, 6.0, 99.0]), (own, other), attributes, member)
     (values, by_name), (some, of_one) = table.compute()
     assert values == pytest.approx(
         {"text_nats": 3, "distinct": 2 / 3, "recall": 3 / 5, "shuffled_recall": 0}
@@ -170,13 +161,13 @@ def test_texts_and_attributes_are_counted_by_hand():
     assert some["text_nats"] == 4
     assert (some["distinct"], of_one["pet"]["recall"]) == (1, 0.5)
     bare = Legibility([], ["all"])
-    bare.update(torch.ones(4), (own, other), None, [every])
+    bare.update(torch.ones(4), (own, other), None, member[:, :1])
     assert bare.compute() == [({"text_nats": 1, "distinct": pytest.approx(2 / 3)}, {})]
     again = torch.tensor([[4, 5], [4, -1], [6, 5]])
     table.reset()
     shares = (torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([[4, 5], [4, 4], [6, 5]]))
-    weight = torch.tensor([1, 1, 0.0]).double()
-    table.update(torch.zeros(3), shares, again, (weight, weight))
+    member = torch.tensor([[1, 1], [1, 1], [0, 0]]).double()
+    table.update(torch.zeros(3), shares, again, member)
     rows = table.compute()[0][1]
     assert [rows["pet"]["recall"], rows["pet"]["shuffled_recall"]] == [0.5, 1]
     assert [rows["place"]["recall"], rows["place"]["shuffled_recall"]] == [1, 1]
@@ -187,7 +178,7 @@ def rows():
     case, table = case_of(), FidelityTable(row_names(EvaluationOptions()), [])
     with torch.no_grad():
         table.update(case.fidelities(), case.batch)
-    return table.computed()["all"]
+    return table.compute()["all"]
 
 
 def printed(table):
