@@ -1,4 +1,4 @@
-"""Text encoders of `seo`: tokens in, one vector per position out.
+"""Text encoders of `seo`: tokens in, one vector per row out.
 
 Shapes: R rows, T positions, D hidden, V vocabulary.
 """
@@ -27,13 +27,18 @@ class TextEncoder(nn.Module):
     width: int
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        how: Pooling,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return hidden states [R, T, D]; those of padding mean nothing.
+        """Return one vector per row [R, D].
 
         Args:
             input_ids: [R, T] int64, padded at the right.
-            attention_mask: [R, T] bool, true at tokens.
+            attention_mask: [R, T] bool, true at tokens, at least one in each row.
+            how: the mean or the maximum over tokens, or the first token's.
             segment_ids: [R, T] int64, 0 = query or the only text, 1 = document; none is all 0.
         """
         raise NotImplementedError
@@ -41,16 +46,6 @@ class TextEncoder(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """Return the layers from the lowest to the highest."""
         raise NotImplementedError
-
-    def vectors_of(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        segment_ids: Tensor | None = None,
-        how: Pooling = "mean",
-    ) -> Tensor:
-        """Return one vector per row [R, D]."""
-        return pooled(self(input_ids, attention_mask, segment_ids), attention_mask, how)
 
 
 class TransformerEncoder(TextEncoder):
@@ -85,7 +80,11 @@ class TransformerEncoder(TextEncoder):
         nn.init.normal_(self.segments.weight, std=0.1)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        how: Pooling,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         if segment_ids is None:
             segment_ids = torch.zeros_like(input_ids)
@@ -93,7 +92,7 @@ class TransformerEncoder(TextEncoder):
         rotary = rotary_table(hidden.shape[1], self.head_size, hidden)
         for layer in self.layers:
             hidden = layer(hidden, attention_mask, rotary)
-        return self.norm(hidden)
+        return pooled(self.norm(hidden), attention_mask, how)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
@@ -125,13 +124,17 @@ class PretrainedEncoder(TextEncoder):
         self.width = model.config.hidden_size
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        how: Pooling,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         given: dict[str, Tensor] = {}
         if segment_ids is not None and getattr(self.model.config, "type_vocab_size", 0) > 1:
             given["token_type_ids"] = segment_ids
         output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
-        return output.last_hidden_state
+        return pooled(output.last_hidden_state, attention_mask, how)
 
     @property
     def norm(self) -> nn.Module:
@@ -155,13 +158,7 @@ class PretrainedEncoder(TextEncoder):
 
 
 def pooled(hidden: Tensor, attention_mask: Tensor, how: Pooling) -> Tensor:
-    """Return one vector per row [R, D].
-
-    Args:
-        hidden: [R, T, D].
-        attention_mask: [R, T] bool, at least one true in each row.
-        how: the mean or the maximum over tokens, or the first token's.
-    """
+    """Return one vector per row [R, D] of hidden states [R, T, D]; as `TextEncoder.forward`."""
     if how == "first":
         return hidden[:, 0]
     mask = attention_mask[..., None]
@@ -175,7 +172,7 @@ UNSEEN = -30.0  # log-weight of tokens that no text has, such as marks: they cou
 
 
 class BagEncoder(TextEncoder):
-    """One vector and one weight per token, without a transformer; for pooling `mean`.
+    """One vector and one weight per token, without a transformer.
 
     A token that occurs n times in a row counts 1 + ln n times in all. Weights begin as inverse
     document frequencies of the training texts, vectors at random. It needs few texts.
@@ -197,31 +194,20 @@ class BagEncoder(TextEncoder):
             self.log_weights.weight.copy_(log_weights[:, None])
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
-    ) -> Tensor:
-        weights = self._weights(input_ids, attention_mask)
-        return self.vectors(input_ids) * weights[..., None]
-
-    def vectors_of(
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
+        how: Pooling,
         segment_ids: Tensor | None = None,
-        how: Pooling = "mean",
     ) -> Tensor:
-        """As the base class; means are summed at once."""
-        if how != "mean":
-            return super().vectors_of(input_ids, attention_mask, segment_ids, how)
-        share = attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1)
-        weights = self._weights(input_ids, attention_mask) * share
         table = self.vectors.weight
+        same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
+        times = same.sum(-1).clamp(min=1).to(table)  # copies of a token share what all count
+        weights = self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times
+        if how != "mean":
+            return pooled(self.vectors(input_ids) * weights[..., None], attention_mask, how)
+        weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
         return F.embedding_bag(input_ids, table, mode="sum", per_sample_weights=weights.to(table))
 
     def blocks(self) -> list[nn.Module]:
         return []
-
-    def _weights(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return what each token counts [R, T]; copies of one share what they count together."""
-        same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
-        times = same.sum(-1).clamp(min=1).to(self.vectors.weight)
-        return self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times

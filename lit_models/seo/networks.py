@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from datamodules.core.batches import ScoredTextBatch
 from datamodules.search.queries import NO_DOCUMENT
-from lit_models.seo.encoders import Pooling, TextEncoder, pooled
+from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.training.dropout import keyed_texts
 from lit_models.training.metrics import LossSum
 
@@ -66,27 +66,18 @@ class BiEncoder(nn.Module):
 
     Args:
         pooling: how a row becomes one vector.
-        dimensions: W, by a projection; None keeps the encoder's width.
     """
 
     def __init__(
-        self,
-        encoder: TextEncoder,
-        pooling: Pooling,
-        dimensions: int | None,
-        temperature: TemperatureOptions,
+        self, encoder: TextEncoder, pooling: Pooling, temperature: TemperatureOptions
     ) -> None:
         super().__init__()
         self.encoder, self.pooling = encoder, pooling
-        self.project: nn.Module = nn.Identity()
-        if dimensions is not None:
-            self.project = nn.Linear(encoder.width, dimensions, bias=False)
         self.temperature = Temperature(temperature)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return unit vectors [R, W] of texts [R, T]."""
-        vectors = self.encoder.vectors_of(input_ids, attention_mask, how=self.pooling)
-        return F.normalize(self.project(vectors), dim=-1)
+        return F.normalize(self.encoder(input_ids, attention_mask, self.pooling), dim=-1)
 
     def encode_samples(
         self,
@@ -199,10 +190,9 @@ class CrossEncoder(nn.Module):
         bounds, scores = [len(lengths) * part // num_parts for part in range(num_parts + 1)], []
         for start, end in pairwise(bounds):
             columns = (slice(start, end), slice(int(lengths[start:end].max())))
-            mask = attention_mask[columns]
-            hidden = self.encoder(input_ids[columns], mask, segment_ids[columns])
-            vector = torch.tanh(self.dense(pooled(hidden, mask, self.pooling)))
-            scores.append(self.score(vector).squeeze(-1))
+            rows = (input_ids[columns], attention_mask[columns])
+            vector = self.encoder(*rows, self.pooling, segment_ids[columns])
+            scores.append(self.score(torch.tanh(self.dense(vector))).squeeze(-1))
         return torch.cat(scores)
 
     def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
@@ -253,15 +243,6 @@ class RankingLoss:
     """
 
     kind: Kind = "listnet"
-
-    @property
-    def reads_teacher(self) -> bool:
-        return self.kind == "margin_mse"
-
-    @property
-    def reads_offset(self) -> bool:
-        """Whether the loss changes when all scores of a query grow alike."""
-        return self.kind == "bce"
 
     def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each query [B].
@@ -372,10 +353,6 @@ class HeadOptions:
 
     loss: LossName | None = None
     weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(f"a head's weight must be 0 or more, got {self.weight}.")
 
     def loss_of(self, name: str, kind: str) -> LossName:
         """Return the loss of a head of this name and kind."""
@@ -530,7 +507,7 @@ class TextScorer(nn.Module):
         row = torch.arange(len(chunk_of), device=chunk_of.device)
         place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
         with keyed_texts(self, chunk_of, place):
-            chunks = self.encoder.vectors_of(ids, mask, how=self.pooling)
+            chunks = self.encoder(ids, mask, self.pooling)
         vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import pyarrow as pa
 
@@ -42,7 +42,6 @@ MOST_FINDINGS = 20  # of one check, with their places
 NAMED_BY = ", ".join(  # an element that stands for a text
     f'[{name}]:not([{name}=""])' for name in ("aria-label", "aria-labelledby", "title", "alt")
 )
-FIRST_WORDS = 100  # in which keywords are counted
 WIDTH, LABEL = 80, 17
 NAMED = "the pages named"
 
@@ -93,16 +92,11 @@ class PageReport:
             self.findings.append(PageFinding(check, rule, line, _place(element)))
 
 
-def check_page(content: bytes, name: str, keywords: Sequence[str] = ()) -> PageReport:
-    """Return the report of one page.
+def check_page(content: bytes, name: str) -> PageReport:
+    """Return the report of one page of this name.
 
     Args:
         content: of the file; a wrong encoding is a finding and no error.
-        name: of the page.
-        keywords: to count.
-
-    Raises:
-        ValueError: a keyword has no word.
     """
     report = PageReport(name)
     if not content.strip():
@@ -112,26 +106,15 @@ def check_page(content: bytes, name: str, keywords: Sequence[str] = ()) -> PageR
     for check in (_check_texts, _check_head, _check_headings, _check_images, _check_links):
         check(report, tree)
     _check_structured_data(report, tree)
-    lines, facts = visible_lines(tree), report.facts
-    report.words = words_of("\n".join(lines))
-    facts["words"] = len(report.words)
-    places = {
-        "title": [facts["title"] or ""],
-        "headings": [text for _, text in facts["headings"]],
-        "first_words": [" ".join(report.words[:FIRST_WORDS])],
-        "text": lines,
-        "address": [re.sub("[_-]", " ", unquote(urlsplit(facts["canonical"] or "").path))],
-    }
-    facts["keywords"] = {word: keyword_counts(word, places) for word in keywords}
+    report.words = words_of("\n".join(visible_lines(tree)))
+    report.facts["words"] = len(report.words)
     return report
 
 
-def check_site(
-    pages: Iterable[tuple[str, bytes]], keywords: Sequence[str] = ()
-) -> list[PageReport]:
+def check_site(pages: Iterable[tuple[str, bytes]]) -> list[PageReport]:
     """Return the reports of pages (name, content) that belong together, with what repeats among
-    them. Keywords and errors as of `check_page`."""
-    reports = [check_page(content, name, keywords) for name, content in pages]
+    them."""
+    reports = [check_page(content, name) for name, content in pages]
     for name in ("title", "description", "text"):
         first: dict[str, PageReport] = {}
         for report in reports:
@@ -288,32 +271,25 @@ def _check_links(report: PageReport, tree: "LexborHTMLParser") -> None:
 
 
 def _check_structured_data(report: PageReport, tree: "LexborHTMLParser") -> None:
-    types: list[str] = []
+    types: list[Any] = []
+
+    def note(value: dict[str, Any]) -> None:
+        own = value.get("@type")
+        types.extend(own if isinstance(own, list) else [own])
+
     for element in tree.css('script[type="application/ld+json" i]'):
         text = element.text(deep=True)
         try:
-            types += _types(json.loads(text))
+            json.loads(text, object_hook=note)
         except (ValueError, RecursionError) as error:  # Python refuses numbers of 5,000 digits
             rule = "JSON-LD that is no JSON: nobody can read it"
             report.add("structured data", rule, element, f"{error}: {text}")
     report.facts["structured_data"] = {
-        "json_ld": types,
+        "json_ld": sorted(name for name in types if isinstance(name, str)),
         "microdata": [_value(element, "itemtype") for element in tree.css("[itemscope]")],
         "rdfa": [_value(element, "typeof") for element in tree.css("[typeof]")],
         "open_graph": [_value(e, "property") for e in tree.css('meta[property^="og:"]')],
     }
-
-
-def _types(value: Any) -> Iterator[str]:
-    """Yield every @type of JSON-LD, nested ones too; one that is no text names no type."""
-    if isinstance(value, list):
-        for inner in value:
-            yield from _types(inner)
-    elif isinstance(value, dict):
-        own = value.get("@type")
-        yield from (n for n in (own if isinstance(own, list) else [own]) if isinstance(n, str))
-        for inner in value.values():
-            yield from _types(inner)
 
 
 def _value(element: "LexborNode", name: str) -> str:
@@ -353,28 +329,6 @@ def _address(start: str, link: str) -> SplitResult | None:
         return None
 
 
-def keyword_counts(keyword: str, places: Mapping[str, Iterable[str]]) -> dict[str, int]:
-    """Return how often the words of a keyword follow each other in each part of a page.
-
-    Case does not matter; word forms do: "cat" is not found in "cats".
-
-    Args:
-        places: part of the page -> its lines; a phrase does not go over their ends.
-    """
-
-    def marked(text: str) -> str:
-        # A line break cannot stand in a word, so that whole words alone are equal; those beside
-        # each other share none.
-        return "".join(f"\n{word.casefold()}\n" for word in words_of(text))
-
-    phrase = marked(keyword)
-    if not phrase:
-        raise ValueError(f'the keyword "{keyword}" has no word; give one such as "apple pie".')
-    return {
-        name: sum(marked(line).count(phrase) for line in lines) for name, lines in places.items()
-    }
-
-
 def shown_report(report: PageReport) -> str:
     """Return what a page says of itself, then its findings with their evidence, as lines."""
     number = len(report.findings)
@@ -382,8 +336,7 @@ def shown_report(report: PageReport) -> str:
     for name, fact in report.facts.items():
         if name == "headings":
             fact = " ".join(f"h{level}" for level, _ in fact)
-        for label, value in (fact if name == "keywords" else {name: fact}).items():
-            lines.append(_row(label.replace("_", " "), _in_words(value) or "–"))
+        lines.append(_row(name.replace("_", " "), _in_words(fact) or "–"))
     lines.append(f"{number} finding{'s' * (number != 1)}")
     for finding in report.findings:
         lines.append(_row(finding.check, finding.rule))
@@ -455,8 +408,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "are taken as one site, each folder as another.",
     )
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE_OR_FOLDER")
-    keywords = "words to count; repeat it for more"
-    parser.add_argument("--keyword", action="append", default=[], help=keywords)
     parser.add_argument(
         "--csv",
         type=Path,
@@ -465,7 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     has_folder = any(path.is_dir() for path in options.pages)
-    sites = {n: check_site(pages, options.keyword) for n, pages in _sites(options.pages)}
+    sites = {name: check_site(pages) for name, pages in _sites(options.pages)}
     for name, reports in sites.items():
         if name == NAMED:
             print("\n".join(map(shown_report, reports)))

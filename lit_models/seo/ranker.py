@@ -36,12 +36,11 @@ class LitRanker(EncodedTextModule):
         pooling: how a pair becomes one vector.
         prior: add the first stage's score times a learned weight, so that training begins with
             the first stage's order.
-        pairs_per_forward: pairs that are scored at once in evaluation and prediction, for memory;
-            none scores all of a batch.
+        pairs_per_forward: pairs that are scored at once in evaluation and prediction, for memory.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
 
     Raises:
-        ValueError: pairs_per_forward below 1; in `setup`, data without what loss or prior need.
+        ValueError: in `setup`, data without what loss or prior need.
     """
 
     monitor = "val/ndcg@10"
@@ -53,15 +52,13 @@ class LitRanker(EncodedTextModule):
         loss: RankingLoss = RankingLoss(),  # noqa: B008 - frozen
         pooling: Pooling = "mean",
         prior: bool = False,
-        pairs_per_forward: int | None = 256,
+        pairs_per_forward: int = 256,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        if pairs_per_forward is not None and pairs_per_forward < 1:
-            raise ValueError(f"pairs_per_forward must be at least 1, got {pairs_per_forward}.")
         self.loss, self.pooling, self.adds_prior = loss, pooling, prior
         self.pairs_per_forward = pairs_per_forward
-        self.target = "teacher" if loss.reads_teacher else "relevance"
+        self.target = "teacher" if loss.kind == "margin_mse" else "relevance"
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -71,7 +68,7 @@ class LitRanker(EncodedTextModule):
                 "model.prior needs a first stage's score of every candidate; leave "
                 "data.candidates.bm25 as it is, or set model.prior to false."
             )
-        if stage != "predict" and self.loss.reads_teacher != (data.teacher is not None):
+        if stage != "predict" and (self.target == "teacher") != (data.teacher is not None):
             raise ValueError(
                 f'model.loss.kind is "{self.loss.kind}" and data.teacher {data.teacher!r}: '
                 "margin_mse imitates a teacher, and no other loss does. Name a run of its scores "
@@ -82,7 +79,7 @@ class LitRanker(EncodedTextModule):
         self.val_metrics, self.test_metrics = RankingMetrics(), RankingMetrics()
         self.val_loss, self.test_loss = SumCount(), SumCount()
         self.tested = nn.ModuleDict({name: GatheredRows(*self.test_metrics) for name in SYSTEMS})
-        return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.reads_offset)
+        return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.kind == "bce")
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), QueryTable()]
@@ -162,7 +159,7 @@ class LitRanker(EncodedTextModule):
         index = torch.arange(size, device=self.device)
         with evaluating(self), torch.no_grad():
             on_device = {name: row.to(self.device) for name, row in rows.items()}
-            number = -(-size // (self.pairs_per_forward or size))
+            number = -(-size // self.pairs_per_forward)
             scores = self.network(**on_device, lengths=lengths, num_parts=number)
             return self.network.candidates(scores, index[None], first[None])[0]
 
@@ -173,9 +170,9 @@ class LitRanker(EncodedTextModule):
         of_query, ranked = self.loss(scores, target.to(scores)), _ranked(batch, scores)
         loss.update(of_query * batch["weight"], batch["weight"])
         metrics.update(ranked, batch["weight"])
-        self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
+        self.log(f"{split}/loss", loss)
         for name, metric in metrics.items():
-            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+            self.log(f"{split}/{name}", metric)
         first = first_relevant(ranked)
         return scores, SampleResult(of_query, {"first relevant": first}, is_wrong=first != 1)
 

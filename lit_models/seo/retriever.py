@@ -79,11 +79,6 @@ class Feedback:
     weight: float = 0.6
     temperature: float = 0.1
 
-    def __post_init__(self) -> None:
-        for name in ("documents", "weight", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"feedback.{name} must be above 0, got {getattr(self, name)}.")
-
 
 Vectors: TypeAlias = Tensor | np.ndarray
 
@@ -121,17 +116,7 @@ def search(
         device: where it is computed.
         feedback: how queries are moved first; None leaves them.
         documents_at_once, queries_at_once: rows of a chunk, which bound the memory.
-
-    Raises:
-        ValueError: k below 1, or widths that differ.
     """
-    if k < 1:
-        raise ValueError(f"k must be 1 or more, got {k}.")
-    if queries.shape[1] != documents.shape[1]:
-        raise ValueError(
-            f"queries have {queries.shape[1]} dimensions and documents {documents.shape[1]}; "
-            "encode both with the same model."
-        )
     if feedback is not None:
         queries = moved(queries, documents, device, feedback)
     kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
@@ -356,7 +341,6 @@ class LitRetriever(EncodedTextModule):
 
     Args:
         pooling: how a text becomes one vector.
-        dimensions: of the vectors, by a projection; None keeps the encoder's width.
         encode_chunk: texts of a training step whose activations are in memory at a time, for
             steps that are larger than the memory; about a third more time.
         fusion: how BM25's scores are added in evaluation and prediction; None leaves them apart.
@@ -374,7 +358,6 @@ class LitRetriever(EncodedTextModule):
     def __init__(
         self,
         pooling: Pooling = "mean",
-        dimensions: int | None = None,
         temperature: TemperatureOptions = TemperatureOptions(),  # noqa: B008 - frozen
         encode_chunk: int | None = None,
         fusion: Fusion | None = None,
@@ -382,16 +365,13 @@ class LitRetriever(EncodedTextModule):
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        for name, value in (("dimensions", dimensions), ("encode_chunk", encode_chunk)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; leave it out for none.")
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
-        self.built = (pooling, dimensions, temperature)
+        self.pooling, self.temperature = pooling, temperature
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         self.val_evaluation = RetrievalEvaluation()
         self.test_evaluation = RetrievalEvaluation()
-        return BiEncoder(encoder, *self.built)
+        return BiEncoder(encoder, self.pooling, self.temperature)
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), QueryTable()]
@@ -552,4 +532,4 @@ class LitRetriever(EncodedTextModule):
         if self.trainer.state.fn == "fit" and self.fusion_is_open:
             self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight(measure(METRICS[0]))
         for name, metric in evaluation.measure(self.fusion_weight()).items():
-            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+            self.log(f"{split}/{name}", metric)

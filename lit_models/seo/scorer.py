@@ -158,11 +158,11 @@ class LitTextScorer(EncodedTextModule):
         outputs, found, weighted = self(batch), {}, []
         terms, loss = self._terms(outputs, batch), getattr(self, f"{split}_loss")
         loss.update(terms)
-        self.log(f"{split}/loss", loss, on_step=False, on_epoch=True)
+        self.log(f"{split}/loss", loss)
         for name, values in outputs.items():
             head, metrics = self._head(name), getattr(self, f"{split}_metrics")[PREFIX + name]
             metrics.loss.update(*terms[name])
-            self.log(f"{split}/loss_{name}", metrics.loss, on_step=False, on_epoch=True)
+            self.log(f"{split}/loss_{name}", metrics.loss)
             found[name] = head.prediction(values)
             target, known = batch["targets"][name], batch["is_labelled"][name]
             of_texts = head.loss_of_texts(values, target, known)
@@ -174,4 +174,4 @@ class LitTextScorer(EncodedTextModule):
         for head, metrics in of_heads.items():
             for name, figure in metrics.measure().items():
                 label_of_head = label + head.removeprefix(PREFIX)
-                self.log(f"{label_of_head}_{name}", figure, on_step=False, on_epoch=True)
+                self.log(f"{label_of_head}_{name}", figure)

@@ -201,6 +201,6 @@ class LitSnippetWriter(LitCausalLM):
         pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
         metrics.add_batch([written_text(self.tokenizer, *pair) for pair in pairs], batch)
         for name, metric in metrics.items():
-            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+            self.log(f"{split}/{name}", metric)
         answers = {"written": done.completion_ids, "num_characters": done.num_characters}
         return SampleResult(judged.loss, answers)

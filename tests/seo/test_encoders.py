@@ -13,7 +13,6 @@ from lit_models.seo.encoders import (
     Pooling,
     PretrainedEncoder,
     TransformerEncoder,
-    pooled,
 )
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
@@ -31,8 +30,7 @@ def summed(encoder, *rows):
     length = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows])
     mask = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
-    hidden = encoder(ids, mask)
-    return pooled(hidden, mask, "mean") * mask.sum(1, keepdim=True)
+    return encoder(ids, mask, "mean") * mask.sum(1, keepdim=True)
 
 
 def test_weights_begin_as_inverse_document_frequencies(encoder):
@@ -87,7 +85,7 @@ ROWS, POSITIONS = 12, 9
 def network(pooling: Pooling = "mean", dropout: float = 0.0) -> BiEncoder:
     torch.manual_seed(3)
     encoder = TransformerEncoder(30, 16, 2, 2, 32, dropout)
-    return BiEncoder(encoder, pooling, 8, TemperatureOptions()).double()
+    return BiEncoder(encoder, pooling, TemperatureOptions()).double()
 
 
 def texts() -> tuple[torch.Tensor, torch.Tensor]:

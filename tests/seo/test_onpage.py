@@ -18,8 +18,8 @@ long it takes, and what to do with the peel."><link rel="canonical" href="https:
 </head><body><h1>Apple pie</h1><h2>Peel</h2><p>Keep it.</p></body></html>"""
 
 
-def report(html, **options):
-    return check_page(f"<meta charset=utf-8>{html}".encode(), "page", **options)
+def report(html):
+    return check_page(f"<meta charset=utf-8>{html}".encode(), "page")
 
 
 def rules(html, check):
@@ -168,15 +168,14 @@ def test_malformed_html_is_read_as_browsers_do():
 def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
     page = tmp_path / "a.html"
     page.write_text(SOUND, encoding="utf-8")
-    main([str(page), "--keyword=apple pie"])
+    main([str(page)])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "0 findings" in printed
-    tables = [f"--csv={tmp_path / 'site.csv'}", "--keyword=apple pie"]
-    main([str(page), str(page), *tables])
+    main([str(page), str(page), f"--csv={tmp_path / 'site.csv'}"])
     with (tmp_path / "site.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
-    assert (first["keywords_apple pie_headings"], first["findings"]) == ("1", "0")
+    assert (first["headings"], first["findings"]) == ("2", "0")
     with (tmp_path / "site-findings.csv").open(newline="") as file:
         findings = list(csv.DictReader(file))
     assert {f["check"] for f in findings} == {"duplicates"}
@@ -189,11 +188,9 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
         (["nowhere.html"], "nowhere.html does not exist; name a file of HTML, or a folder."),
         (["empty"], "the folder empty holds no text; its files must end in .html"),
         (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
-        (["a.html", "--keyword=?!"], 'the keyword "?!" has no word'),
     ],
 )
 def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch):
-    (tmp_path / "a.html").write_text(SOUND, encoding="utf-8")
     for folder in ("empty", "linked"):
         (tmp_path / folder).mkdir()
     (tmp_path / "linked" / "b.html").symlink_to("gone.html")
@@ -221,7 +218,7 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
         path.parent.mkdir(parents=True, exist_ok=True)
         long = f"<title>{name}{'x' * (40 + len(name))}</title><img><p>pie {name}"
         path.write_text(SOUND if "index" in name else long, encoding="utf-8")
-    main(["bakery", "garden", "--keyword=pie"])
+    main(["bakery", "garden"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     for words in (
@@ -298,21 +295,6 @@ def test_words_keep_apostrophes_hyphens_and_decimals():
     assert words_of("It's a well-known 3.5 of 1,000 _x_ – naïve") == [
         "It's", "a", "well-known", "3.5", "of", "1,000", "x", "naïve",
     ]  # fmt: skip
-
-
-def test_keywords_are_counted_where_they_stand():
-    text = (
-        "<h1>Apple pies</h1><h2>apple  Pie</h2><p>An APPLE pie.</p><p>apple</p><p>pie</p>"
-        + "x " * 100
-        + "apple pie"
-    )
-    link = "<link rel=canonical href=https://a-pie.org/Apple_pie/apple%20pie?q=apple+pie>"
-    head = f"<title>Apple pie, apple pie</title>{link}"
-    done = report(head + text, keywords=["apple pie"])
-    # The end of one line and the beginning of the next are no phrase; the first words are a run.
-    assert done.facts["keywords"]["apple pie"] == {
-        "title": 2, "headings": 1, "first_words": 3, "text": 3, "address": 2,
-    }  # fmt: skip
 
 
 JSON = st.recursive(

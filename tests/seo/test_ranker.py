@@ -235,7 +235,6 @@ def test_a_teacher_is_imitated(folder, tmp_path):
         (GroupOptions, {"after_rank": 2}, r"are about mined documents, and groups.mined is 0"),
         (GroupOptions, {"unjudged_as_negative": True}, r"and groups.mined is 0; leave them out"),
         (CandidateOptions, {"top": 20}, r"top is 20, but all judged documents are ranked"),
-        (ranker, {"pairs_per_forward": 0}, r"pairs_per_forward must be at least 1, got 0"),
     ],
 )
 def test_options_in_conflict_are_refused(make, options, message):

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -230,7 +229,7 @@ def test_a_folder_of_pages_is_learnt_and_searched(
         assert (tmp_path / "asked.csv").read_text() == "query\nglass ink\n"
 
 
-LAST, LEARNER = "checkpoints/last.ckpt", partial(LitRetriever, optimizer=adamw)
+LAST = "checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize("predict_depth", [10, 20])
@@ -306,14 +305,12 @@ def test_queries_of_a_file_search_as_those_of_the_collection(
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "message"),
+    ("options", "message"),
     [
-        (LEARNER, {"encode_chunk": 0}, r"encode_chunk must be at least 1, got 0"),
-        (LEARNER, {"dimensions": -2}, r"dimensions must be at least 1, got -2"),
-        (RetrievalDataModule, {"bm25_depth": 0}, r"must be at least 1, .* got 0, 1000 and None"),
-        (RetrievalDataModule, {"num_others": -1}, r"num_others 0 or more, got 1000, 1000 and -1"),
+        ({"bm25_depth": 0}, r"must be at least 1, .* got 0, 1000 and None"),
+        ({"num_others": -1}, r"num_others 0 or more, got 1000, 1000 and -1"),
     ],
 )
-def test_wrong_options_are_refused(make, options, message) -> None:
+def test_wrong_options_are_refused(options, message) -> None:
     with pytest.raises(ValueError, match=message):
-        make(**options)
+        RetrievalDataModule(**options)
