@@ -59,7 +59,6 @@ class ToyData(PlannedDataModule):
         num_samples: int = 50,
         global_batch_size: int = 8,
         micro_batch_size: int | None = None,
-        batch_size: int | None = None,
         predict_output: str = "toy.csv",
         plan: PlanOptions = PlanOptions(seed=3, bucket_window=2),  # noqa: B008 - frozen
         num_workers: int = 0,
@@ -69,7 +68,6 @@ class ToyData(PlannedDataModule):
         super().__init__(
             global_batch_size,
             micro_batch_size or "auto",
-            batch_size,
             plan,
             LoaderOptions(num_workers=num_workers),
         )

@@ -88,29 +88,30 @@ class PlanOptions:
         seed: key of the order and of all augmentation; `None` takes `seed_everything`, else 0.
         bucket_window: global batches whose samples are sorted by length together; 1 switches
             sorting off, more gives less padding and less shuffling.
-        global_batch_tokens: cut steps by a budget of padded positions instead of a number of
-            samples; `None` cuts by number.
     """
 
     seed: int | None = None
     bucket_window: int = 50
-    global_batch_tokens: int | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one epoch: step s holds the samples order[offsets[s]:offsets[s + 1]]."""
+    """The steps of one epoch, each of `step_size` samples; the last one may hold fewer."""
 
     order: np.ndarray  # [N] sample ids
-    offsets: np.ndarray  # [steps + 1] int64
+    step_size: int
 
     @property
     def num_steps(self) -> int:
-        return len(self.offsets) - 1
+        return math.ceil(len(self.order) / self.step_size)
 
     def step_ids(self, step: int) -> np.ndarray:
         """Return the sample ids of one global step."""
-        return self.order[self.offsets[step] : self.offsets[step + 1]]
+        return self.order[step * self.step_size : (step + 1) * self.step_size]
+
+    def samples_in(self, num_steps: int) -> int:
+        """Return how many samples the first steps hold."""
+        return min(num_steps * self.step_size, len(self.order))
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,10 @@ class PlanRequest:
     Args:
         fingerprint: digest of the data, from the dataset.
         num_samples: in the split.
-        global_batch_size: samples of one step; ignored where a token budget is given.
-        seed, bucket_window, global_batch_tokens: as in `PlanOptions`.
+        global_batch_size: samples of one step.
+        seed, bucket_window: as in `PlanOptions`.
+        global_batch_tokens: of earlier versions, which could cut steps by a budget of tokens;
+            digests of all runs know its absence.
         shuffle: false keeps the order of the file from one window to the next (prediction).
     """
 
@@ -130,7 +133,7 @@ class PlanRequest:
     global_batch_size: int
     seed: int
     bucket_window: int
-    global_batch_tokens: int | None = None
+    global_batch_tokens: None = None
     shuffle: bool = True
 
     def digest(self) -> str:
@@ -152,75 +155,31 @@ def make_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
         epoch: from 0; evaluation always asks for epoch 0.
 
     Raises:
-        ValueError: lengths and request disagree, or one sample exceeds the token budget.
+        ValueError: lengths and request disagree.
     """
-    if len(lengths) != request.num_samples:
+    size, total = request.global_batch_size, request.num_samples
+    if len(lengths) != total:
         raise ValueError(
-            f"the plan needs one length per sample: {request.num_samples} samples, "
-            f"{len(lengths)} lengths."
+            f"the plan needs one length per sample: {total} samples, {len(lengths)} lengths."
         )
-    order = np.arange(request.num_samples, dtype=np.int32 if len(lengths) < 2**31 else np.int64)
+    order = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
     if request.shuffle:
         keys = hash_ids(order, _key(request.seed, epoch, 0))
         order = order[np.argsort(keys, kind="stable")]
         del keys
-    if request.global_batch_tokens is not None:
-        order, offsets = _cut_by_tokens(order, lengths, request.global_batch_tokens)
-    else:
-        order, offsets = _cut_by_number(order, lengths, request)
-    if request.shuffle:
-        order, offsets = _shuffle_steps(order, offsets, _key(request.seed, epoch, 1))
-    return Plan(order, offsets)
-
-
-def _cut_by_number(
-    order: np.ndarray, lengths: np.ndarray, request: PlanRequest
-) -> tuple[np.ndarray, np.ndarray]:
-    size, total = request.global_batch_size, len(order)
-    in_full_steps = total - total % size
-    window = size * request.bucket_window
+    num_whole = total // size
+    whole = order[: num_whole * size]
     if request.bucket_window > 1:
-        for start in range(0, in_full_steps, window):
-            part = order[start : min(start + window, in_full_steps)]
+        window = size * request.bucket_window
+        for start in range(0, len(whole), window):
+            part = whole[start : start + window]
             part[:] = part[np.argsort(lengths[part], kind="stable")]
-    offsets = np.append(np.arange(0, in_full_steps, size, dtype=np.int64), in_full_steps)
-    if in_full_steps < total:
-        offsets = np.append(offsets, total)
-    return order, offsets
-
-
-def _cut_by_tokens(
-    order: np.ndarray, lengths: np.ndarray, budget: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the whole epoch by length, so that the number of steps is the same in every epoch."""
-    order = order[np.argsort(lengths[order], kind="stable")]
-    widths = np.maximum(lengths[order].astype(np.int64), 1)
-    if len(order) and widths[-1] > budget:
-        raise ValueError(
-            f"global_batch_tokens is {budget}, but sample {order[-1]} alone has "
-            f"{widths[-1]} positions; raise it or lower max_length."
-        )
-    offsets = [0]
-    while offsets[-1] < len(order):
-        rows = widths[offsets[-1] :][: budget // widths[offsets[-1]]]  # that may fit
-        padded = np.arange(1, len(rows) + 1) * rows  # positions of the first 1, 2, … rows
-        offsets.append(offsets[-1] + int(np.searchsorted(padded, budget, side="right")))
-    return order, np.array(offsets, np.int64)
-
-
-def _shuffle_steps(
-    order: np.ndarray, offsets: np.ndarray, key: int
-) -> tuple[np.ndarray, np.ndarray]:
-    sizes = np.diff(offsets)
-    num_steps = len(sizes)
-    ranks = np.argsort(hash_ids(np.arange(num_steps), key), kind="stable")
-    if num_steps and sizes[-1] < sizes.max():  # the rest of the division stays last
-        ranks = np.append(ranks[ranks != num_steps - 1], num_steps - 1)
-    shuffled = np.empty_like(order)
-    new_offsets = np.concatenate([[0], np.cumsum(sizes[ranks])]).astype(np.int64)
-    for step, old in enumerate(ranks):
-        shuffled[new_offsets[step] : new_offsets[step + 1]] = order[offsets[old] : offsets[old + 1]]
-    return shuffled, new_offsets
+    if request.shuffle:
+        steps = np.arange(math.ceil(total / size))
+        steps = np.argsort(hash_ids(steps, _key(request.seed, epoch, 1)), kind="stable")
+        steps = steps[steps < num_whole]
+        whole[:] = whole.reshape(num_whole, size)[steps].reshape(-1)
+    return Plan(order, size)
 
 
 @dataclass(frozen=True)
@@ -336,7 +295,6 @@ def derive_batching(
     num_replicas: int,
     global_batch_size: int,
     micro_batch_size: int | Literal["auto"] = "auto",
-    batch_size: int | None = None,
     accumulate_grad_batches: int = 1,
 ) -> Batching:
     """Return the batching that the given values determine.
@@ -346,7 +304,6 @@ def derive_batching(
         global_batch_size: samples of one optimizer step, over all replicas.
         micro_batch_size: samples of one forward call on one replica; `auto` is the whole share,
             which a rehearsal replaces by what fits.
-        batch_size: the conventional size per device; given, the global batch grows with devices.
         accumulate_grad_batches: the trainer's; above 1 it is kept and the micro-batch follows.
 
     Raises:
@@ -355,20 +312,11 @@ def derive_batching(
     sizes = {
         "global_batch_size": global_batch_size,
         "micro_batch_size": 1 if micro_batch_size == "auto" else micro_batch_size,
-        "batch_size": 1 if batch_size is None else batch_size,
         "accumulate_grad_batches": accumulate_grad_batches,
     }
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if batch_size is not None:
-        if micro_batch_size not in ("auto", batch_size):
-            raise ValueError(
-                f"data.batch_size {batch_size} is the micro-batch of each device, but "
-                f"data.micro_batch_size says {micro_batch_size}; give one of the two."
-            )
-        total = num_replicas * batch_size * accumulate_grad_batches
-        return Batching(total, batch_size, accumulate_grad_batches)
     if micro_batch_size != "auto" and micro_batch_size > global_batch_size:
         raise ValueError(
             f"data.micro_batch_size {micro_batch_size} is above data.global_batch_size "

@@ -44,6 +44,7 @@ RESERVED = frozenset(
     {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
 )
 log = logging.getLogger(__name__)
+PREFETCHED = 4  # batches that each worker keeps ready
 LEAST_WORKERS = 2  # beside a GPU: batches made in the training process would keep it waiting
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
 Stage = Literal["train", "validation", "test", "predict"]
@@ -104,22 +105,12 @@ class LoaderOptions:
         num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
             divided by the processes on this machine that share them, 2 to 16, and 0 where training
             itself runs on those CPUs.
-        prefetch_factor: batches that each worker keeps ready.
-        persistent_workers: keep workers from one epoch to the next.
         pin_memory: hand batches over in page-locked memory, from which a GPU copies without
             waiting; `auto` is true with a GPU.
     """
 
     num_workers: int | Literal["auto"] = "auto"
-    prefetch_factor: int = 4
-    persistent_workers: bool = True
     pin_memory: bool | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.num_workers != "auto" and self.num_workers < 0:
-            raise ValueError(f"num_workers must be 0 or more, got {self.num_workers}.")
-        if self.prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}.")
 
 
 def auto_workers(local_processes: int, on_cpu: bool) -> int:
@@ -262,19 +253,6 @@ class ModelFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_kept: dict[tuple[PlanRequest, int], Plan] = {}  # the four plans that were used last
-
-
-def cached_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
-    """Return the plan of an epoch, as `make_plan`, from the few that this process keeps."""
-    key = (request, epoch)
-    plan = _kept.pop(key, None) or make_plan(request, lengths, epoch)
-    _kept[key] = plan
-    for oldest in list(_kept)[:-4]:
-        del _kept[oldest]
-    return plan
-
-
 class PlannedDataModule(LightningDataModule):
     """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
 
@@ -283,7 +261,6 @@ class PlannedDataModule(LightningDataModule):
         micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
             on a CPU the whole share of the device. Accumulation is derived, unless the trainer is
             given one.
-        batch_size: the conventional size per device; the global batch then grows with devices.
         plan: how an epoch is cut into steps.
         loader: how batches are made ready.
 
@@ -295,15 +272,13 @@ class PlannedDataModule(LightningDataModule):
         self,
         global_batch_size: int = 64,
         micro_batch_size: int | Literal["auto"] = "auto",
-        batch_size: int | None = None,
         plan: PlanOptions = PlanOptions(),  # noqa: B008 - frozen
         loader: LoaderOptions = LoaderOptions(),
     ) -> None:
         super().__init__()
-        derive_batching(1, global_batch_size, micro_batch_size, batch_size)
+        derive_batching(1, global_batch_size, micro_batch_size)
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
-        self.batch_size = batch_size
         self.plan_options = plan
         self.loader_options = loader
         self.model = ModelFacts()
@@ -311,6 +286,7 @@ class PlannedDataModule(LightningDataModule):
         self.rehearsed: Rehearsed | None = None
         self._is_told_of_files = False
         self.datasets: dict[Stage, PlannedDataset] = {}
+        self._plans: dict[tuple[PlanRequest, int], Plan] = {}
         self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
@@ -429,8 +405,7 @@ class PlannedDataModule(LightningDataModule):
     @property
     def seeks_micro_batch(self) -> bool:
         """Whether the micro-batch of training is left to a rehearsal."""
-        is_open = self.micro_batch_size == "auto" and self.batch_size is None
-        return is_open and self.given_accumulation == 1
+        return self.micro_batch_size == "auto" and self.given_accumulation == 1
 
     def take_micro_batch(self, found: Rehearsed) -> None:
         """Deal with this micro-batch from now on; called before the loaders are made."""
@@ -476,15 +451,10 @@ class PlannedDataModule(LightningDataModule):
         if state_dict["plan_digest"] != self.request("train").digest():
             then = state_dict["plan"]
             changes = [f"{k}: {then.get(k)} -> {now[k]}" for k in now if now[k] != then.get(k)]
-            cause = (
-                "data.batch_size makes the global batch depend on the number of devices"
-                if self.batch_size is not None
-                else "the data or the batch options have changed"
-            )
             raise ValueError(
-                f"the checkpoint follows another plan ({'; '.join(changes)}): {cause}. A resumed "
-                "run must use each sample once; restore the old values, or start a new run from "
-                "these weights with model.init_from."
+                f"the checkpoint follows another plan ({'; '.join(changes)}): the data or the "
+                "batch options have changed. A resumed run must use each sample once; restore the "
+                "old values, or start a new run from these weights with model.init_from."
             )
         self.resume_position = (state_dict["epoch"], state_dict["step"])
 
@@ -498,20 +468,14 @@ class PlannedDataModule(LightningDataModule):
         """The batching for this many devices."""
         micro = self.rehearsed.micro_batch_size if self.rehearsed else self.micro_batch_size
         return derive_batching(
-            self.num_replicas,
-            self.global_batch_size,
-            micro,
-            self.batch_size,
-            self.given_accumulation,
+            self.num_replicas, self.global_batch_size, micro, self.given_accumulation
         )
 
     @property
     def evaluation_batching(self) -> Batching:
         """The batching of validation and test: the same global batches, accumulation derived."""
-        training = self.batching
-        return derive_batching(
-            self.num_replicas, training.global_batch_size, training.micro_batch_size
-        )
+        micro = self.batching.micro_batch_size
+        return derive_batching(self.num_replicas, self.global_batch_size, micro)
 
     @property
     def seed(self) -> int:
@@ -541,11 +505,10 @@ class PlannedDataModule(LightningDataModule):
             "num_replicas": replicas,
             **asdict(batching),
             "steps_per_epoch": steps,
-            "samples_per_epoch": int(plan.offsets[steps]),
+            "samples_per_epoch": plan.samples_in(steps),
             "planned_steps": plan.num_steps,
             "padding_share": padding,
             "plan_digest": self.request("train").digest(),
-            "global_batch_grows_with_devices": self.batch_size is not None,
             "rehearsal": asdict(self.rehearsed) if self.rehearsed else None,
         }
 
@@ -558,18 +521,12 @@ class PlannedDataModule(LightningDataModule):
     def request(self, stage: Stage) -> PlanRequest:
         """Return all that the plan of a stage depends on."""
         dataset = self.datasets[stage]
-        is_training = stage == "train"
-        # Prediction batches must not depend on the number of devices, or the output file would.
-        grows_with_devices = stage != "predict"
         return PlanRequest(
             fingerprint=dataset.fingerprint,
             num_samples=len(dataset.lengths),
-            global_batch_size=(
-                self.batching.global_batch_size if grows_with_devices else self.global_batch_size
-            ),
-            seed=self.seed if is_training else 0,
+            global_batch_size=self.global_batch_size,
+            seed=self.seed if stage == "train" else 0,
             bucket_window=self.plan_options.bucket_window,
-            global_batch_tokens=self.plan_options.global_batch_tokens if is_training else None,
             shuffle=stage != "predict",
         )
 
@@ -580,8 +537,11 @@ class PlannedDataModule(LightningDataModule):
         return (sampler["num_replicas"], sampler["rank"]) if sampler else (1, 0)
 
     def plan(self, stage: Stage, epoch: int) -> Plan:
-        """Return the global steps of one epoch."""
-        return cached_plan(self.request(stage), self.datasets[stage].lengths, epoch)
+        """Return the global steps of one epoch; of the plans the last four are kept."""
+        key = (self.request(stage), epoch)
+        plan = self._plans.pop(key, None) or make_plan(key[0], self.datasets[stage].lengths, epoch)
+        self._plans = {**dict(list(self._plans.items())[-3:]), key: plan}
+        return plan
 
     def _loader(self, stage: Stage) -> PlannedLoader:
         steps = self.plan(stage, 0).num_steps
@@ -629,8 +589,7 @@ class PlannedDataModule(LightningDataModule):
         pins = not on_cpu if options.pin_memory == "auto" else options.pin_memory
         kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": pins}
         if workers:
-            kwargs["prefetch_factor"] = options.prefetch_factor
-            kwargs["persistent_workers"] = options.persistent_workers and stage == "train"
+            kwargs |= {"prefetch_factor": PREFETCHED, "persistent_workers": stage == "train"}
             if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
                 # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
                 kwargs["multiprocessing_context"] = "fork"

@@ -79,7 +79,7 @@ class LitCausalLM(ExactModule):
         freeze: patterns of names of parameters that are frozen.
         generation: what prediction does with prompts.
         computation: compiling and recomputing blocks.
-        lr_scaling: how the rate follows a global batch that grows with the devices.
+        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
 

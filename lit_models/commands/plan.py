@@ -5,8 +5,7 @@ import json as json_format
 import logging
 import math
 import tempfile
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -14,13 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.plan import derive_batching
-from datamodules.core.planned import PlannedDataModule, cached_plan
+from datamodules.core.planned import PlannedDataModule
 from lit_models.errors import UsageError, say
 from lit_models.training.memory import GIB, state_bytes
-from lit_models.training.optim import lr_scale
 from lit_models.training.rules import check_share
-
-SMALL_GLOBAL_BATCH = 256
 
 
 def plan(
@@ -52,16 +48,6 @@ def plan(
         return 0
     show(rows)
     notes = [f"Left out: {line}" for line in found.refused]
-    if len(set(rows["global batch"])) > 1:
-        notes.append(
-            "The global batch grows with the devices (data.batch_size): these are different runs. "
-            "data.global_batch_size makes them the same one."
-        )
-        if found.rule != "none" and rows["global batch"][-1] < SMALL_GLOBAL_BATCH:
-            notes.append(
-                f"Below a global batch of {SMALL_GLOBAL_BATCH}, try the original rate first "
-                "(model.lr_scaling=none): scaling rules were found on larger ones."
-            )
     if "steps in all" not in rows:
         notes.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
     for line in [found.summary, *notes]:
@@ -136,7 +122,6 @@ class Forecast(Callback):
     Attributes:
         columns: one for each number of devices: label -> value.
         refused: why a run on a number of devices would be refused.
-        rule: by which the learning rate follows the global batch.
         summary: sizes of data and network, in words.
     """
 
@@ -144,7 +129,6 @@ class Forecast(Callback):
         self.counts, self.values = counts, values
         self.columns: list[dict[str, Any]] = []
         self.refused: list[str] = []
-        self.rule: Literal["none", "linear", "sqrt"] = "none"
         self.summary = ""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -156,7 +140,6 @@ class Forecast(Callback):
             f"{sum(p.numel() for p in weights):,} weights, {num_trained:,} of them trained. Memory "
             "is that of weights, gradients and two moments; activations come on top."
         )
-        self.rule = pl_module.hparams.get("lr_scaling", "none")
         for count in self.counts:
             try:
                 self.columns.append(self._column(trainer, pl_module, data, count))
@@ -172,12 +155,10 @@ class Forecast(Callback):
         Raises:
             ValueError: a run would be refused there, as at its start.
         """
-        sizes = (data.global_batch_size, data.micro_batch_size, data.batch_size)
+        sizes = (data.global_batch_size, data.micro_batch_size)
         batching = derive_batching(count, *sizes, data.given_accumulation)
         check_share(batching, count)
-        dataset, request = data.datasets["train"], data.request("train")
-        request = replace(request, global_batch_size=batching.global_batch_size)
-        epoch = cached_plan(request, dataset.lengths, 0)
+        dataset, epoch = data.datasets["train"], data.plan("train", 0)
         limit = self.values.get("limit_train_batches")
         steps = epoch.num_steps
         if isinstance(limit, float) and limit <= 1:
@@ -187,15 +168,11 @@ class Forecast(Callback):
         by_epochs = (trainer.max_epochs or -1) * steps
         total = min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
         whole, rest = divmod(total or 0, steps)
-        base = module.hparams.get("base_global_batch_size") or data.batching.global_batch_size
         groups = trainer.optimizers[0].param_groups
-        rate = max(group.get("initial_lr", group["lr"]) for group in groups)
-        rate = rate / getattr(module, "lr_scale", 1.0)
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         warmup = getattr(schedules[0], "warmup", None) if schedules else None
         if warmup is not None and total is not None:
-            growth = 1.0 if self.rule == "none" else batching.global_batch_size / base
-            warmup = math.ceil(warmup / growth if warmup >= 1 else warmup * total)
+            warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
         state = state_bytes(module)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -208,9 +185,9 @@ class Forecast(Callback):
             "steps per epoch": steps,
             "targets per epoch": int(sum(counts.sum() for counts in targets)) or None,
             "steps in all": total,
-            "samples seen": total and whole * int(epoch.offsets[steps]) + int(epoch.offsets[rest]),
+            "samples seen": total and whole * epoch.samples_in(steps) + epoch.samples_in(rest),
             "warm-up steps": None if total is None else warmup,
-            "learning rate": rate * lr_scale(self.rule, batching.global_batch_size, base),
+            "learning rate": max(group.get("initial_lr", group["lr"]) for group in groups),
             "GiB, ddp": state / GIB,
             "GiB, fsdp": state / count / GIB,
             "GiB, checkpoint": (state - gradients) / GIB,

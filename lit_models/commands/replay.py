@@ -373,7 +373,7 @@ def follow_one_device(
     request = plan_of(found.run)["request"]
     accumulation = trainer_values.get("accumulate_grad_batches") or 1
     slots = found.start["num_replicas"] * accumulation  # devices of a tensor group share one
-    micro = data.batch_size or data.micro_batch_size
+    micro = data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
         path, rehearsal = found.run / "topology.json", None
@@ -381,7 +381,7 @@ def follow_one_device(
             rehearsal = loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
         micro = math.ceil(data.global_batch_size / slots)
         micro = rehearsal["micro_batch_size"] if rehearsal else micro
-    data.batch_size, data.micro_batch_size = None, micro
+    data.micro_batch_size = micro
 
 
 class AtStep(Callback):

@@ -81,7 +81,7 @@ class LitConsistencyLens(ExactModule):
         teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
         evaluation: what a test computes.
-        lr_scaling: how the rate follows a global batch that grows with the devices.
+        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
     """

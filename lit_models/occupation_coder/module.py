@@ -73,7 +73,7 @@ class LitOccupationCoder(ExactModule):
             What a validation finds takes its place and stays with the weights.
         freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
         layer_decay: factor of the learning rate per encoder layer below the top.
-        lr_scaling: how the rate follows a global batch that grows with the devices.
+        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
         init_from_part: `encoder` takes the encoder alone.

@@ -45,7 +45,7 @@ class EncodedTextModule(ExactModule):
         lora: adapters on layers of the encoder, which else stands still.
         freeze: parameters of the network that stand still, by patterns of their names.
         layer_decay: factor of the learning rate per encoder layer below the top.
-        lr_scaling: how the rate follows a global batch that grows with the devices.
+        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
         base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
     """

@@ -131,12 +131,6 @@ def check_cut(data: PlannedDataModule) -> None:
     total, accumulation = data.batching.global_batch_size, data.batching.accumulate_grad_batches
     num_replicas, size = data.num_replicas, data.micro_batch_size
     num_chunks, is_cut_by_size = num_replicas * accumulation, data.given_accumulation == 1
-    if data.batch_size is not None:
-        raise ValueError(
-            f"exactness: bitwise needs one global batch on any number of devices, but "
-            f"data.batch_size {data.batch_size} is per device; give data.global_batch_size and "
-            "data.micro_batch_size instead."
-        )
     if is_cut_by_size and size == "auto":
         raise ValueError(
             f"exactness: bitwise cuts a step alike on any number of devices, but nothing says how: "

@@ -15,8 +15,6 @@ from torchmetrics import Metric
 
 from datamodules.core.plan import (
     MicroBatch,
-    Plan,
-    PlanRequest,
     Rehearsed,
     count_targets,
     derive_batching,
@@ -184,8 +182,7 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
     whole = math.ceil(data.global_batch_size / data.num_replicas)
     meter.start()
     try:
-        for batch in heaviest_batches(data, size):
-            _try_batch(trainer, module, batch, is_accumulated=size < whole)
+        _try_batch(trainer, module, heaviest_batch(data, size), is_accumulated=size < whole)
         load = meter.peak_bytes() / meter.capacity_bytes
     except torch.OutOfMemoryError:
         load = math.inf  # outside of this block nothing holds the tensors of the forward pass
@@ -246,39 +243,18 @@ def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[i
     return max(((size, share) for size, share in loads if share <= 1), default=loads[0])
 
 
-def heaviest_batches(data: PlannedDataModule, micro_batch_size: int) -> list[dict[str, Any]]:
-    """Return the batches of training that take most memory, as the loader would hand them over."""
+def heaviest_batch(data: PlannedDataModule, micro_batch_size: int) -> dict[str, Any]:
+    """Return the batch of training that takes most memory, as the loader would hand it over."""
     dataset = data.datasets["train"]
     batching = derive_batching(data.num_replicas, data.global_batch_size, micro_batch_size)
     num_chunks = data.num_replicas * batching.accumulate_grad_batches
-    batches = []
-    for ids in heaviest_ids(
-        data.request("train"), data.plan("train", 0), dataset.lengths, num_chunks
-    ):
-        counts = count_targets(ids, dataset.target_counts)
-        micro_batch = MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts)
-        batches.append(collated(dataset, micro_batch))
-    return batches
+    ids = heaviest_ids(dataset.lengths, data.global_batch_size, num_chunks)
+    counts = count_targets(ids, dataset.target_counts)
+    return collated(dataset, MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
 
 
-def heaviest_ids(
-    request: PlanRequest, plan: Plan, lengths: np.ndarray, num_chunks: int
-) -> list[np.ndarray]:
-    """Return the sample ids of the micro-batches with most positions per row and most in all, from
-    the longest sample to shorter ones; a step has `num_chunks` micro-batches.
-
-    Cut by number, the longest samples of the split make a batch that none of any epoch exceeds. Cut
-    by a budget of positions, each epoch has the same steps in another order.
-    """
-    lengths = lengths.astype(np.int64)
-    rows = -(-np.diff(plan.offsets) // num_chunks)  # [steps]
-    if request.global_batch_tokens is None:
-        return [np.argsort(-lengths, kind="stable")[: int(rows.max())]]
-    widths = np.maximum.reduceat(lengths[plan.order], plan.offsets[:-1])
-    positions = rows * widths
-    steps = {int(np.lexsort(keys)[-1]) for keys in ((positions, widths), (widths, positions))}
-    chosen = []
-    for step in sorted(steps):
-        ids = plan.step_ids(step)
-        chosen.append(ids[np.argsort(-lengths[ids], kind="stable")][: int(rows[step])])
-    return chosen
+def heaviest_ids(lengths: np.ndarray, global_batch_size: int, num_chunks: int) -> np.ndarray:
+    """Return the longest samples, as many as a micro-batch has where a step has `num_chunks`: a
+    batch that none of any epoch exceeds."""
+    num_rows = math.ceil(min(global_batch_size, len(lengths)) / num_chunks)
+    return np.argsort(-lengths.astype(np.int64), kind="stable")[:num_rows]

@@ -306,7 +306,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:
-    """Return the factor on the learning rate for a global batch that grew with the devices.
+    """Return the factor on the learning rate for another global batch than its own.
 
     Source: linear scaling (Goyal et al. 2017, section 2.1); square root (Krizhevsky 2014).
     """

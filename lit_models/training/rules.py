@@ -61,7 +61,6 @@ class Settings:
     accumulate_grad_batches: int = 1
     global_batch_size: int | None = None
     micro_batch_size: int | Literal["auto"] = "auto"
-    batch_size: int | None = None
     tensor_parallel_size: int = 1
 
 
@@ -88,7 +87,6 @@ def settings_of(config: Any) -> Settings:
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         global_batch_size=data.get("global_batch_size"),
         micro_batch_size=data.get("micro_batch_size") or "auto",
-        batch_size=data.get("batch_size"),
         tensor_parallel_size=options.get("tensor_parallel_size") or 1,
     )
 
@@ -209,7 +207,7 @@ def check_batch(settings: Settings, world_size: int) -> None:
         return
     from datamodules.core.plan import derive_batching
 
-    sizes = settings.micro_batch_size, settings.batch_size, settings.accumulate_grad_batches
+    sizes = settings.micro_batch_size, settings.accumulate_grad_batches
     check_share(derive_batching(num_replicas, settings.global_batch_size, *sizes), num_replicas)
 
 

@@ -35,16 +35,6 @@ def rows_of(capsys, *options: str, devices: str = "1,2,4,8") -> dict[str, list[A
     return found
 
 
-def test_a_batch_per_device_divides_the_steps(capsys):
-    options = ["--data.num_samples=29500", "--data.batch_size=4", "--trainer.max_epochs=3"]
-    rows = rows_of(capsys, *options)
-    assert rows["steps per epoch"] == [7375, 3688, 1844, 922]
-    assert rows["global batch"] == [4, 8, 16, 32]
-    assert rows["samples seen"] == [88_500] * 4
-    assert plan([*RUN, *options]) == 0
-    assert "different runs" in capsys.readouterr().out
-
-
 def test_a_global_batch_is_the_same_run_on_any_devices(capsys):
     rows = rows_of(capsys, "--data.micro_batch_size=2", "--trainer.max_epochs=3")
     assert rows["steps per epoch"] == [7] * 4
@@ -57,9 +47,9 @@ def test_rate_and_warm_up_follow_the_scaling_rule(capsys):
     model = "--model.class_path=tests.commands.test_plan.ScaledToy"
     schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
     options = [model, schedule, "--model.lr_scheduler.warmup=100", "--data.num_samples=2000"]
-    rows = rows_of(capsys, *options, "--data.batch_size=4")
-    assert rows["learning rate"] == pytest.approx([0.01, 0.02, 0.04, 0.08])
-    assert rows["warm-up steps"] == [100, 50, 25, 13]
+    rows = rows_of(capsys, *options, "--data.global_batch_size=16")
+    assert rows["learning rate"] == pytest.approx([0.04] * 4)
+    assert rows["warm-up steps"] == [25] * 4
 
 
 @pytest.mark.parametrize(

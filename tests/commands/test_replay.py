@@ -133,7 +133,7 @@ def test_the_first_step_is_that_of_the_untrained_network(run: Path, replayed) ->
 
 
 def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, replayed) -> None:
-    options = ["--data.batch_size=4", "--trainer.accumulate_grad_batches=2"]
+    options = ["--data.global_batch_size=6", "--trainer.accumulate_grad_batches=2"]
     run = fit(tmp_path, *options, "--trainer.max_steps=3", "--trainer.gradient_clip_val=0.5")
     content, _ = replayed(run, 3, "--advance=true")
     line = ledger_lines(run)[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from datamodules.core.plan import MicroBatch, PlanOptions
-from datamodules.core.planned import LoaderOptions, auto_workers, collated
+from datamodules.core.planned import auto_workers, collated
 from tests.toy import ToyData, ToySequences, toy_trainer
 
 
@@ -99,13 +99,11 @@ def test_every_rank_plans_with_the_seed_of_rank_0(tmp_path, monkeypatch, own, fi
     assert data.seed == int(first or 0)
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_persistent_workers_stay_from_one_epoch_to_the_next(is_kept):
+def test_workers_stay_from_one_epoch_to_the_next():
     data = ToyData(num_samples=8, num_workers=1)
-    data.loader_options = LoaderOptions(num_workers=1, persistent_workers=is_kept)
     data.setup("fit")
     loader, seen = data.train_dataloader(), []
     for _ in range(2):
         assert len(list(loader)) == 1
         seen.append({child.pid for child in multiprocessing.active_children()})
-    assert (seen[0] == seen[1] != set()) == is_kept
+    assert seen[0] == seen[1] != set()

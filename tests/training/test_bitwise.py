@@ -101,29 +101,27 @@ def test_a_run_that_cannot_keep_bits_is_refused(arguments, message) -> None:
     check_run("ddp_spawn", "64-true", 8)
 
 
-def data_of(batching, devices, micro_batch_size="auto", batch_size=None, given_accumulation=1):
+def data_of(batching, devices, micro_batch_size="auto", given_accumulation=1):
     return SimpleNamespace(
         batching=batching,
         num_replicas=devices,
         micro_batch_size=micro_batch_size,
-        batch_size=batch_size,
         given_accumulation=given_accumulation,
     )
 
 
 @pytest.mark.parametrize(
-    ("total", "devices", "accumulation", "sizes", "message"),
+    ("total", "devices", "accumulation", "size", "message"),
     [
-        (8, 2, 1, ["auto", 4], "data.batch_size 4 is per device; give data.global_batch"),
-        (12, 2, 3, [2], "2 devices x 3 accumulated = 6; change"),
-        (8, 8, 1, [2], "8 into 4 chunks, but 8 devices take 8; use at most 4 devices"),
+        (12, 2, 3, 2, "2 devices x 3 accumulated = 6; change"),
+        (8, 8, 1, 2, "8 into 4 chunks, but 8 devices take 8; use at most 4 devices"),
     ],
 )
 def test_a_cut_that_follows_the_devices_is_refused(
-    total: int, devices: int, accumulation: int, sizes: list, message: str
+    total: int, devices: int, accumulation: int, size: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        check_cut(data_of(Batching(total, 1, accumulation), devices, *sizes))
+        check_cut(data_of(Batching(total, 1, accumulation), devices, size))
     check_cut(data_of(Batching(64, 8, 4), 2, given_accumulation=4))
     check_cut(data_of(Batching(64, 8, 2), 4, 8))
 

@@ -109,7 +109,7 @@ def test_a_batch_that_grew_scales_the_rate_and_shortens_the_warmup(tmp_path):
         "linear",
         8,
     )
-    toy_trainer(tmp_path, max_epochs=4).fit(module, ToyData(batch_size=16))
+    toy_trainer(tmp_path, max_epochs=4).fit(module, ToyData(global_batch_size=16))
     assert module.lr_scale == 2
     seen = [line["learning_rate"] for line in ledger_lines(tmp_path)]
     assert seen[:4] == pytest.approx([2e-4 / 3, 4e-4 / 3, 2e-4, 2e-4])

@@ -150,12 +150,6 @@ def test_a_resume_with_another_plan_is_refused_and_the_cause_is_named(tmp_path):
         fit(tmp_path, resume=True, data=ToyData(global_batch_size=10))
 
 
-def test_a_per_device_batch_says_why_it_cannot_change_devices(tmp_path):
-    fit(tmp_path, cut_at=5, data=ToyData(batch_size=4))
-    with pytest.raises(ValueError, match="depend on the number of devices"):
-        fit(tmp_path, resume=True, data=ToyData(batch_size=8))
-
-
 def test_moments_find_their_parameter_by_name(tmp_path):
     class Reordered(LitToy):
         def parameters(self, recurse=True):

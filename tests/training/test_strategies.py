@@ -187,7 +187,7 @@ def test_a_replay_has_the_micro_batch_of_a_group(tmp_path):
     request = vars(PlanRequest("x", 101, 16, 3, 2))
     plan = {"request": request, "repeats_first_epoch": False}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    data = SimpleNamespace(batch_size=None, micro_batch_size="auto", global_batch_size=None)
+    data = SimpleNamespace(micro_batch_size="auto", global_batch_size=None)
     found = LedgerStep(tmp_path, {}, {"world_size": 4, "num_replicas": 2})
     follow_one_device(data, found, {"accumulate_grad_batches": 2})
     assert (data.global_batch_size, data.micro_batch_size) == (16, 4)
