@@ -11,6 +11,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -21,7 +22,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.store import remove, write_whole
-from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of, of_all_ranks
 from lit_models.training.strategies import strategy_name
 
@@ -110,12 +109,8 @@ def decide(
             )
         home = next((folder for folder in path.parents[:3] if holds_run(folder)), None)
         is_own = home is not None and home.resolve() in [p.resolve() for p in siblings(root)]
-        is_inside = root.resolve() in path.resolve().parents
-        goes_there = is_own if is_fit else not is_asked or is_inside or is_own
-        if home is not None and goes_there:
-            if is_fit or os.access(home, os.W_OK):
-                return Run(str(home), ckpt_path)
-            return Run(str(root), ckpt_path, f"{home} is read-only: this one writes to {root}")
+        if home is not None and (is_own if is_fit else is_own or not is_asked):
+            return Run(str(home), ckpt_path)
     if not is_fit:
         return Run(str(root), ckpt_path)
     folder, number = root, 1
@@ -214,32 +209,22 @@ def _text(path: Path) -> str:
 
 
 class RunFolder(Callback):
-    """Keeps all ranks in one folder, and gives the training of a script one with a lock.
-
-    That folder is the trainer's `default_root_dir`, or the first of NAME-2, NAME-3, … where that
-    holds a run; without one given it is runs/SCRIPT. A checkpoint of the run goes on in its folder,
-    which is taken when Lightning has loaded it.
+    """Keeps all ranks in one folder: of a command in the one that was chosen, of a script in the
+    trainer's `default_root_dir`, which it locks while it trains.
 
     Args:
         chosen: by a command on this rank, and locked on the first one; `None` in a script.
 
     Raises:
-        RuntimeError: on all ranks: they chose different folders or checkpoints, another process
-            holds the folder, or it cannot be made.
+        RuntimeError: on all ranks: they chose different folders or checkpoints, or a script's
+            folder is in use, holds checkpoints of another run, or cannot be made.
     """
 
     def __init__(self, chosen: Run | None = None) -> None:
         self.chosen = chosen
-        self.run: Run | None = None  # of a script's first training with this trainer
-        self._is_taken = False  # in this call
-        self._following: list[Any] = []  # what saves where the trainer says, and nowhere else
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.chosen is None:
-            self._is_taken = False
-            for callback in trainer.checkpoint_callbacks:
-                if getattr(callback, "dirpath", "") is None:
-                    self._following.append(callback)
             return
         own, first = self.chosen, trainer.strategy.broadcast(self.chosen)
         is_same = (own.folder, own.ckpt_path) == (first.folder, first.ckpt_path)
@@ -251,50 +236,31 @@ class RunFolder(Callback):
                 "checkpoint with --ckpt_path."
             )
 
-    def on_load_checkpoint(self, trainer: Trainer, *_: Any) -> None:
-        """Take the folder before callbacks get their states back, which they keep in it alone."""
-        if trainer.state.fn == "fit":
-            self._take(trainer)
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._take(trainer)
-
-    def _take(self, trainer: Trainer) -> None:
-        if self._is_taken or self.chosen is not None or trainer.fast_dev_run:
+        """Take the folder of a script; its checkpoint is read by now, and nothing written."""
+        if self.chosen is not None or trainer.fast_dev_run:
             return
-        self._is_taken = True
-        run, fault = None, ""
+        folder, fault = Path(trainer.default_root_dir), ""
+        parents = [] if trainer.ckpt_path is None else Path(trainer.ckpt_path).resolve().parents
+        goes_on = trainer.global_step > 0 or folder.resolve() in parents
         if trainer.is_global_zero:
             try:
-                run = locked(partial(self._choose, trainer))
-            except (OSError, RuntimeError, ValueError) as error:
+                locked(lambda: Run(str(folder)))
+            except (OSError, RuntimeError) as error:
                 fault = str(error)
-        run, fault = trainer.strategy.broadcast((run, fault))
-        if fault:
+            if any((folder / "checkpoints").glob("*.ckpt")) and not goes_on:
+                fault = fault or (
+                    f"{folder} holds checkpoints of another run: give the Trainer a "
+                    "default_root_dir of its own, or fit(ckpt_path=…) one of them to go on."
+                )
+        if fault := trainer.strategy.broadcast(fault):
             raise RuntimeError(fault)
-        if self.run is None and run.notice:
-            rank_zero_info(run.notice)
-        self.run = run
-        before = Path(trainer.default_root_dir).absolute() / "checkpoints"
-        for callback in self._following:
-            if Path(callback.dirpath or "").absolute() == before:
-                callback.dirpath = str(Path(run.folder, "checkpoints").absolute())
-        trainer._default_root_dir = run.folder  # it has no public setter
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
-        if self.run is not None and trainer.is_global_zero:
-            release(Path(self.run.folder))
+        if self.chosen is None and trainer.is_global_zero:
+            release(Path(trainer.default_root_dir))
 
     on_exception = teardown
-
-    def _choose(self, trainer: Trainer) -> Run:
-        path = trainer.ckpt_path
-        root, ckpt_path = Path(trainer.default_root_dir), None if path is None else str(path)
-        if self.run is not None:
-            return Run(str(root), ckpt_path)
-        if root.resolve() == Path.cwd():
-            root = Path("runs") / (Path(sys.argv[0]).stem.strip("-") or "script")
-        return decide("fit", root, ckpt_path, newest_checkpoint)
 
 
 def status(trainer: Trainer) -> dict[str, Any]:
@@ -543,18 +509,8 @@ class AppendingCSVLogger(Logger):
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
-        try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file, restval="")
-                if "step" not in (reader.fieldnames or ["step"]):
-                    raise ValueError("no column step")
-                # A row that a kill cut short has None where values are missing.
-                return [row for row in reader if None not in row]
-        except (ValueError, csv.Error) as error:
-            raise ValueError(
-                f"{self.path} is damaged ({error}); only the run writes it. Move it away, and the "
-                "run goes on with a new one."
-            ) from error
+        with self.path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file, restval=""))
 
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
@@ -569,15 +525,12 @@ class ProgressLine(ProgressBar):
     """Writes `epoch 1/3  step 40/939  loss 2.31  812 rows/s  0:01:42 left`.
 
     A metric is read only when a line is written: a GPU need not wait each step.
-
-    Args:
-        interval_s: seconds between lines where the output is no terminal, whose line is replaced
-            twice a second.
     """
 
-    def __init__(self, interval_s: float = 10.0) -> None:
+    interval_s = 10.0  # between lines; the line of a terminal is replaced twice a second
+
+    def __init__(self) -> None:
         super().__init__()
-        self.interval_s = interval_s
         self._is_enabled = True
         self._begin = self._last = 0.0
         self._first_step = self._batches = self._width = 0
@@ -625,13 +578,14 @@ class ProgressLine(ProgressBar):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _train_line(self, trainer: Trainer) -> str:
-        step, total = trainer.global_step, total_steps(trainer)
+        step, total = trainer.global_step, trainer.estimated_stepping_batches
+        has_end = 0 < total < math.inf
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if has_end else ''}"]
         ledger = ledger_of(trainer)
         logged = ledger.latest if ledger is not None else {}
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
@@ -643,7 +597,7 @@ class ProgressLine(ProgressBar):
             batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
             rows = getattr(batching, "global_batch_size", 1)
             parts.append(f"{done * rows / seconds:,.0f} rows/s")
-        if done > 0 and total:
+        if done > 0 and has_end:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")
@@ -662,13 +616,3 @@ class ProgressLine(ProgressBar):
             self._width = len(line)
         else:
             print(line, flush=True)
-
-
-def total_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps of the whole run, or `None` where it has no known end."""
-    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
-    batches = trainer.num_training_batches
-    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
-        steps = -(-int(batches) // trainer.accumulate_grad_batches)
-        limits.append(steps * int(trainer.max_epochs or 0))
-    return min(limits, default=None)
