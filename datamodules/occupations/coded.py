@@ -116,7 +116,7 @@ def open_index(
 
     def make(folder: Path) -> None:
         bad_rows, system = BadRows(on_bad_rows), CodeSystem()
-        normalisation = TextNormalisation(**recipe["normalisation"])
+        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
         reader = RowReader(columns, normalisation, system, bad_rows, None, table)
         language_index = {name: i for i, name in enumerate(recipe["languages"])}
         inputs: dict[tuple[str, int], int] = {}  # text and index of the language

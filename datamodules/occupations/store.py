@@ -179,16 +179,13 @@ class TextOptions(TextNormalisation):
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.max_length < 1:
             raise ValueError(f"text.max_length must be at least 1, got {self.max_length}.")
 
     @property
     def normalisation(self) -> TextNormalisation:
         """The normalisation alone, as a checkpoint keeps it."""
-        options = asdict(self)
-        del options["max_length"]
-        return TextNormalisation(**options)
+        return TextNormalisation(self.lowercase, self.drop_status_words)
 
 
 class Job(NamedTuple):
@@ -478,7 +475,7 @@ def _write(request: StoreRequest, folder: Path) -> None:
     recipe, options, book = request.recipe, request.book, None
     normalisation, max_length = request.text.normalisation, request.text.max_length
     if recipe is not None:
-        normalisation = TextNormalisation(**recipe["normalisation"])
+        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
         max_length, book = recipe["max_length"], CodeBook.from_dict(recipe["code_book"])
     elif options.path is not None:
         book = build_code_book(request.system, Path(options.path), ())

@@ -1,8 +1,9 @@
 """Text in, Unicode code points out: the same in training and prediction, for any script."""
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,30 +14,25 @@ _AROUND = ".,;:()[]"
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 
 
+# Options of earlier checkpoints, of which these values alone are left.
+GONE = {"unicode_form": "NFKC", "strip": True, "collapse_whitespace": True}
+
+
 @dataclass(frozen=True)
 class TextNormalisation:
     """What is done to a text before a model sees it; every checkpoint keeps it.
 
+    Ligatures, full-width letters and the like become plain ones (NFKC), and every run of white
+    space, line breaks included, one blank; none is left at the ends.
+
     Args:
-        unicode_form: `NFKC` also turns ligatures, full-width letters and the like into plain ones.
         lowercase: case carries no meaning in most records.
-        strip: drop white space at both ends.
-        collapse_whitespace: turn every run of white space, line breaks included, into one blank.
         drop_status_words: leave out words such as "deceased" that say nothing about the work, with
             the punctuation around them; a text of such words alone stays as it is.
     """
 
-    unicode_form: Literal["NFC", "NFKC", "NFD", "NFKD", "none"] = "NFKC"
     lowercase: bool = True
-    strip: bool = True
-    collapse_whitespace: bool = True
     drop_status_words: bool = False
-
-    def __post_init__(self) -> None:
-        if self.unicode_form not in ("NFC", "NFKC", "NFD", "NFKD", "none"):
-            raise ValueError(
-                f'unicode_form must be NFC, NFKC, NFD, NFKD or none, got "{self.unicode_form}".'
-            )
 
     def __call__(self, text: str) -> str:
         """Return the normalised text; doing it twice changes nothing more."""
@@ -44,26 +40,29 @@ class TextNormalisation:
         # Lower case can undo the form (İ becomes two characters) and the form can make capitals
         # (™ becomes TM), so both are repeated until nothing changes.
         while text != before:
-            before = text
-            if self.unicode_form != "none":
-                text = unicodedata.normalize(self.unicode_form, text)
-            if self.lowercase:
-                text = text.lower()
+            before, text = text, unicodedata.normalize("NFKC", text)
+            text = text.lower() if self.lowercase else text
         if self.drop_status_words:
             words = text.split()
             kept = [word for word in words if word.strip(_AROUND).lower() not in _STATUS]
             if len(kept) < len(words):
                 text = " ".join(kept).strip(" ,;:-") or text
-        if self.collapse_whitespace:
-            single = " ".join(text.split())
-            lead = "" if self.strip or not text[:1].isspace() else " "
-            tail = "" if self.strip or not single or not text[-1:].isspace() else " "
-            return lead + single + tail
-        return text.strip() if self.strip else text
+        return " ".join(text.split())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain JSON types."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> "TextNormalisation":
+        """Return what `to_dict` described; ValueError for a value that no text gets any more."""
+        for name, value in GONE.items():
+            if kept.get(name, value) != value:
+                raise ValueError(
+                    f"the checkpoint was trained on texts of {name} {kept[name]}, and texts have "
+                    f"{value} alone now; train anew, or code with an earlier Unisono."
+                )
+        return cls(kept["lowercase"], kept["drop_status_words"])
 
 
 class Encoded(NamedTuple):

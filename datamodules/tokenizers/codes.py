@@ -6,7 +6,6 @@ Shapes: C codes, L symbols per block (the longest code), V symbols.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,10 +186,6 @@ class CodeBook:
         descriptions: Sequence[str],
         symbols: Sequence[str] | None = None,
     ) -> None:
-        if not codes:
-            raise ValueError("a code book needs at least one code, got none.")
-        if len(descriptions) != len(codes):
-            raise ValueError(f"{len(codes)} codes need as many descriptions: {len(descriptions)}.")
         self.system = system
         self.codes = list(codes)
         self.descriptions = list(descriptions)
@@ -204,9 +199,6 @@ class CodeBook:
         self.symbols = list(symbols)
         self._symbol_id = {symbol: i for i, symbol in enumerate(self.symbols)}
         self._code_id = {code: i for i, code in enumerate(self.codes)}
-        if len(self._code_id) != len(self.codes):
-            twice = next(c for i, c in enumerate(self.codes) if self._code_id[c] != i)
-            raise ValueError(f'code "{twice}" stands in the code book twice; keep one line of it.')
         length = max(len(row) for row in spelled)
         self.table = np.full((len(spelled), length), END_ID, dtype=np.int64)
         for i, row in enumerate(spelled):
@@ -253,11 +245,6 @@ class CodeBook:
         distance = (self.table != np.array(row)) @ places
         best = np.argsort(distance, kind="stable")[:count]
         return [(self.codes[i], self.descriptions[i]) for i in best]
-
-    def spell(self, symbol_ids: Iterable[int]) -> str:
-        """The code that a row of symbol ids spells, up to the first <end>."""
-        code = takewhile(lambda symbol_id: symbol_id != END_ID, symbol_ids)
-        return "".join(self.symbols[symbol_id] for symbol_id in code)
 
     def truncation_ids(self, digits: int) -> np.ndarray:
         """[C] int64: codes with the same first `digits` symbols share a number."""

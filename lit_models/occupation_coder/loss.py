@@ -169,7 +169,7 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
     if options.unused_codes:
         return torch.from_numpy(weights)
     book = CodeBook.from_dict(store.recipe["code_book"])
-    normalisation = TextNormalisation(**store.recipe["normalisation"])
+    normalisation = TextNormalisation.from_dict(store.recipe["normalisation"])
     codes = store.code_sets(rows)
     num_rows = np.bincount(np.concatenate(codes), minlength=len(book.codes))
     for place, (code_ids, points) in enumerate(zip(codes, store.texts(rows), strict=True)):

@@ -22,7 +22,7 @@ from datamodules.tokenizers.codes import CodeBook
 from lit_models.occupation_coder.decoding import Decoded
 from lit_models.occupation_coder.loss import summed
 from lit_models.occupation_coder.network import NONE
-from lit_models.training.metrics import Count, SumCount
+from lit_models.training.metrics import SumCount
 
 MOST_DIGITS = 5
 CONFIDENCE_BINS = 100
@@ -63,34 +63,35 @@ def distinct(code_ids: Tensor) -> Tensor:
 
 
 class OccupationMetrics(nn.ModuleDict):
-    """All scores of one split by the name that each is logged under.
+    """All scores and losses of one split by the name that each is logged under.
 
-    Names: each of SCORES; accuracy and f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`;
-    f1 on strings and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of
-    the set's confidence against its exact match; `num_records` and `num_exact_match`, integers.
+    Names: each of SCORES; f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`; f1 on strings
+    and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of the set's
+    confidence against its exact match; `loss_seq2seq`, `loss_flat`, and `loss` of both, weighted,
+    in nats per record.
 
     Args:
         book: code book.
         languages: names by language_id; index 0 is the unknown language.
+        term_weights: term -> factor of it in the loss.
     """
 
-    def __init__(self, book: CodeBook, languages: list[str]) -> None:
+    def __init__(
+        self, book: CodeBook, languages: list[str], term_weights: Mapping[str, float]
+    ) -> None:
         super().__init__()
-        self.languages = list(languages)
+        self.languages, self.term_weights = list(languages), dict(term_weights)
         self.num_levels = min(MOST_DIGITS, book.table.shape[1])
         for digits in range(1, self.num_levels + 1):
             groups = torch.as_tensor(book.truncation_ids(digits)).long()
             self.register_buffer(f"groups_{digits}", groups, persistent=False)
-        names = [*SCORES]
-        for digits in range(1, self.num_levels + 1):
-            names += [f"accuracy_digits_{digits}", f"f1_digits_{digits}"]
+        names = [f"loss_{term}" for term in term_weights] + ["loss", *SCORES]
+        names += [f"f1_digits_{digits}" for digits in range(1, self.num_levels + 1)]
         names += [f"f1_language_{language}" for language in languages]
-        for kind in ("text", "code"):
-            names += [f"f1_seen_{kind}", f"f1_unseen_{kind}"]
+        names += [f"f1_{seen}_{kind}" for kind in ("text", "code") for seen in ("seen", "unseen")]
         for name in names:
             self[name] = SumCount()
         self["calibration_error"] = CalibrationBins()
-        self["num_records"], self["num_exact_match"] = Count(), Count()
 
     def update(self, decoded: Decoded, batch: Mapping[str, Any]) -> None:
         """Adds a batch with `code_ids` [B, K], `weight` [B], `language_id` [B], and `is_seen_text`
@@ -102,40 +103,18 @@ class OccupationMetrics(nn.ModuleDict):
         for digits in range(1, self.num_levels + 1):
             groups = self.get_buffer(f"groups_{digits}")
             truncated = set_scores(_at(groups, true_ids), _at(groups, decoded.code_ids))
-            for name in ("accuracy", "f1"):
-                self._add(f"{name}_digits_{digits}", truncated[name], weight)
+            self._add(f"f1_digits_{digits}", truncated["f1"], weight)
         for index, language in enumerate(self.languages):
-            self._add(
-                f"f1_language_{language}", scores["f1"], weight * (batch["language_id"] == index)
-            )
+            is_spoken = batch["language_id"] == index
+            self._add(f"f1_language_{language}", scores["f1"], weight * is_spoken)
         for kind in ("text", "code"):
             if f"is_seen_{kind}" in batch:
                 is_seen = batch[f"is_seen_{kind}"]
                 self._add(f"f1_seen_{kind}", scores["f1"], weight * is_seen)
                 self._add(f"f1_unseen_{kind}", scores["f1"], weight * ~is_seen)
         self["calibration_error"].update(decoded.set_confidence, scores["exact_match"], weight)
-        self["num_records"].update(weight > 0)
-        self["num_exact_match"].update((weight > 0) & (scores["exact_match"] > 0))
 
-    def _add(self, name: str, score: Tensor, weight: Tensor) -> None:
-        self[name].update(score * weight, weight)
-
-
-class LossMetrics(nn.ModuleDict):
-    """The losses of one split, in nats per record; every entry is logged under its name.
-
-    Names: `loss_seq2seq`, `loss_flat`, and `loss` of both, weighted.
-
-    Args:
-        term_weights: term -> factor of it in the loss.
-    """
-
-    def __init__(self, term_weights: Mapping[str, float]) -> None:
-        names = (*(f"loss_{term}" for term in term_weights), "loss")
-        super().__init__({name: SumCount() for name in names})
-        self.term_weights = dict(term_weights)
-
-    def add_batch(self, losses: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+    def add_losses(self, losses: Mapping[str, Tensor], weight: Tensor) -> Tensor:
         """Add losses [B] of each term with weights [B], 0 = counts nowhere; return each record's
         loss of both terms [B]."""
         terms, shares = summed(losses, weight), self.term_weights.items()
@@ -144,6 +123,9 @@ class LossMetrics(nn.ModuleDict):
         both = [share * terms[name].total for name, share in shares]
         self["loss"].update(torch.stack(both), weight)
         return torch.stack([share * losses[name] for name, share in shares]).sum(0)
+
+    def _add(self, name: str, score: Tensor, weight: Tensor) -> None:
+        self[name].update(score * weight, weight)
 
 
 class CalibrationBins(Metric):
@@ -203,14 +185,6 @@ NGRAM_SIZES = (1, 5)
 MOST_TEXTS, MOST_FEATURES = 20_000, 20_000  # distinct strings are thinned out, n-grams left out
 # Coarse, as the scores no longer move below it while the time doubles.
 TOLERANCE = 0.1
-WITHOUT_LINEAR_HEAD = (
-    "train with --config occupation_coder/table.yaml,\nwhich votes with such a model's better kin "
-    "beside the decoder"
-)
-WITH_LINEAR_HEAD = (
-    "give the linear head the whole vote,\n--model.decoding.flat_share=1 with test and predict, "
-    "and more rows to both"
-)
 
 
 class LinearBaseline(Callback):
@@ -255,10 +229,6 @@ class LinearBaseline(Callback):
             f"{'character n-gram TF-IDF + linear SVM':<40} {f1:.4f}  {self.scores['accuracy']:.4f}"
             f"  ({len(texts):,} training strings, {time.perf_counter() - start:.1f} s)"
         )
-        if model[0] is not None and float(model[0]) < f1:
-            is_linear = getattr(getattr(pl_module, "loss", None), "linear", None) is not None
-            remedy = WITH_LINEAR_HEAD if is_linear else WITHOUT_LINEAR_HEAD
-            lines.append(f"the baseline is ahead by {f1 - float(model[0]):.4f}; {remedy}")
         print("\n".join(lines))
 
     def _training_pairs(

@@ -32,10 +32,10 @@ from lit_models.occupation_coder.loss import (
     row_weights,
     summed,
 )
-from lit_models.occupation_coder.metrics import LossMetrics, OccupationMetrics, set_scores
+from lit_models.occupation_coder.metrics import OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
 from lit_models.training.exact import ExactModule
-from lit_models.training.metrics import LossSum, SampleResult
+from lit_models.training.metrics import LossSum, SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
 
 EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
@@ -114,13 +114,12 @@ class LitOccupationCoder(ExactModule):
         self.loss, self.decoding = loss or OccupationLossOptions(), decoding or DecodingOptions()
         self.init_from, self.init_from_part = init_from, init_from_part
         self.first_temperature = {**dict.fromkeys(TERMS, 1.0), **(temperature or {})}
-        for name, value in self.first_temperature.items():
-            if name not in TERMS:
-                raise ValueError(f"temperature has {name!r}; its names are {' and '.join(TERMS)}.")
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"temperature.{name} must be a number above 0, got {value}; 1 changes nothing."
-                )
+        is_finite = all(0 < value < math.inf for value in self.first_temperature.values())
+        if not is_finite or set(self.first_temperature) != set(TERMS):
+            raise ValueError(
+                f"temperature holds numbers above 0 of {' and '.join(TERMS)}, got {temperature}; 1 "
+                "changes nothing."
+            )
         # [training rows], where they are not all 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known
@@ -149,8 +148,8 @@ class LitOccupationCoder(ExactModule):
         self.network = OccupationNetwork(encoder, decoder, *options)
         freeze_encoder(self.network.encoder, self.hparams.freeze)
         for split in ("val", "test"):
-            self.add_module(f"{split}_metrics", OccupationMetrics(book, languages))
-            self.add_module(f"{split}_losses", LossMetrics(self.loss.term_weights))
+            metrics = OccupationMetrics(book, languages, self.loss.term_weights)
+            self.add_module(f"{split}_metrics", metrics)
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -272,23 +271,22 @@ class LitOccupationCoder(ExactModule):
             )
         language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
         language_ids = [language_index.get(language_code(name), 0) for name in language]
-        normalise = TextNormalisation(**self.recipe["normalisation"])
+        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
         encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
-        decoding, was_training = replace(self.decoding, **options), self.training
+        decoding = replace(self.decoding, **options)
         results: dict[int, CodedText] = {}
         book = self.recipe["code_book"]
 
         def named(ids: Sequence[int], what: str = "codes") -> list[str]:
             return [book[what][i] for i in ids if i >= 0]
 
-        self.eval()
         for start in range(0, len(order), TEXTS_AT_ONCE):
             rows = order[start : start + TEXTS_AT_ONCE]
             batch = padded_texts([encoded[i].code_points for i in rows])
             batch["language_id"] = torch.tensor([language_ids[i] for i in rows])
             batch = {name: value.to(self.device) for name, value in batch.items()}
-            with torch.inference_mode():
+            with evaluating(self), torch.inference_mode():
                 found = answers(self.network, *self(batch), decoding, self.temperature)
             columns = {name: values.tolist() for name, values in found.items()}
             for place, index in enumerate(rows):
@@ -306,7 +304,6 @@ class LitOccupationCoder(ExactModule):
                     encoded[index].is_truncated,
                     [(named(ids), share) for ids, share in following if ids[0] >= 0],
                 )
-        self.train(was_training)
         return [results[i] for i in range(len(texts))]
 
     def _evaluate(
@@ -316,11 +313,10 @@ class LitOccupationCoder(ExactModule):
         true_ids, temperature = batch["code_ids"], self.temperature
         decoded = decode(self.network, memory, flat_logits, self.decoding, temperature)
         each = record_losses(memory, flat_logits, self.network.decoder, batch)
-        losses: LossMetrics = getattr(self, f"{split}_losses")
         metrics: OccupationMetrics = getattr(self, f"{split}_metrics")
-        loss = losses.add_batch(each, batch["weight"])
+        loss = metrics.add_losses(each, batch["weight"])
         metrics.update(decoded, batch)
-        for name, metric in (*losses.items(), *metrics.items()):
+        for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         is_wrong = set_scores(true_ids, decoded.code_ids)["exact_match"] == 0
         answers, sure = {"given": decoded.code_ids}, decoded.set_confidence

@@ -22,7 +22,6 @@ from lit_models.training.metrics import in_float32
 
 PAD, BEGIN, END, EMPTY = 0, 1, 2, 3  # CodeBook.symbols begins with these four
 NONE = -100
-MOST_MATCHED_CODES = 5  # 120 orders; beyond it the search over orders would outgrow the step
 
 
 class CodeTrie(nn.Module):
@@ -36,9 +35,6 @@ class CodeTrie(nn.Module):
         table: [C, L], rows of symbols, all distinct.
         vocab_size: V.
         max_codes: most codes of one record.
-
-    Raises:
-        ValueError: the orders of so many codes are too many to try.
     """
 
     table: Tensor
@@ -49,11 +45,6 @@ class CodeTrie(nn.Module):
 
     def __init__(self, table: Any, vocab_size: int, max_codes: int) -> None:
         super().__init__()
-        if max_codes > MOST_MATCHED_CODES:
-            raise ValueError(
-                f"max_codes is {max_codes}, but at most {MOST_MATCHED_CODES} codes per record can "
-                "be matched in all their orders: lower max_codes of the code system."
-            )
         trie = Trie.of_table(np.array(table), vocab_size)
         for name, values in {"table": table, **trie._asdict()}.items():
             self.register_buffer(name, torch.as_tensor(values).long().clone(), persistent=False)

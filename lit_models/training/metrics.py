@@ -76,24 +76,6 @@ class SumCount(Metric):
         return self.total / self.count
 
 
-class Count(Metric):
-    """A number of samples, kept as an integer: equal on any number of devices, not nearly so."""
-
-    number: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("number", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, is_counted: Tensor) -> None:
-        """Add one batch. Args: is_counted [B] bool."""
-        self.number = self.number + is_counted.detach().sum()
-
-    def compute(self) -> Tensor:
-        """Return the number, [] float64, which loggers take."""
-        return self.number.double()
-
-
 def hash_ids(ids: Tensor) -> Tensor:
     """Return [N] int64 with the bits of `datamodules.core.plan.hash_ids`, on the device of ids."""
     x = ids + _GOLDEN

@@ -196,7 +196,7 @@ def peer_texts(trained, size=None):
     """Return the real rows as the peers take them; both tables, or the first `size` rows."""
     rows = read_rows(REAL / "train.csv") + read_rows(REAL / "dev.csv")
     index = {code: i for i, code in enumerate(trained.recipe["code_book"]["codes"])}
-    normalise = TextNormalisation(**trained.recipe["normalisation"])
+    normalise = TextNormalisation.from_dict(trained.recipe["normalisation"])
     known = [(r["occ1"], index[r["hisco_1"]]) for r in rows if r["hisco_1"] in index]
     return Texts(*map(list, zip(*known[:size], strict=True)), normalise)
 

@@ -71,7 +71,6 @@ def test_ngrams_are_those_that_lie_inside_the_text():
             lambda: BlockDecoder(8, trie_of(2), width=10, num_heads=4),
             "width 10 must be a multiple of num_heads",
         ),
-        (lambda: trie_of(6), "max_codes is 6, but at most 5"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(build, message):
