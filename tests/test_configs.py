@@ -22,6 +22,10 @@ CONFIGS = [
 ]
 OVERLAYS = [name for name in shipped_configs() if name.startswith("hardware/")]
 HEADS = ["kind", "num_parameters", "has_default"]
+PREDICTED = [
+    *("predicted_kind", "probability_kind"),
+    *("predicted_num_parameters", "probability_has_default"),
+]
 ERRORS = {  # the columns of a table of errors before sample and loss
     "causal_lm/debug.yaml": ["positions", "document 1"],
     "consistency_lens/debug.yaml": ["position", "input", "truth", "answer"],
@@ -30,7 +34,7 @@ ERRORS = {  # the columns of a table of errors before sample and loss
     ],
     "seo/ranker_debug.yaml": ["input", "truth", "answer"],
     "seo/retriever_debug.yaml": ["input", "truth", "answer"],
-    "seo/scorer_debug.yaml": ["input", *HEADS, *(f"{head} given" for head in HEADS)],
+    "seo/scorer_debug.yaml": ["input", *HEADS, *PREDICTED],
     "seo/writer_debug.yaml": ["place", "input", "truth", "answer"],
 }
 DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]

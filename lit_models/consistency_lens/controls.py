@@ -130,32 +130,21 @@ class Fidelity(NamedTuple):
     next_nats: Tensor
 
 
+@dataclass
 class Case:
-    """One batch, its explanations, and everything that is rebuilt from them.
+    """One batch, its explanations, and everything that is rebuilt from them."""
 
-    Args:
-        lens: in evaluation mode.
-        baselines: of the training part.
-        batch: with `other`.
-        activation: [B, D] of the batch.
-        other: [B, D] of the partners.
-        teacher: of the lens.
-        options: of the test.
-    """
+    lens: Lens  # in evaluation mode
+    baselines: Baselines
+    batch: ActivationBatch
+    activation: Tensor  # [B, D] of the batch
+    other: Tensor  # [B, D] of the partners
+    teacher: TeacherText
+    options: EvaluationOptions
 
-    def __init__(
-        self,
-        lens: Lens,
-        baselines: Baselines,
-        batch: ActivationBatch,
-        activation: Tensor,
-        other: Tensor,
-        teacher: TeacherText,
-        options: EvaluationOptions,
-    ) -> None:
-        self.lens, self.baselines, self.teacher = lens, baselines, teacher
-        self.batch, self.activation, self.other = batch, activation, other
-        self.position, self.options = batch["position"], options
+    @property
+    def position(self) -> Tensor:
+        return self.batch["position"]
 
     @cached_property
     def greedy(self) -> Explanation:

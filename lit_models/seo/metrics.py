@@ -351,17 +351,15 @@ UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # of someone who knows nothing; el
 
 
 class HeadMetrics(nn.Module):
-    """The mean loss of one head over a split, which the module adds, and its measures.
+    """The mean loss of one head over a split, which the module adds, and its measures."""
 
-    Args:
-        label: how it is called in warnings; None says nothing.
-    """
-
-    def __init__(self, kind: str, label: str | None = None) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.label, self.loss = kind, label, SumCount()
+        self.kind, self.loss = kind, SumCount()
         self.rows = GatheredRows("prediction", "target")
-        self.figures = nn.ModuleDict({name: SumCount() for name in NAMES[kind]})
+        self.figures, self.baselines = (
+            nn.ModuleDict({name: SumCount() for name in NAMES[kind]}) for _ in range(2)
+        )
 
     def update(
         self, prediction: Tensor, target: Tensor, is_labelled: Tensor, batch: dict[str, Any]
@@ -381,17 +379,28 @@ class HeadMetrics(nn.Module):
             target=target.double().masked_fill(~is_labelled, torch.nan),
         )
 
-    def measure(self) -> dict[str, SumCount]:
-        """Return measure -> what is logged, and begin anew; a collective."""
+    def measure(self, split: str, head: str, expected: Tensor | None = None) -> dict[str, Any]:
+        """Return label -> what is logged, and begin anew; a collective.
+
+        Args:
+            expected: [P] float64, prediction of someone who has read no text: a baseline.
+        """
         rows = self.rows.take()
-        values = measures(self.kind, rows.prediction.cpu().numpy(), rows.target.cpu().numpy())
-        for name, figure in self.figures.items():
-            value, why = values[name]
-            if why and self.label is not None:
-                rank_zero_only(log.warning)(f"{self.label}_{name} is undefined: {why}.")
-            one = torch.ones((), dtype=torch.float64, device=rows.prediction.device)
-            figure.update(one * value, one)
-        return dict(self.figures.items())
+        target, logged = rows.target.cpu().numpy(), {}
+        found = measures(self.kind, rows.prediction.cpu().numpy(), target)
+        one = torch.ones((), dtype=torch.float64, device=rows.prediction.device)
+        for name, (value, why) in found.items():
+            label = f"{split}/{head}_{name}"
+            if why:
+                rank_zero_only(log.warning)(f"{label} is undefined: {why}.")
+            self.figures[name].update(one * value, one)
+            logged[label] = self.figures[name]
+        if expected is not None:
+            found = measures(self.kind, expected.expand(len(target), -1).numpy(), target)
+            for name, (value, _) in found.items():
+                self.baselines[name].update(one * value, one)
+                logged[f"{split}/baseline_{head}_{name}"] = self.baselines[name]
+        return logged
 
 
 def measures(

@@ -4,7 +4,6 @@ Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W 
 L levels, classes or labels.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -459,17 +458,6 @@ def baseline(facts: dict[str, Any]) -> Tensor:
         return torch.tensor([facts["mean"]], dtype=torch.float64)
     shares = torch.tensor(facts["shares"], dtype=torch.float64)
     return shares[1:] if facts["kind"] == "binary" else shares
-
-
-def said(facts: dict[str, Any], prediction: Sequence[float]) -> str:
-    """Return the prediction [P] of one text in words: the likeliest level or class, the labels that
-    are likelier than not, or the number itself."""
-    if facts["kind"] in ("regression", "binary"):
-        return f"{prediction[0]:.3g}"
-    classes = [str(name) for name in facts["classes"]]
-    if facts["kind"] == "multilabel":
-        return " ".join(n for n, p in zip(classes, prediction, strict=True) if p > 0.5)
-    return classes[max(range(len(classes)), key=lambda place: prediction[place])]
 
 
 PREFIX = "head_"  # of module names: a head may be called as a method of nn.Module is

@@ -156,12 +156,12 @@ class LitRanker(EncodedTextModule):
         first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
-        index = torch.arange(size, device=self.device)
+        batch: Any = {name: row.to(self.device) for name, row in rows.items()}
+        batch |= {"pair_index": torch.arange(size, device=self.device)[None], "prior": first[None]}
         with evaluating(self), torch.no_grad():
-            on_device = {name: row.to(self.device) for name, row in rows.items()}
-            number = -(-size // self.pairs_per_forward)
-            scores = self.network(**on_device, lengths=lengths, num_parts=number)
-            return self.network.candidates(scores, index[None], first[None])[0]
+            return self({**batch, "pair_lengths": lengths, "num_parts": 1}, self.pairs_per_forward)[
+                0
+            ]
 
     def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, SampleResult]:
         scores = self(batch, self.pairs_per_forward)

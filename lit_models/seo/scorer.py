@@ -6,16 +6,18 @@ Batch: ScoredTextBatch. Shapes: B texts.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from datamodules.core.batches import ScoredTextBatch
 from datamodules.scored.datamodule import ChunkOptions
+from datamodules.scored.store import scores_of
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import HeadMetrics, WeightedLoss
-from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline, said
+from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline
 from lit_models.training.metrics import LossSum, SampleResult, evaluating
 
 
@@ -60,9 +62,9 @@ class LitTextScorer(EncodedTextModule):
             )
         self.options = {name: self.head_options.get(name, HeadOptions()) for name in declared}
         for split in ("val", "test"):
-            self.add_module(f"{split}_metrics", self._metrics(f"{split}/"))
+            metrics = {PREFIX + n: HeadMetrics(facts["kind"]) for n, facts in declared.items()}
+            self.add_module(f"{split}_metrics", nn.ModuleDict(metrics))
             self.add_module(f"{split}_loss", WeightedLoss(self.term_weights()))
-        self.test_baselines = self._metrics(None)
         heads = {
             name: Head(facts, self.options[name].loss_of(name, facts["kind"]), encoder.width)
             for name, facts in declared.items()
@@ -97,23 +99,20 @@ class LitTextScorer(EncodedTextModule):
         return self._evaluate("val", batch)
 
     def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> SampleResult:
-        judged = self._evaluate("test", batch)
-        for name, facts in self.recipe["heads"].items():
-            expected = baseline(facts).to(self.device).expand(len(batch["weight"]), -1)
-            metrics = self.test_baselines[PREFIX + name]
-            metrics.update(expected, batch["targets"][name], batch["is_labelled"][name], batch)
-        return judged
+        return self._evaluate("test", batch)
 
     def on_validation_epoch_end(self) -> None:
-        self._log_measures("val/", self.val_metrics)
+        self._log_measures("val")
 
     def on_test_epoch_end(self) -> None:
-        self._log_measures("test/", self.test_metrics)
-        self._log_measures("test/baseline_", self.test_baselines)
+        self._log_measures("test")
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
-        heads = self.recipe["heads"]
-        return {f"{n} given": said(heads[n], values) for n, values in answers.items()}
+        """As ExactModule; the columns of a scored file."""
+        columns: dict[str, list[Any]] = {}
+        for name, values in answers.items():
+            columns |= scores_of(name, self.recipe["heads"][name], np.array([values]))
+        return {name: str(value) for name, (value,) in columns.items()}
 
     def predict_step(self, batch: ScoredTextBatch, batch_idx: int) -> dict[str, Tensor]:
         outputs = self(batch)
@@ -136,13 +135,6 @@ class LitTextScorer(EncodedTextModule):
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 found.append(self.predict_step(batch, 0))
         return {name: torch.cat([each[name].cpu() for each in found]) for name in found[0]}
-
-    def _metrics(self, label: str | None) -> nn.ModuleDict:
-        """Return the metrics of all heads. Args: label, before their names in warnings."""
-        metrics = {}
-        for name, facts in self.recipe["heads"].items():
-            metrics[PREFIX + name] = HeadMetrics(facts["kind"], label and label + name)
-        return nn.ModuleDict(metrics)
 
     def _head(self, name: str) -> Any:
         return self.network.heads[PREFIX + name]
@@ -170,8 +162,8 @@ class LitTextScorer(EncodedTextModule):
             metrics.update(found[name], target, known, batch)
         return SampleResult(torch.stack(weighted).sum(0), found)
 
-    def _log_measures(self, label: str, of_heads: Any) -> None:
-        for head, metrics in of_heads.items():
-            for name, figure in metrics.measure().items():
-                label_of_head = label + head.removeprefix(PREFIX)
-                self.log(f"{label_of_head}_{name}", figure)
+    def _log_measures(self, split: str) -> None:
+        for name, facts in self.recipe["heads"].items():
+            metrics: HeadMetrics = getattr(self, f"{split}_metrics")[PREFIX + name]
+            expected = baseline(facts) if split == "test" else None
+            self.log_dict(metrics.measure(split, name, expected))

@@ -16,7 +16,6 @@ from lit_models.seo.networks import (
     TemperatureOptions,
     baseline,
     in_batch_loss,
-    said,
 )
 from lit_models.training.metrics import LossSum
 
@@ -264,17 +263,3 @@ def test_the_loss_of_a_text_is_the_mean_over_its_own_labels() -> None:
     single = Head(REGRESSION, "mse", 2)
     given = (torch.tensor([[1.5], [1.0]]), torch.tensor([14.0, math.nan]).nan_to_num())
     assert single.loss_of_texts(*given, torch.tensor([True, False])).tolist() == [0.25, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "prediction", "words"),
-    [
-        ("regression", [12.345], "12.3"),
-        ("binary", [0.25], "0.25"),
-        ("ordinal", [0.2, 0.5, 0.3], "b"),
-        ("multilabel", [0.9, 0.5, 0.6], "a c"),
-        ("multilabel", [0.1, 0.2, 0.3], ""),
-    ],
-)
-def test_a_prediction_in_words(kind: str, prediction: list[float], words: str) -> None:
-    assert said({"kind": kind, "classes": ["a", "b", "c"]}, prediction) == words

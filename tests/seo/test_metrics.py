@@ -218,15 +218,15 @@ def test_missing_labels_of_a_multilabel_head_count_for_no_label() -> None:
     ],
 )
 def test_what_is_undefined_is_said(kind, prediction, target, expected, said, caplog) -> None:
-    metrics = HeadMetrics(kind, "test/quality")
+    metrics = HeadMetrics(kind)
     size = len(target)
     shape = (size, {"ordinal": 2, "multiclass": 2}.get(kind, 1))
     target = torch.tensor(target).float()
     with caplog.at_level(logging.WARNING):
         batch = {"sample_id": torch.arange(size), "weight": torch.ones(size)}
         metrics.update(torch.tensor(prediction).reshape(shape), target, ~target.isnan(), batch)
-        figures = metrics.measure()
-    found = {name: float(figures[name].compute()) for name in expected}
+        figures = metrics.measure("test", "quality")
+    found = {name: float(figures[f"test/quality_{name}"].compute()) for name in expected}
     assert found == pytest.approx(expected, nan_ok=True)
     assert said in caplog.text
     assert "test/quality_" in caplog.text
@@ -244,8 +244,10 @@ def test_order_batches_and_fillers_change_no_bit() -> None:
         weight[-1] = 0
         batch = {"sample_id": ids[rows], "weight": weight}
         parts.update(guess[rows][:, None], truth[rows], known[rows], batch)
-    expected = {name: figure.compute() for name, figure in whole.measure().items()}
-    assert {name: figure.compute() for name, figure in parts.measure().items()} == expected
+    expected, found = (each.measure("val", "price") for each in (whole, parts))
+    assert {n: f.compute() for n, f in found.items()} == {
+        n: f.compute() for n, f in expected.items()
+    }
     assert not parts.rows.target
 
 
