@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from datamodules.core.planned import PlannedDataModule
-from lit_models.training.dropout import DrawGuard, ExactDropout, dropout_rate
+from lit_models.training.dropout import DrawGuard
 from lit_models.training.exact import ExactModule
 from lit_models.training.strategies import BATCH_NORMS, strategy_name
 
@@ -108,21 +108,20 @@ def pinned() -> Iterator[None]:
 def check_run(strategy: str | None, precision: str | int | None, world_size: int) -> None:
     """Raise ValueError for a run that cannot give equal bits, before its data is read; the strategy
     is a name, `None` where the configuration names a class."""
-    if not (strategy or "auto").startswith(("auto", "ddp")):  # ddp_spawn, ddp_fork ... too
-        raise ValueError(
-            f"exactness: bitwise needs trainer.strategy ddp or ddp_spawn, got {strategy}, which "
-            "adds gradients in an order of its own; use ddp, or --exactness=gradient."
-        )
-    if str(precision).removesuffix("-true") not in ("None", "32", "64"):
-        raise ValueError(
-            f"exactness: bitwise needs trainer.precision 32-true or 64-true, got {precision}; use "
-            "one of them, or --exactness=gradient."
-        )
-    if world_size.bit_count() != 1:
-        raise ValueError(
-            f"exactness: bitwise needs a power of two of processes, got {world_size}; use "
-            f"--trainer.devices={1 << (world_size.bit_length() - 1)}, or --exactness=gradient."
-        )
+    reasons = {
+        f"trainer.strategy ddp or ddp_spawn, got {strategy}": not (strategy or "auto").startswith(
+            ("auto", "ddp")  # ddp_spawn, ddp_fork ... too
+        ),
+        f"trainer.precision 32-true or 64-true, got {precision}": (
+            str(precision).removesuffix("-true") not in ("None", "32", "64")
+        ),
+        f"a power of two of processes, got {world_size}": world_size.bit_count() != 1,
+    }
+    for needed, is_wrong in reasons.items():
+        if is_wrong:
+            raise ValueError(
+                f"exactness: bitwise needs {needed}; change it, or take --exactness=gradient."
+            )
 
 
 def check_cut(data: PlannedDataModule) -> None:
@@ -137,39 +136,15 @@ def check_cut(data: PlannedDataModule) -> None:
             f"give data.micro_batch_size, for example {max(1, total // 8)} for 8 chunks of "
             f"data.global_batch_size {total}."
         )
-    if num_chunks.bit_count() != 1:
-        raise ValueError(
-            f"exactness: bitwise needs a power of two of micro-batches in a step, got "
-            f"{num_replicas} devices x {accumulation} accumulated = {num_chunks}; change the "
-            "devices, data.micro_batch_size or data.global_batch_size."
-        )
     asked = -(-total // int(size)) if is_cut_by_size else num_chunks
-    if num_chunks != asked:  # more devices than chunks of this size would cut smaller ones
+    if num_chunks.bit_count() != 1 or num_chunks != asked:
+        # More devices than chunks of this size would cut smaller ones.
         raise ValueError(
-            f"exactness: bitwise: data.micro_batch_size {size} cuts data.global_batch_size "
-            f"{total} into {asked} chunks, but {num_replicas} devices take {num_chunks}; use at "
-            f"most {asked} devices, or a smaller micro_batch_size."
+            f"exactness: bitwise needs a power of two of micro-batches in a step, not fewer than "
+            f"devices: {num_replicas} devices x {accumulation} accumulated are {num_chunks}, and "
+            f"data.global_batch_size {total} in micro-batches of {size} makes {asked}; change the "
+            "devices or one of the sizes."
         )
-
-
-def check_network(network: nn.Module, is_keyed: bool) -> None:
-    """Raise ValueError for modules whose results depend on more than a chunk and the weights."""
-    if not is_keyed and dropout_rate(network) > 0:
-        raise ValueError(
-            f"exactness: bitwise: the network has dropout {dropout_rate(network)}, whose masks "
-            "follow each process's generator; add --exact_dropout=true, or set it to 0."
-        )
-    for name, module in network.named_modules():
-        if isinstance(module, BATCH_NORMS):
-            raise ValueError(
-                f"exactness: bitwise: {name} ({type(module).__name__}) keeps running statistics, "
-                "which each process takes from its own samples; use LayerNorm or GroupNorm."
-            )
-        if getattr(module, "sparse", False) is True:
-            raise ValueError(
-                f"exactness: bitwise: {name} ({type(module).__name__}) has sparse gradients, whose "
-                "rows have no fixed order; build it with sparse=False."
-            )
 
 
 class BitwiseSum(Callback):
@@ -214,10 +189,16 @@ class BitwiseSum(Callback):
         self._undo.callback(setattr, pl_module, "averages_replicas", True)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the cut and the network, which are known now."""
+        """Check the cut and the network, which are known now; dropout by what a step draws."""
         data = trainer.datamodule
         check_cut(data)
-        check_network(pl_module, any(isinstance(c, ExactDropout) for c in trainer.callbacks))
+        for name, module in pl_module.named_modules():
+            if isinstance(module, BATCH_NORMS):
+                raise ValueError(
+                    f"exactness: bitwise: {name} ({type(module).__name__}) keeps running "
+                    "statistics, which each process takes from its own samples; use LayerNorm or "
+                    "GroupNorm."
+                )
         self._accumulation = data.batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())
         num_chunks = data.num_replicas * self._accumulation

@@ -14,12 +14,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from datamodules.core.planned import PlannedDataModule
 from lit_models.training.metrics import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
-CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-DROPOUTS = (nn.Dropout, *CHANNEL_DROPOUTS, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CHANNELS = -1  # the axis of a site's table of channels
 
 
@@ -145,9 +142,7 @@ class KeyedDropout(nn.Dropout):
 
 
 def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
-    """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them; raise
-    ValueError for a module that drops in another way."""
-    check_keyable(network)
+    """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them."""
     keyed: dict[nn.Module, KeyedDropout] = {}  # one for a dropout that has several names
     for place, module in list(network.named_modules(remove_duplicate=False)):
         if type(module) is nn.Dropout:
@@ -178,44 +173,6 @@ def keys_in(network: nn.Module) -> SampleKeys | None:
     return next((m.keys for m in network.modules() if type(m) is KeyedDropout), None)
 
 
-# Dropout on attention weights is drawn inside fused kernels, or has padding on two axes.
-ATTENTION_OPTIONS = (
-    *("attention_probs_dropout_prob", "attention_dropout"),
-    *("attn_pdrop", "attn_dropout"),
-)
-
-
-def check_keyable(network: nn.Module) -> None:
-    """Raise ValueError for a module that drops in a way that cannot be keyed."""
-    for name, module in network.named_modules():
-        config = getattr(module, "config", None)
-        rates = {f"config.{key}": getattr(config, key, None) for key in ATTENTION_OPTIONS}
-        for option, rate in {**rates, "dropout": _unkeyable_rate(module)}.items():
-            if isinstance(rate, float | int) and rate > 0:
-                raise ValueError(
-                    f"exact_dropout: {name or 'the network'} ({type(module).__name__}) has "
-                    f"{option} {rate}, which cannot be keyed by sample; set it to 0 (nn.Dropout "
-                    "modules can stay), or leave exact_dropout out."
-                )
-
-
-def _unkeyable_rate(module: nn.Module) -> float:
-    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        return module.dropout.p
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-        return module.dropout
-    if isinstance(module, nn.RReLU):
-        return module.upper - module.lower
-    is_keyable = type(module) in (nn.Dropout, KeyedDropout)
-    return module.p if isinstance(module, DROPOUTS) and not is_keyable else 0.0
-
-
-def dropout_rate(network: nn.Module) -> float:
-    """Return the highest rate of any dropout in a network."""
-    rates = [m.p for m in network.modules() if isinstance(m, DROPOUTS)]
-    return max([0.0, *rates, *(_unkeyable_rate(module) for module in network.modules())])
-
-
 class DrawGuard:
     """Notices random numbers that a training step draws from the device's generator."""
 
@@ -232,9 +189,10 @@ class DrawGuard:
         self.begin(device)
         if not all(map(torch.equal, before, self._states)):
             raise RuntimeError(
-                f"{option}: training_step drew random numbers that belong to no sample (a "
-                "functional dropout, layer drop, sampling); make it an nn.Dropout module and "
-                "use exact_dropout, set its rate to 0, or leave this option out."
+                f"{option}: training_step drew random numbers that belong to no sample: a dropout "
+                "inside attention (attention_dropout, attention_probs_dropout_prob), an RNN or a "
+                "function, layer drop, or sampling. Set its rate to 0, or make it an nn.Dropout "
+                "module and add --exact_dropout=true, or leave this option out."
             )
 
 
@@ -244,8 +202,7 @@ class ExactDropout(Callback):
     Masks are then the same on any number of devices, in any micro-batch and after a resume.
 
     Raises:
-        ValueError: while fitting: data without a plan, dropout that cannot be keyed, or samples
-            that share a row.
+        ValueError: while fitting: samples that share a row.
         RuntimeError: a training step draws random numbers in another way.
     """
 
@@ -253,14 +210,6 @@ class ExactDropout(Callback):
         self.exactness_facts: dict[str, Any] = {"exact_dropout": True}
         self._keys = SampleKeys()
         self._guard = DrawGuard()
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        data = getattr(trainer, "datamodule", None)
-        if stage == "fit" and not isinstance(data, PlannedDataModule):
-            raise ValueError(
-                f"exact_dropout needs a PlannedDataModule, whose batches name their samples; got "
-                f"{type(data).__name__}. Use one, or leave ExactDropout out."
-            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rate = max((dropout.p for dropout in key_dropout(pl_module, self._keys)), default=0.0)

@@ -55,7 +55,6 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training.checkpoints import gathered, put_together, write_folder
-from lit_models.training.dropout import dropout_rate
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers
 
@@ -336,7 +335,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         module = self.lightning_module
         assert module is not None
         if self.tensor_parallel_size > 1 and trainer.state.fn == TrainerFn.FITTING:
-            rate = dropout_rate(module)
+            rate = max((m.p for m in module.modules() if isinstance(m, nn.Dropout)), default=0.0)
             facts = [getattr(callback, "exactness_facts", {}) for callback in trainer.callbacks]
             if rate and not any(fact.get("exact_dropout") for fact in facts):
                 raise ValueError(

@@ -1,7 +1,5 @@
 """Keyed dropout: rate and scale of nn.Dropout; masks follow the sample and nothing else."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +12,6 @@ from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.dropout import (
     KeyedDropout,
     SampleKeys,
-    check_keyable,
     key_dropout,
     release_dropout,
 )
@@ -175,32 +172,6 @@ def test_a_tensor_that_does_not_hold_the_samples_is_refused() -> None:
         net[1](torch.ones(6, 3))
 
 
-class WithConfig(nn.Module):
-    def __init__(self, **options: float) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(**options)
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.MultiheadAttention(4, 2, dropout=0.1), r"part \(MultiheadAttention\) has dropout 0.1"),
-        (nn.TransformerEncoderLayer(4, 2), r"part \(TransformerEncoderLayer\) has dropout 0.1"),
-        (nn.LSTM(4, 4, num_layers=2, dropout=0.2), r"part \(LSTM\) has dropout 0.2"),
-        (nn.Dropout2d(0.3), r"part \(Dropout2d\) has dropout 0.3"),
-        (nn.AlphaDropout(0.3), r"part \(AlphaDropout\) has dropout 0.3"),
-        (nn.RReLU(), r"part \(RReLU\)"),
-        (WithConfig(attention_probs_dropout_prob=0.1), "config.attention_probs_dropout_prob 0.1"),
-        (WithConfig(attention_dropout=0.2), r"part \(WithConfig\) has config.attention_dropout"),
-    ],
-)
-def test_dropout_that_cannot_be_keyed_is_refused_by_name(module: nn.Module, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_keyable(nn.ModuleDict({"part": module}))
-    others = [nn.MultiheadAttention(4, 2), nn.LSTM(4, 4), nn.Dropout2d(0.0), nn.Dropout(0.5)]
-    check_keyable(nn.ModuleList([*others, WithConfig(attention_dropout=0.0)]))
-
-
 def fit(folder, micro=None, ckpt_path=None, is_exact=True, **options):
     callbacks = [Ledger(), LastCheckpoint(every_n_steps=5, every_epoch=False)]
     callbacks += [ExactDropout()] if is_exact else []
@@ -236,10 +207,3 @@ def test_a_run_with_dropout_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_s
     for name, value in resumed.items():
         torch.testing.assert_close(value, whole[name], rtol=1e-10, atol=1e-12)
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-10)
-
-
-def test_data_without_a_plan_is_refused(tmp_path) -> None:
-    loader = [{"sample_id": torch.arange(2)}]
-    trainer = toy_trainer(tmp_path, callbacks=[ExactDropout()])
-    with pytest.raises(ValueError, match="needs a PlannedDataModule.*got NoneType"):
-        trainer.fit(LitToy(), loader, loader)
