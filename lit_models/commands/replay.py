@@ -337,13 +337,14 @@ def replay_step(
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
     at_step, line = AtStep(found, advance), found.line
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    non_finite = NonFinite("skip")
+    non_finite.most_skipped = sys.maxsize  # as in the run, if it went on
     logging.disable(logging.WARNING)  # of a training: here it is none
     try:
         with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 **given,
-                # As in the run, if it went on.
-                callbacks=[NonFinite("skip", most_skipped=sys.maxsize), at_step],
+                callbacks=[non_finite, at_step],
                 devices=1,
                 plugins=[LightningEnvironment()],  # one process, whatever the launcher
                 default_root_dir=folder,

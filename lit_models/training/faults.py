@@ -27,7 +27,6 @@ USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
 REQUEUE_SIGNALS = (signal.SIGTERM, *([] if USR1 is None else [USR1]))
 REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and from a launcher
 SHOWN_IDS = 20
-LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is by then
 FAILURE, STACKS = "failure.json", "stacks"
 # What gloo and nccl say on the ranks that are left when another one is gone.
 LOST = (
@@ -113,16 +112,12 @@ class NonFinite(Callback):
 
     Args:
         policy: `stop` ends the run with an error; `skip` goes on with the next step.
-        most_skipped: updates that may be left out in one run before it stops.
-
-    Raises:
-        ValueError: most_skipped below 1.
     """
 
-    def __init__(self, policy: Literal["stop", "skip"] = "stop", most_skipped: int = 10) -> None:
-        if most_skipped < 1:
-            raise ValueError(f"most_skipped must be at least 1, got {most_skipped}.")
-        self.policy, self.most_skipped = policy, most_skipped
+    most_skipped = 10  # in one run, before it stops after all
+
+    def __init__(self, policy: Literal["stop", "skip"] = "stop") -> None:
+        self.policy = policy
         self.num_skipped = 0
         self._handled = 0
 
@@ -240,10 +235,6 @@ class FailureReport(Callback):
             # Lightning's own strategies, of a script, keep theirs to themselves.
             timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
             self._timeout_s = timeout.total_seconds() if timeout else None
-            if trainer.strategy.root_device.type == "cuda":  # where nccl's recorder writes
-                folder = Path(trainer.default_root_dir).absolute() / STACKS / "nccl"
-                folder.mkdir(parents=True, exist_ok=True)
-                os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder}/rank_")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take away what an earlier attempt left in the folder, which is chosen by now."""
@@ -308,7 +299,7 @@ class FailureReport(Callback):
         report = {**self._place, "sample_ids": ids}
         report["error"] = f"{type(exception).__name__}: {exception}"
         exception.__dict__["is_lost"] = is_lost
-        exception.add_note(_note_of(report, run, exception, ended if is_lost else None))
+        exception.add_note(_note_of(report, run, ended if is_lost else None))
         if not is_lost:
             run.mkdir(parents=True, exist_ok=True)
             temporary = run / f"failure.{os.getpid()}"
@@ -318,7 +309,7 @@ class FailureReport(Callback):
             temporary.unlink()
 
 
-def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | None) -> str:
+def _note_of(report: dict[str, Any], run: Path, lost: str | None) -> str:
     """Return what the user reads beside an error at a place; `lost` says what became of the other
     rank, where the error is that it does not answer."""
     where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
@@ -328,12 +319,6 @@ def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | No
         return (
             f"{where}: the connection to another rank is lost; {lost}.{stacks} What is saved is "
             "whole: --ckpt_path auto goes on."
-        )
-    if LOADER_KILLED in str(error):
-        return (
-            f"{where}: a process that loads data was killed, most often because the memory of this "
-            "machine was used up. What is saved is whole: --ckpt_path auto goes on; fewer "
-            "data.num_workers take less memory."
         )
     again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
     return f"{where}, samples {shown(report['sample_ids'])}.{again * (report['verb'] == 'fit')}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torchmetrics import Metric
@@ -185,15 +186,10 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
         _try_batch(trainer, module, heaviest_batch(data, size), is_accumulated=size < whole)
         load = meter.peak_bytes() / meter.capacity_bytes
     except torch.OutOfMemoryError:
+        if is_distributed() and isinstance(trainer.strategy, ModelParallelStrategy):
+            raise  # the others wait for the parameters of this rank
         load = math.inf  # outside of this block nothing holds the tensors of the forward pass
         module.zero_grad(set_to_none=True)
-    is_sharded = getattr(trainer.strategy, "strategy_name", "") == "fsdp"
-    if math.isinf(load) and is_sharded and is_distributed():
-        raise RuntimeError(
-            f"this device ran out of memory while a micro-batch of {size} was tried under fsdp, "
-            "where the others wait for it. Give a smaller --data.micro_batch_size, or free the "
-            "memory that others take of the device."
-        )
     return max(of_all_ranks(load))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import os
 import re
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -61,10 +59,8 @@ from lit_models.training.sharding import check_tensor_plan, sharded_like, split_
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 Backend = Literal["gloo", "nccl", "mpi"]
-PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
-FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}  # of nccl
 DEPRECATIONS = (  # of what Lightning calls itself
     "torch.distributed.nn.functional.all_gather is deprecated",
     "`isinstance(treespec, LeafSpec)` is deprecated",
@@ -72,7 +68,6 @@ DEPRECATIONS = (  # of what Lightning calls itself
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
-UNUSED = "Expected to have finished reduction in the prior iteration"
 NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 
@@ -103,30 +98,13 @@ def strategy_name(strategy: Any) -> str:
 
 
 class ManagedProcesses(ParallelStrategy):
-    """Processes of one group that forms or says why, and end together; mixed in before Lightning's
-    class."""
+    """Processes of one group, which end together; mixed in before Lightning's class."""
 
     def setup_environment(self) -> None:
-        """Form the process group.
-
-        Raises:
-            RuntimeError: the port of the rendezvous belongs to another program.
-        """
+        """Form the process group."""
         for text in DEPRECATIONS:  # a spawned rank has none of its parent's filters
             warnings.filterwarnings("ignore", message=re.escape(text))
-        if self.root_device.type == "cuda":
-            for name, value in FLIGHT_RECORDER.items():
-                os.environ.setdefault(name, value)
-        try:
-            super().setup_environment()
-        except dist.DistNetworkError as error:
-            if not any(text in str(error) for text in PORT_TAKEN):
-                raise
-            raise RuntimeError(
-                f"port {os.environ.get('MASTER_PORT', '?')} is taken by another program. Set "
-                "MASTER_PORT to a free one on all nodes, or unset it on a single node: a free one "
-                "is then chosen."
-            ) from error
+        super().setup_environment()
         atexit.register(leave_group)
 
     def setup(self, trainer: Trainer) -> None:
@@ -143,7 +121,7 @@ class ManagedProcesses(ParallelStrategy):
         super().setup(trainer)
 
     def ended_children(self) -> str:
-        """Return which ranks that this process started are gone or stopped, in words."""
+        """Return which ranks that this process started are gone, in words."""
         endings: list[str] = []
         procs = getattr(self.launcher, "procs", [])
         children = [child for child in procs if isinstance(child, subprocess.Popen)]
@@ -156,8 +134,6 @@ class ManagedProcesses(ParallelStrategy):
                 endings.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
             elif status:
                 endings.append(f"rank {rank} ended with status {status}")
-            elif status is None and psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
-                endings.append(f"rank {rank} (process {child.pid}) is stopped, as by SIGSTOP")
         if procs:
             # Lightning's observer of this list would kill this process while it says what happened.
             self.launcher.procs = list(procs)  # type: ignore[union-attr]
@@ -240,17 +216,6 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
         # torch 2.13 warns of the argument wherever it is given.
         self.model.broadcast_buffers = self.broadcast_buffers and not stand_still
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().training_step(*args, **kwargs)
-        except RuntimeError as error:
-            if UNUSED not in str(error):
-                raise
-            raise RuntimeError(
-                "some parameters got no gradient in the step before, and DDP waits for them. Use "
-                "--trainer.strategy=ddp_find_unused_parameters_true, or freeze them."
-            ) from error
-
 
 class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     """`fsdp` (FSDP2): shards a module's `blocks()` one by one, and the rest as one more group.
@@ -260,8 +225,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     of any other strategy, whole and by parameter name.
 
     Args:
-        reshard_after_forward: free a block's gathered parameters before its backward pass; `auto`
-            does so unless the module calls its blocks unevenly over ranks.
+        reshard_after_forward: free a block's gathered parameters before its backward pass, unless
+            the module calls its blocks unevenly over ranks: they would wait for each other.
         replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node).
         tensor_parallel_size: devices that compute the same samples together, each with its part of
             the layers that the network's `tensor_plan` names.
@@ -272,9 +237,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         timeout: how long a rank waits for another.
 
     Raises:
-        ValueError: sizes that are no divisors of the world, freeing after forward where the calls
-            are uneven, dropout that devices of a tensor group would draw apart, or a network that
-            cannot be split so.
+        ValueError: sizes that are no divisors of the world, dropout that devices of a tensor group
+            would draw apart, or a network that cannot be split so.
     """
 
     strategy_name = "fsdp"
@@ -410,14 +374,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
-        if self.reshard_after_forward is True and not calls_evenly:
-            raise ValueError(
-                f"reshard_after_forward is true, but {type(module).__name__} calls its blocks more "
-                "often on some ranks than on others: they would wait for each other for ever. "
-                "Leave it at auto."
-            )
-        is_auto = self.reshard_after_forward == "auto"
-        self._frees = calls_evenly if is_auto else bool(self.reshard_after_forward)
+        self._frees = calls_evenly and bool(self.reshard_after_forward)
         is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
         offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
         inner, outer = self._split_and_mesh(module)

@@ -234,8 +234,9 @@ def test_a_step_that_never_called_exact_mean_is_refused(tmp_path):
 
 
 def test_too_many_skipped_steps_stop_the_run(tmp_path):
-    callbacks = [NonFinite("skip", most_skipped=1)]
-    trainer = toy_trainer(tmp_path, max_epochs=3, limit_val_batches=0, callbacks=callbacks)
+    skips = NonFinite("skip")
+    skips.most_skipped = 1
+    trainer = toy_trainer(tmp_path, max_epochs=3, limit_val_batches=0, callbacks=[skips])
     with pytest.raises(FloatingPointError, match="1 of 1 left out so far"):
         trainer.fit(LitToy(), PlantedData())
 

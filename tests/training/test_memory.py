@@ -240,18 +240,6 @@ def test_a_loss_that_couples_its_samples_is_tried_whole(tmp_path):
         fit(tmp_path / "too large", ToyData(), Coupled(), most=20)
 
 
-def test_a_rank_that_others_wait_for_says_so_and_ends(tmp_path, monkeypatch):
-    class Sharded(TooLong):
-        def setup(self, stage: str) -> None:
-            super().setup(stage)
-            self.trainer.strategy.strategy_name = "fsdp"
-
-    monkeypatch.setattr("lit_models.training.memory.is_distributed", lambda: True)
-    words = "micro-batch of 4 was tried under fsdp.*Give a smaller --data.micro_batch_size"
-    with pytest.raises(RuntimeError, match=words):
-        fit(tmp_path, ToyData(), Sharded(), most=10**6)
-
-
 def test_limits_and_intervals_stay_global_steps(tmp_path):
     options = {"limit_train_batches": 6, "val_check_interval": 3, "max_epochs": 1}
     for name, micro in (("auto", None), ("given", 2)):
