@@ -16,7 +16,7 @@ from lit_models.config_files import (
     shipped_configs,
 )
 from lit_models.errors import UsageError, run_guarded, usage_errors
-from lit_models.training.rules import check_launcher_variables
+from lit_models.training.rules import check_rendezvous
 
 VERBS = {
     "fit": "train, from the start or from a checkpoint",
@@ -77,7 +77,7 @@ def run(argv: list[str]) -> int | None:
         if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         with usage_errors():
-            check_launcher_variables(os.environ)
+            check_rendezvous(os.environ)
         from lit_models.cli import launch
 
         return launch(argv)

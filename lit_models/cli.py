@@ -251,7 +251,7 @@ class UnisonoCLI(LightningCLI):
         known = StrategyRegistry.available_strategies()
         settings = rules.settings_of(config)
         with usage_errors():
-            self.verdict = rules.check(settings, rules.this_machine(), os.environ, known)
+            self.verdict = rules.check(settings, os.environ, known)
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_models.errors import UsageError
-from lit_models.training.rules import check_launcher_variables, check_world, this_machine
+from lit_models.training.rules import check_rendezvous, check_world
 
 Level = Literal["ok", "warning", "error"]
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -169,7 +169,9 @@ def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnos
         folder: where runs are written; it may not exist yet.
         shared: through which loader processes and NCCL share data, on Linux.
     """
-    usable, threads = this_machine().num_cpus, os.environ.get("OMP_NUM_THREADS", "")
+    from datamodules.core.planned import usable_cpus
+
+    usable, threads = usable_cpus(), os.environ.get("OMP_NUM_THREADS", "")
     what = f"this process may use {usable} of {os.cpu_count() or 1}"
     out = [Diagnosis("cpus", "ok", what)]
     if threads.isdigit() and int(threads) > usable:
@@ -248,7 +250,7 @@ def check_launcher(
         num_nodes: machines of that run; `None` is one.
     """
     try:
-        check_launcher_variables(environ)
+        check_rendezvous(environ)
     except ValueError as fault:
         what, _, todo = str(fault).partition("; ")
         return [Diagnosis("launcher", "error", what, todo)]

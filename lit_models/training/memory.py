@@ -65,8 +65,8 @@ def choose_strategy(
     if state == 0:
         what = "processes on CPUs" if is_cpu else "devices, each with all weights"
         return "ddp", f"strategy ddp: {count} {what}"
-    indices = verdict.devices if isinstance(verdict.devices, list) else range(verdict.devices)
-    memory = min(torch.cuda.get_device_properties(i).total_memory for i in indices)
+    assert isinstance(verdict.devices, list)
+    memory = min(torch.cuda.get_device_properties(i).total_memory for i in verdict.devices)
     name = "ddp" if state <= STATE_SHARE * memory else "fsdp"
     return name, (
         f"strategy {name}: weights, gradients and moments, as Adam has them, take "

@@ -1,7 +1,7 @@
 """Rules on strategy, devices, launchers and batch sizes, checked before any data is read.
 
 Each refuses a value that would silently train something else: copies of one run, one rank of
-several, fewer devices than asked for, another batch. Torch is imported by `this_machine` alone.
+several, fewer devices than asked for, another batch. Torch is imported by `resolve_devices` alone.
 """
 
 from __future__ import annotations
@@ -35,20 +35,6 @@ DEEPSPEED = (
 )
 
 
-LAUNCHER_NUMBERS = (
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "OMP_NUM_THREADS"),
-)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this machine has."""
-
-    num_cpus: int
-    num_gpus: int
-
-
 @dataclass(frozen=True)
 class Settings:
     """The values of a command line that depend on each other; `None` for a strategy's class, and
@@ -66,8 +52,8 @@ class Settings:
 
 @dataclass
 class Verdict:
-    """The run as it will be: `devices` as the Trainer takes them, processes on all machines, and
-    warnings of a line each."""
+    """The run as it will be: the indices of its GPUs or the number of other devices, processes on
+    all machines, and warnings of a line each."""
 
     accelerator: str
     devices: int | list[int]
@@ -103,25 +89,14 @@ def strategy_of(given: Any) -> tuple[str | None, Any]:
     return (name if name == "DeepSpeedStrategy" else spawning), options
 
 
-def this_machine() -> Machine:
-    """Returns the CPUs that this process may use and the GPUs of this machine."""
-    import torch
-
-    from datamodules.core.planned import usable_cpus
-
-    return Machine(usable_cpus(), torch.cuda.device_count() if torch.cuda.is_available() else 0)
-
-
-def check(
-    settings: Settings, machine: Machine, environ: Mapping[str, str], strategies: list[str]
-) -> Verdict:
-    """Returns what will run on a machine; `strategies` are the names that the Trainer knows.
+def check(settings: Settings, environ: Mapping[str, str], strategies: list[str]) -> Verdict:
+    """Returns what will run on this machine; `strategies` are the names that the Trainer knows.
 
     Raises:
         ValueError: the settings contradict each other, the machine or the launcher's variables.
     """
     check_strategy(settings.strategy, strategies)
-    verdict = resolve_devices(settings, machine)
+    verdict = resolve_devices(settings)
     placed = ("MASTER_ADDR", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")
     if settings.num_nodes > 1 and not any(environ.get(name) for name in placed):
         raise ValueError(
@@ -147,44 +122,28 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
 
 
-def resolve_devices(settings: Settings, machine: Machine) -> Verdict:
-    """Returns devices as a number, `auto` resolved, never silently.
+def resolve_devices(settings: Settings) -> Verdict:
+    """Returns the devices of this machine, `auto` resolved, never silently.
 
     Raises:
-        ValueError: devices that are not there, or no devices at all.
+        ValueError: no devices at all.
+        MisconfigurationException, TypeError: Lightning's, for devices that are not there.
     """
+    import torch
+    from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+
     accelerator, devices, nodes = settings.accelerator, settings.devices, settings.num_nodes
-    indices = devices if isinstance(devices, list) else None
-    text = "-1" if devices == "auto" else str(devices).strip()
-    if re.fullmatch(r"[\d ]+(,[\d ]*)+", text):
-        indices = [int(index) for index in text.split(",") if index.strip()]
-    if indices is None and not re.fullmatch(r"-1|0*[1-9]\d*", text):
-        raise ValueError(
-            f"trainer.devices must be a number, auto, or indices such as 0,2; got {devices}."
-        )
-    if nodes < 1:
-        raise ValueError(f"trainer.num_nodes must be at least 1, got {nodes}.")
-    count = int(text) if indices is None else len(indices)  # -1: all that are there
-    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and machine.num_gpus):
-        there = machine.num_gpus
-        number = there if count == -1 else count
-        if 0 < (max(indices) + 1 if indices else number) <= there:
-            return Verdict("gpu", indices or number, number * nodes)
-        raise ValueError(
-            f"trainer.devices={'all' if count == -1 else devices} asks for GPUs that this machine "
-            f"does not have: it has {there} GPU{'s' * (there != 1)}. Use --trainer."
-            f"{f'devices={there}' if there else 'accelerator=cpu'}; auto takes what is there."
-        )
-    number = max(count, 1)
+    takes_all = str(devices) in ("auto", "-1")
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        indices = CUDAAccelerator.parse_devices(-1 if takes_all else devices)
+        if not indices:
+            raise ValueError(f"trainer.devices={devices} names no GPU; auto takes all of them.")
+        return Verdict("gpu", indices, len(indices) * nodes)
+    number = 1 if takes_all else CPUAccelerator.parse_devices(devices)  # type: ignore[arg-type]
     out = Verdict("cpu" if accelerator == "auto" else accelerator, number, number * nodes)
-    if out.accelerator == "cpu" and count == -1:
+    if out.accelerator == "cpu" and takes_all:
         out.warnings.append(
             "devices: auto found no GPU, the run uses 1 CPU process; --trainer.devices=2 uses two"
-        )
-    if out.accelerator == "cpu" and count > machine.num_cpus:
-        out.warnings.append(
-            f"{count} processes share {machine.num_cpus} CPU cores: right, but slower than "
-            f"--trainer.devices={machine.num_cpus}"
         )
     return out
 
@@ -270,15 +229,8 @@ def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
     return not any(environ.get(name, "").strip("0") for name in (*places, "LOCAL_RANK"))
 
 
-def check_launcher_variables(environ: Mapping[str, str]) -> None:
-    """Refuses, with a ValueError, a launcher's variable that is no number, and a machine of rank 0
-    that cannot be found."""
-    for name in LAUNCHER_NUMBERS:
-        if not (environ.get(name) or "0").isdecimal():
-            raise ValueError(
-                f"the environment has {name}={environ[name]}, which must be a whole number; "
-                "launchers set it: unset it, or correct it in the script that sets it."
-            )
+def check_rendezvous(environ: Mapping[str, str]) -> None:
+    """Refuses, with a ValueError, a machine of rank 0 that cannot be found: ranks would wait."""
     address = environ.get("MASTER_ADDR")
     if address:
         try:
@@ -301,16 +253,13 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
     if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
         return
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in names if not environ.get(name)]
-    if missing:
+    given = {name: environ.get(name) for name in names}
+    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
+    if not all(given.values()) or rank >= world_size or world_size % num_nodes:
         raise ValueError(
-            f"RANK={environ['RANK']} is set but {', '.join(missing)} is not: a rank started by "
-            f"hand needs {', '.join(names)}. Set all of them, or unset RANK."
-        )
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    if rank >= world_size or world_size % num_nodes:
-        raise ValueError(
-            f"RANK={rank} of WORLD_SIZE={world_size} on {num_nodes} node(s): ranks count from 0, "
-            "and every node has equally many; correct the numbers, or unset them."
+            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
+            f"on each of {num_nodes} node(s); got "
+            f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
+            "unset RANK."
         )
     environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))

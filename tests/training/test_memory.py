@@ -36,7 +36,7 @@ from tests.distributed.jobs import bytes_here
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 MIB = 2**20
-TWO = Verdict("cuda", 2, 2)
+TWO = Verdict("cuda", [0, 1], 2)
 
 
 class Built(LightningModule):
@@ -89,7 +89,7 @@ def test_processors_evaluation_and_unbuilt_networks_take_ddp_and_one_device_none
     assert choose_strategy(TWO, LitToy())[0] == "ddp"
     assert choose_strategy(TWO, Built(), is_training=False)[0] == "ddp"
     assert choose_strategy(Verdict("cpu", 2, 2), Built())[0] == "ddp"
-    assert choose_strategy(Verdict("cuda", 1, 1), Built()) is None
+    assert choose_strategy(Verdict("cuda", [0], 1), Built()) is None
     assert choose_strategy(Verdict("mps", 2, 2), Built()) is None
 
 
