@@ -9,8 +9,8 @@ import platform
 import random
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from datamodules.files.splitting import (
 )
 from datamodules.occupations import grammar
 
-DEMO_VERSION = 1  # of the files of rules below; raised with every change of a file
+DEMO_VERSION = 2  # of the files of rules below; raised with every change of a file
 TEXT_VERSION = 2  # of those that depend on this Python, too
 TOPICS = "pydoc_data/topics.py"
 # Modules written in Python with documentation worth reading; one that a version lacks is left out.
@@ -273,6 +273,20 @@ def _made(name: str, files: Iterator[tuple[str, str]], of_python: bool = False) 
     return made_once(cache_root() / "demo" / f"{name}-{digest}", write)
 
 
+def _file_of_python(rows: Callable[[], Iterable[dict[str, Any]]]) -> Callable[[], Path]:
+    """Make a function `demo_NAME` that makes rows return their file NAME.jsonl for this Python."""
+    name = rows.__name__.removeprefix("demo_")
+
+    @wraps(rows)
+    def path() -> Path:
+        def files() -> Iterator[tuple[str, str]]:
+            yield f"{name}.jsonl", _jsonl(rows())
+
+        return _made(name, files(), of_python=True) / f"{name}.jsonl"
+
+    return path
+
+
 def _jsonl(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -299,15 +313,14 @@ def demo_occupations() -> Path:
         ]
         columns = ("text", "language", "code_1", "code_2", "split")
         yield "occupations.csv", _csv([columns, *rows])
+        yield "codes.csv", _csv([("code", "description"), *grammar.code_book().items()])
 
     return _made("occupations", files()) / "occupations.csv"
 
 
 def demo_code_book() -> Path:
     """A csv (code, description) of every code that the grammar of the demo knows."""
-    rows = [("code", "description"), *grammar.code_book().items()]
-    files = iter([("codes.csv", _csv(rows))])
-    return _made("codes", files) / "codes.csv"
+    return demo_occupations().with_name("codes.csv")
 
 
 def demo_stories() -> Path:
@@ -326,86 +339,68 @@ def demo_stories() -> Path:
     return _made("stories", files())
 
 
-def _of_python(name: str, rows: Iterator[dict[str, Any]]) -> Path:
-    """Return the jsonl of this name for this Python; another version of it has other words."""
-    files = ((f"{name}.jsonl", _jsonl(rows)) for _ in range(1))
-    return _made(name, files, of_python=True) / f"{name}.jsonl"
-
-
-def demo_text() -> Path:
+@_file_of_python
+def demo_text() -> Iterable[dict[str, Any]]:
     """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII."""
-
-    def rows() -> Iterator[dict[str, str]]:
-        known: set[str] = set()
-        for name, text in topics().items():
-            if text not in known and text.isascii():
-                known.add(text)
-                yield {"text": text.strip() + "\n", "source": f"topic {name}"}
-        for thing in documented():
-            is_long = len(thing.docstring) >= SHORTEST_TEXT
-            # A rare letter would be unknown to a tokenizer of the other documents' characters.
-            if is_long and thing.docstring.isascii() and thing.docstring not in known:
-                known.add(thing.docstring)
-                heading = f"{thing.module}: {thing.signature}" if thing.name else thing.module
-                yield {"text": f"{heading}\n\n{thing.docstring}\n", "source": thing.source}
-
-    return _of_python("text", rows())
+    rows: dict[str, dict[str, Any]] = {}  # each text once
+    for name, text in topics().items():
+        if text.isascii():
+            rows.setdefault(text, {"text": text.strip() + "\n", "source": f"topic {name}"})
+    for thing in documented():
+        # A rare letter would be unknown to a tokenizer of the other documents' characters.
+        if len(thing.docstring) >= SHORTEST_TEXT and thing.docstring.isascii():
+            heading = f"{thing.module}: {thing.signature}" if thing.name else thing.module
+            text = f"{heading}\n\n{thing.docstring}\n"
+            rows.setdefault(thing.docstring, {"text": text, "source": thing.source})
+    return rows.values()
 
 
-def demo_instructions() -> Path:
+@_file_of_python
+def demo_instructions() -> Iterator[dict[str, Any]]:
     """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
     questions = {
         "module": "What is the module {0.module} for?",
         "class": "What is the class {0.name} of the module {0.module}?",
         "function": "What does {0.name} of the module {0.module} do?",
     }
-
-    def rows() -> Iterator[dict[str, str]]:
-        known: set[str] = set()
-        for thing in documented():
-            question = questions[thing.kind].format(thing)
-            has_length = SHORTEST_SUMMARY <= len(thing.summary) <= LONGEST_SUMMARY
-            if has_length and not {question, thing.summary} & known:
-                known |= {question, thing.summary}
-                yield {"prompt": question, "completion": thing.summary}
-
-    return _of_python("instructions", rows())
+    known: set[str] = set()
+    for thing in documented():
+        question = questions[thing.kind].format(thing)
+        has_length = SHORTEST_SUMMARY <= len(thing.summary) <= LONGEST_SUMMARY
+        if has_length and known.isdisjoint((question, thing.summary)):
+            known |= {question, thing.summary}
+            yield {"prompt": question, "completion": thing.summary}
 
 
-def demo_pages() -> Path:
+@_file_of_python
+def demo_pages() -> Iterable[dict[str, Any]]:
     """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
     as the title, and the words of the signature as the query."""
     marked = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)  # examples, lists and tables
-
-    def rows() -> Iterator[dict[str, str]]:
-        known: set[str] = set()
-        for thing in documented():
-            paragraphs = thing.body.split("\n\n")  # one line each, but for what is marked
-            text = "\n".join(p if marked.search(p) else " ".join(p.split()) for p in paragraphs)
-            has_length = len(thing.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
-            if has_length and text.isascii() and text not in known:
-                known.add(text)
-                words = re.findall(r"[a-z]{2,}", (thing.signature or thing.module).lower())
-                query = " ".join(w for w in dict.fromkeys(words) if w not in ("self", "none"))
-                url = f"https://docs.example/{thing.source.replace('.', '/')}"
-                title = thing.summary.rstrip(".")
-                yield {"text": text, "title": title, "query": query or thing.module, "url": url}
-
-    return _of_python("pages", rows())
+    pages: dict[str, dict[str, Any]] = {}  # each text once
+    for thing in documented():
+        paragraphs = thing.body.split("\n\n")  # one line each, but for what is marked
+        text = "\n".join(p if marked.search(p) else " ".join(p.split()) for p in paragraphs)
+        has_length = len(thing.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
+        if has_length and text.isascii():
+            words = re.findall(r"[a-z]{2,}", (thing.signature or thing.module).lower())
+            query = " ".join(w for w in dict.fromkeys(words) if w not in ("self", "none"))
+            url = f"https://docs.example/{thing.source.replace('.', '/')}"
+            title = thing.summary.rstrip(".")
+            page = {"text": text, "title": title, "query": query or thing.module, "url": url}
+            pages.setdefault(text, page)
+    return pages.values()
 
 
-def demo_scored_texts() -> Path:
+@_file_of_python
+def demo_scored_texts() -> Iterator[dict[str, Any]]:
     """A jsonl of docstrings with facts that do not stand in them: id, text, module, kind,
     num_parameters and has_default, the last two of functions alone."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for thing in documented():
-            counts = parameters(thing.signature) if thing.kind == "function" else (None, None)
-            facts = {"id": thing.source, "text": thing.docstring, "module": thing.module}
-            labels = {"num_parameters": counts[0], "has_default": counts[1]}
-            yield {**facts, "kind": thing.kind, **labels}
-
-    return _of_python("scored", rows())
+    for thing in documented():
+        counts = parameters(thing.signature) if thing.kind == "function" else (None, None)
+        facts = {"id": thing.source, "text": thing.docstring, "module": thing.module}
+        labels = {"num_parameters": counts[0], "has_default": counts[1]}
+        yield {**facts, "kind": thing.kind, **labels}
 
 
 def parameters(signature: str) -> tuple[int, bool]:
@@ -432,8 +427,7 @@ def demo_collection() -> Path:
         pages: dict[str, Documented] = {}  # each name and each text once
         texts: set[str] = set()
         for thing in documented():
-            fits = len(thing.summary) <= LONGEST_SOURCE
-            fits = fits and len(thing.body.split()) >= FEWEST_WORDS
+            fits = len(thing.summary) <= LONGEST_SOURCE and len(thing.body.split()) >= FEWEST_WORDS
             if fits and thing.source not in pages and thing.docstring not in texts:
                 pages[thing.source] = thing
                 texts.add(thing.docstring)

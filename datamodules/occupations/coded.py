@@ -151,14 +151,6 @@ def open_index(
     return PredictIndex(made_once(cache_folder("predict", key), make))
 
 
-def output_columns(num_codes: int, k_best: int = 1) -> list[str]:
-    """The names of the columns that coding adds, in order."""
-    parts = ("code", "description", "confidence")
-    of_codes = [f"{part}_{k}" for k in range(1, num_codes + 1) for part in parts]
-    of_sets = [f"{part}_{k}" for k in range(2, k_best + 1) for part in ("set", "confidence_set")]
-    return [*of_codes, "confidence_set", *of_sets, "needs_review", "truncated", "language_known"]
-
-
 def write_coded_table(
     index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], path: Path
 ) -> None:
@@ -193,33 +185,32 @@ def write_coded_table(
         pairs = zip(texts, is_there.tolist(), strict=True)
         return pa.array([text if there else "" for text, there in pairs], pa.string())
 
-    def added(input_ids: np.ndarray) -> list[pa.Array]:
-        """The added columns of these rows; -1 is a row without text."""
+    def added(rows: slice) -> dict[str, pa.Array]:
+        """The added columns of these rows, in order."""
+        input_ids = index.arrays["input_of_row"][rows]
         is_coded, ids = input_ids >= 0, np.maximum(input_ids, 0)
-        columns = []
+        columns: dict[str, pa.Array] = {}
         for k in range(num_codes):
             code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
-            columns += [pa.array(n[code_ids], pa.string()) for n in (codes, descriptions)]
-            columns.append(values(results["code_confidence"][ids, k], code_ids >= 0))
-        columns.append(values(results["set_confidence"][ids], is_coded))
+            columns[f"code_{k + 1}"] = pa.array(codes[code_ids], pa.string())
+            columns[f"description_{k + 1}"] = pa.array(descriptions[code_ids], pa.string())
+            confidence = results["code_confidence"][ids, k]
+            columns[f"confidence_{k + 1}"] = values(confidence, code_ids >= 0)
+        columns["confidence_set"] = values(results["set_confidence"][ids], is_coded)
         for k in range(num_next):
             next_ids = np.maximum(results["next_ids"][ids, k], -1)
             has_set = is_coded & (next_ids[:, 0] >= 0)
             sets = ["+".join(filter(None, row)) for row in codes[next_ids].tolist()]
-            columns.append(pa.array(np.where(has_set, np.array(sets, object), ""), pa.string()))
-            columns.append(values(results["next_confidence"][ids, k], has_set))
+            of_rows = np.where(has_set, np.array(sets, object), "")
+            columns[f"set_{k + 2}"] = pa.array(of_rows, pa.string())
+            confidence = results["next_confidence"][ids, k]
+            columns[f"confidence_set_{k + 2}"] = values(confidence, has_set)
         # A row without text has no code: a person must look at it.
         needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
-        return [
-            *columns,
-            values(needs_review, np.ones_like(is_coded)),
-            values(index.arrays["is_truncated"][ids], is_coded),
-            values(index.arrays["language_ids"][ids] != 0, is_coded),
-        ]
+        columns["needs_review"] = values(needs_review, np.ones_like(is_coded))
+        columns["truncated"] = values(index.arrays["is_truncated"][ids], is_coded)
+        columns["language_known"] = values(index.arrays["language_ids"][ids] != 0, is_coded)
+        return columns
 
-    names, input_of_row = output_columns(num_codes, 1 + num_next), index.arrays["input_of_row"]
-    write_beside(
-        *(index.files, index.table, path, len(input_of_row)),
-        added=lambda rows: dict(zip(names, added(input_of_row[rows]), strict=True)),
-        texts=book.codes + book.descriptions,
-    )
+    texts = book.codes + book.descriptions
+    write_beside(index.files, index.table, path, len(index.arrays["input_of_row"]), added, texts)

@@ -53,16 +53,16 @@ class GenerationOptions:
     context: Context = "whole"
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}.")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1 or None for all, got {self.top_k}.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
-        if not all(self.stop):
-            raise ValueError(f"stop must be a list of texts that are not empty, got {self.stop!r}.")
+        is_wrong = {
+            "max_new_tokens must be at least 1": self.max_new_tokens < 1,
+            "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
+            "top_k must be at least 1 or None for all": self.top_k is not None and self.top_k < 1,
+            "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
+            "stop must be a list of texts that are not empty": not all(self.stop),
+        }
+        rule = next((rule for rule, is_broken in is_wrong.items() if is_broken), None)
+        if rule is not None:
+            raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
 
 
 class Completions(NamedTuple):
@@ -102,12 +102,18 @@ def generate(
         options: of generation.
 
     Raises:
-        ValueError: see `check_lengths`.
+        ValueError: a prompt is empty, or longer than the positions and not to be cut.
         RuntimeError: the network returns logits that are not finite.
     """
     limit = most_positions(network.recipe, options.context)
     stops = Stops(tokenizer, options.stop)
-    check_lengths(lengths.tolist(), limit, options)
+    if not lengths.min():
+        raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
+    if limit is not None and lengths.max() > limit and options.context == "whole":
+        raise ValueError(
+            f"a prompt has {lengths.max()} tokens and the network {limit} positions; shorten it, "
+            "or go on from its end with context=recent."
+        )
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
     rows = [_Row(ids[:n], int(key), options, limit, stops) for ids, n, key in prompts]
     device = input_ids.device
@@ -131,18 +137,6 @@ def generate(
             row.num_characters = len(tokenizer.decode_continuation(row.ids))
     columns = [(len(row.ids), row.num_characters, row.reason) for row in rows]
     return Completions(ids.to(device), *torch.tensor(columns, device=device).T)
-
-
-def check_lengths(lengths: Sequence[int], limit: int | None, options: GenerationOptions) -> None:
-    """Raise ValueError for a prompt [tokens] that is empty, or longer than the `limit` of
-    `most_positions` and not to be cut."""
-    if not min(lengths):
-        raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
-    if limit is not None and max(lengths) > limit and options.context == "whole":
-        raise ValueError(
-            f"a prompt has {max(lengths)} tokens and the network {limit} positions; shorten it, "
-            "or go on from its end with context=recent."
-        )
 
 
 class Stops:

@@ -404,13 +404,14 @@ def read_config(folder: str | Path) -> Content:
             f"{path} is missing: {folder} is no model in the Hugging Face layout; give a folder "
             "that save_pretrained or hf download made."
         )
+    content, fault = None, "no model_type"
     try:
         content = json.loads(path.read_text("utf-8"))
     except ValueError as error:  # no JSON, or no UTF-8
-        raise ValueError(f"{path} is damaged ({error}); copy or download it again.") from error
+        fault = str(error)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise ValueError(
-            f"{path} names no model_type, so it is no model of transformers; give a folder that "
+            f"{path} is damaged or not of a model of transformers ({fault}); give a folder that "
             "save_pretrained or hf download made."
         )
     return content

@@ -159,8 +159,8 @@ def damage(folder, fault):
     [
         ("no config", FileNotFoundError, "config.json is missing: .* is no model in the Hugging"),
         ("no json", ValueError, "config.json is damaged"),
-        ("a list", ValueError, "names no model_type"),
-        ("foreign", ValueError, "names no model_type"),
+        ("a list", ValueError, "config.json is damaged or not of .*no model_type"),
+        ("foreign", ValueError, "config.json is damaged or not of .*no model_type"),
         ("pickle", FileNotFoundError, "but pytorch_model.bin, a pickle, which can run any code"),
         ("nothing", FileNotFoundError, "holds no model.safetensors; take"),
         ("torn", ValueError, "the weights of .* are damaged"),
