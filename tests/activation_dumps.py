@@ -55,8 +55,9 @@ def subject(layer: int = 1, **options: Any) -> SubjectOptions:
 
 def trainer(folder: Path, **options: Any) -> Trainer:
     """Return a trainer that writes predictions and prints nothing."""
-    callbacks = [PredictionWriter(part_batches=2)]
-    given = {"enable_checkpointing": False, "callbacks": callbacks, "precision": 32, **options}
+    writer = PredictionWriter()
+    writer.part_batches = 2
+    given = {"enable_checkpointing": False, "callbacks": [writer], "precision": 32, **options}
     return toy_trainer(folder, **given)
 
 

@@ -270,7 +270,9 @@ def test_plain_classes_of_the_working_folder_train_with_one_warning(
     assert Path("runs/unnamed-2/checkpoints/last.ckpt").exists()
     status, output = unisono("fit", "--config=toy.yaml", "--data=own_plain.PlainData")
     assert status == 2
-    assert _found("error: LitToy trains on planned batches and PlainData deals none", output)
+    assert _found(
+        "error: LitToy trains on planned batches, and PlainData is no PlannedDataModule", output
+    )
     Path("mine.yaml").write_text("model: {class_path: own_plain.LitPlain}")
     assert unisono("fit", "--config=mine.yaml", classes[1], "--print_config")[0] == 0
 

@@ -141,9 +141,8 @@ class Stage:
         values = {name: str(folder / name) for name in (*self.takes, self.name)}
         options = {k: _filled(v, {**values, SEED: str(seed)}) for k, v in self.options.items()}
         if self.verb == "export":
-            again = {"overwrite": True} if is_begun else {}
             options = {k: v for k, v in options.items() if v is not None}  # its null is no option
-            return [self.verb, str(checkpoint), *_written({"to": str(own), **again, **options})]
+            return [self.verb, str(checkpoint), *_written({"to": str(own), **options})]
         before: dict[str, Any] = {"trainer.default_root_dir": str(own), "seed_everything": seed}
         if self.devices is not None:
             before["trainer.devices"] = self.devices
@@ -373,10 +372,10 @@ def outputs_digest(stage: Stage, folder: Path) -> str:
     return digest_of([[p.relative_to(own).as_posix(), file_digest(p)] for p in files])
 
 
-def remove_predictions(own: Path) -> None:
-    """Remove what an interrupted prediction wrote, which it would not overwrite.
+def remove_outputs(own: Path) -> None:
+    """Remove what an interrupted prediction or export wrote, which it would not overwrite.
 
-    Its hidden parts, with which it goes on, stay; links are neither followed nor removed.
+    The hidden parts, with which a prediction goes on, stay; links are neither followed nor removed.
 
     Args:
         own: the folder of the stage.
@@ -467,8 +466,8 @@ def run_stages(
             continue
         is_begun = states[stage.name] == "begun"
         arguments = stage.arguments(folder, seed, is_begun)
-        if is_begun and stage.verb == "predict":
-            remove_predictions(own)
+        if is_begun and stage.verb in ("predict", "export"):
+            remove_outputs(own)
         made = made_from(stage, folder, seed, outputs)
         write_record(folder, stage.name, made)
         own.mkdir(exist_ok=True)

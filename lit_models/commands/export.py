@@ -12,7 +12,6 @@ def export(
     to: Path,
     weights: Literal["averaged", "last"] | None = None,
     class_path: str | None = None,
-    overwrite: bool = False,
     adapter: bool = False,
     trust_checkpoint: bool = False,
 ) -> int:
@@ -26,7 +25,6 @@ def export(
         to: the folder to write; new or empty.
         weights: by default the averaged ones where the run averaged.
         class_path: the module's class, where a script wrote the checkpoint.
-        overwrite: replace an export that the folder holds.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
         trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
     """
@@ -45,7 +43,7 @@ def export(
     from lit_models.training.hyperparameters import StoredClasses
     from lit_models.training.optim import AVERAGED
 
-    check_target(Path(to), overwrite)
+    check_target(Path(to))
     classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])
     content = read_checkpoint(ckpt, classes=classes)
     values = content.get("hyper_parameters", {})

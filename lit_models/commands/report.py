@@ -308,9 +308,6 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     if len(terms) > 1:
         charts.insert(1, chart("Terms of the loss", terms, True))
     charts += [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[1:]]
-    errors = [
-        name for name in ("errors-test.csv", "errors-val.csv") if (run.folder / name).exists()
-    ]
     clock = ""
     if attempts:
         last = attempts[-1]["began"] + timedelta(seconds=attempts[-1]["seconds"])
@@ -322,7 +319,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "clock": clock,
         "tiles": tiles,
         "tests": tests,
-        "errors": errors[:1],
+        "has_errors": (run.folder / "errors-test.csv").exists(),
         "marks": [attempt["begin"] for attempt in attempts[1:]],
         "charts": charts[: 5 + MOST_METRICS],
         "more_charts": charts[5 + MOST_METRICS :],

@@ -72,11 +72,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Save, so that `path` is the old file or the whole new one at every moment.
 
-        Args:
-            checkpoint: content.
-            path: of the file.
-            storage_options: not used.
-
         Raises:
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
@@ -398,9 +393,6 @@ class LastCheckpoint(Callback):
         every_n_steps: optimizer steps between saves; `None` for no such rule.
         every_n_minutes: minutes between saves; `None` for no such rule.
         every_epoch: save at the end of each epoch too.
-
-    Raises:
-        ValueError: an interval that is not positive.
     """
 
     def __init__(
@@ -409,9 +401,6 @@ class LastCheckpoint(Callback):
         every_n_minutes: float | None = 10.0,
         every_epoch: bool = True,
     ) -> None:
-        for name, value in (("every_n_steps", every_n_steps), ("every_n_minutes", every_n_minutes)):
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}; leave it out for none.")
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
@@ -456,33 +445,23 @@ class LastCheckpoint(Callback):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps `checkpoints/best.ckpt`, judged after each validation.
+    """Keeps `checkpoints/best.ckpt` by the module's own metric, judged after each validation; for
+    another one there is Lightning's `ModelCheckpoint`."""
 
-    Args:
-        monitor: logged metric; `None` takes the module's own.
-        mode: whether less or more is better; `None` takes the module's own.
-    """
-
-    def __init__(self, monitor: str | None = None, mode: str | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(
-            monitor=monitor,
-            mode=mode or "min",
             filename="best",
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
             enable_version_counter=False,
         )
-        self._given_mode = mode
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the metric from the module, and the folder from the run."""
         if self.monitor is None and hasattr(pl_module, "monitor_mode"):
-            self.monitor = pl_module.monitor
-            if self._given_mode is None:
-                self.mode = pl_module.monitor_mode
-                self.kth_value = self.kth_value.new_tensor(
-                    float("inf") if self.mode == "min" else float("-inf")
-                )
+            self.monitor, self.mode = pl_module.monitor, pl_module.monitor_mode
+            worst = float("inf" if self.mode == "min" else "-inf")
+            self.kth_value = self.kth_value.new_tensor(worst)
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)

@@ -7,7 +7,6 @@ takes it too.
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from lit_models.training.hyperparameters import INSTANTIATOR, UNTRUSTED, StoredC
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 OWN_CONFIG = "unisono.json"  # where config.json belongs to another program
 FORMAT = "unisono export 1"
-KEYS = ("class_path", "init_args", "source", "tied", "extra", "sha256")
 START_ONLY = ("init_from", "init_from_part")  # weights that the checkpoint has replaced
 
 
@@ -61,25 +59,11 @@ def paths_in(value: Any) -> set[str]:
     return {value} if is_path else set()
 
 
-def check_target(folder: Path, overwrite: bool) -> None:
-    """Refuse, with a ValueError, a folder that is not empty and no export to be replaced."""
-    if folder.is_file():
-        raise ValueError(f"--to {folder} is a file; name a folder.")
-    held = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
-    own: list[str] = []
-    with suppress(FileNotFoundError, ValueError):  # transformers names its config as we do
-        path, config = _read_config(folder)
-        own = [path.name, *config.get("files", [WEIGHTS])]
-    foreign = [name for name in held if name not in own]
-    if foreign:
+def check_target(folder: Path) -> None:
+    """Refuse, with a ValueError, anything but a folder that is new or empty."""
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise ValueError(
-            f"--to {folder} holds other files ({', '.join(foreign[:3])}) and is never replaced; "
-            "name a folder that is new or empty."
-        )
-    if held and not overwrite:
-        raise ValueError(
-            f"--to {folder} holds an export already; name another folder, or replace it with "
-            "--overwrite=true."
+            f"--to {folder} is there and is never replaced; name a folder that is new or empty."
         )
 
 
@@ -87,7 +71,7 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
     """Write the folder so that it is absent or whole at every moment.
 
     Args:
-        folder: new or empty, or an export, which is replaced.
+        folder: new or empty.
         config: content of the export's config; what `layout` says is added.
         layout: the other files.
 
@@ -97,9 +81,7 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
     stored, tied = without_ties(layout.weights)
     config = {"format": FORMAT, **config, "tied": tied}
     if layout.texts:
-        files = sorted([layout.weights_file, *layout.texts])
-        config |= {"files": files, "weights_file": layout.weights_file}
-        config["is_whole"] = layout.is_whole
+        config |= {"weights_file": layout.weights_file, "is_whole": layout.is_whole}
     try:
         with replacing(folder) as unfinished:
             unfinished.mkdir()
@@ -205,9 +187,6 @@ def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
             f'{path} is not of `unisono export`: its format is {found!r}, not "{FORMAT}". Name a '
             "folder that this version of `unisono export` wrote."
         )
-    lacking = [key for key in KEYS if key not in config]
-    if lacking:
-        raise ValueError(f"{path} lacks {', '.join(lacking)}; export the checkpoint again.")
     return path, config
 
 

@@ -26,7 +26,7 @@ from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
 from lit_models.training.sharding import whole
 
-MOST_OF_VALIDATION = 12  # rows of a validation's table
+MOST = 1000  # rows of a table
 # Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
 # digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
 PARTS = 4096.0
@@ -48,30 +48,20 @@ class PredictionWriter(Callback):
     depend on the device count, so a killed prediction goes on with any number of devices. At the
     end rank 0 checks that each sample is there exactly once and calls
     `datamodule.write_predictions(results, path)`.
-
-    Args:
-        part_batches: batches that one part file holds; a kill loses at most so many per device.
     """
 
-    def __init__(self, part_batches: int = 32) -> None:
-        self.part_batches = part_batches
+    part_batches = 32  # in one part file; a kill loses at most so many per device
+
+    def __init__(self) -> None:
         self._rows: list[dict[str, np.ndarray]] = []
         self._batches: list[int] = []
         self._folder: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to overwrite, or to leave samples out, before any work is done."""
+        """Refuse to overwrite a file before any work is done."""
         if stage != "predict":
             return
-        limit, data = trainer.limit_predict_batches, trainer.datamodule
-        num_batches = data.plan("predict", 0).num_steps
-        per_device = math.ceil(num_batches / data.num_replicas)
-        if limit < (per_device if isinstance(limit, int) else 1.0):
-            raise ValueError(
-                f"limit_predict_batches is {limit} per device, and the predictions have "
-                f"{num_batches} batches, {per_device} per device: each input must get a row. Leave "
-                "the limit (and fast_dev_run) out, or name a file of fewer rows."
-            )
+        data = trainer.datamodule
         output = data.predict_output_path
         if output.exists():
             raise ValueError(
@@ -173,7 +163,8 @@ def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
     if not (times == 1).all():
         raise RuntimeError(
             f"{folder}: {int((times == 0).sum())} samples have no prediction and "
-            f"{int((times > 1).sum())} have several; remove this folder and predict again."
+            f"{int((times > 1).sum())} have several, and each input must get a row: predict again "
+            "without limit_predict_batches and fast_dev_run, or remove this folder first."
         )
     return results
 
@@ -189,73 +180,54 @@ def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
 
 
 class ErrorTable(Callback):
-    """Writes `errors-test.csv` after a test, `errors-val.csv` after each validation.
+    """Writes the 1,000 samples with the largest losses to `errors-test.csv` after a test.
 
     A row is a sample: input, truth and answer, the model's confidence and whether the text was in
     the training data where a family knows them, its number in the split and its loss; the largest
     loss first. Where a family says which answers are wrong, these alone are listed. Tables are
-    nearly always the same on any number of devices, see `PARTS`. A module whose evaluation steps
-    return no `SampleResult` has no such file.
-
-    Args:
-        most: rows of a test's table; 0 writes nothing. A validation's has at most 12.
+    nearly always the same on any number of devices, see `PARTS`. A module whose `test_step`
+    returns no `SampleResult` has no such file.
     """
 
-    def __init__(self, most: int = 1000) -> None:
-        if most < 0:
-            raise ValueError(f"most must be 0 or more, got {most}; 0 writes no table of errors.")
-        self.most = most
-        self._number = 0  # of rows of this evaluation
+    def __init__(self) -> None:
         self._worst: Tensor | None = None  # [K, 4 + A] of `worst_of`, on the device of the batches
         self._sizes: dict[str, int] = {}  # of each answer
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
-        self._worst, self._number = None, min(self.most, MOST_OF_VALIDATION)
-
     def on_test_epoch_start(self, *_: Any) -> None:
-        self._worst, self._number = None, self.most
+        self._worst = None
 
-    def on_validation_batch_end(
+    def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        if not self._number or not isinstance(outputs, SampleResult) or trainer.sanity_checking:
+        if not isinstance(outputs, SampleResult):
             return
         self._sizes = {name: values[0].numel() for name, values in outputs.answers.items()}
         rows = rows_of(outputs, batch["sample_id"], batch["weight"])
         rows = rows if self._worst is None else torch.cat([rows, self._worst])
-        self._worst = worst_of(rows, self._number)
-
-    on_test_batch_end = on_validation_batch_end
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer, pl_module, "val", "validation")
+        self._worst = worst_of(rows, MOST)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer, pl_module, "test", "test")
-
-    def _finish(self, trainer: Trainer, module: LightningModule, split: str, stage: str) -> None:
         if self._worst is None:
             return  # on all ranks: each has as many batches
         rows, self._worst = self._worst, None
         if is_distributed():
-            gathered = module.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
-            rows = worst_of(gathered, self._number * trainer.world_size)
+            gathered = pl_module.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
+            rows = worst_of(gathered, MOST * trainer.world_size)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        assert isinstance(module, ExactModule)
-        dataset = trainer.datamodule.datasets[stage]  # type: ignore[attr-defined]
+        assert isinstance(pl_module, ExactModule)
+        dataset = trainer.datamodule.datasets["test"]  # type: ignore[attr-defined]
         samples = []
-        for loss, number, confidence, seen, *values in distinct(rows, self._number):
+        for loss, number, confidence, seen, *values in distinct(rows, MOST):
             said = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
-            texts = {**dataset.describe(int(number), 0), **module.in_words(said)}
+            texts = {**dataset.describe(int(number), 0), **pl_module.in_words(said)}
             sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
             known = (sure, {1.0: "yes", 0.0: "no"}.get(seen, ""))
             samples.append((texts, (*known, str(int(number)), f"{loss:.3g}")))
         table = as_table(samples)
-        path = Path(trainer.default_root_dir) / f"errors-{split}.csv"
+        path = Path(trainer.default_root_dir) / "errors-test.csv"
         write_table(path, table)
-        if split == "test":
-            print(f"errors: {path} ({len(table) - 1} samples, the largest loss first)")
+        print(f"errors: {path} ({len(table) - 1} samples, the largest loss first)")
 
 
 def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
@@ -294,17 +266,14 @@ def distinct(rows: Tensor, number: int) -> list[list[float]]:
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
     """Return the head and the rows of a table of samples: their texts, by name, then their values
-    of `LAST` that any of them has; texts that not all samples have share a column."""
-    first = samples[0][0] if samples else {}
-    names = [name for name in first if all(name in texts for texts, _ in samples)]
+    of `LAST` that any of them has."""
+    names = list(dict.fromkeys(name for texts, _ in samples for name in texts))
     rows = []
     for texts, last in samples:
-        more = "; ".join(f"{n}: {text}" for n, text in texts.items() if n not in names)
-        words = [*(texts[name] for name in names), more]
-        rows.append(
-            [*(w if len(w) <= MOST_CHARACTERS else f"{w[:MOST_CHARACTERS]}…" for w in words), *last]
-        )
-    heads = [*(COLUMNS.get(name, name) for name in names), "more", *LAST]
+        words = [texts.get(name, "") for name in names]
+        cut = [w if len(w) <= MOST_CHARACTERS else f"{w[:MOST_CHARACTERS]}…" for w in words]
+        rows.append([*cut, *last])
+    heads = [*(COLUMNS.get(name, name) for name in names), *LAST]
     always = {*range(len(names)), heads.index("sample"), heads.index("loss")}
     kept = [i for i in range(len(heads)) if i in always or any(row[i] for row in rows)]
     return [[row[i] for i in kept] for row in (heads, *rows)]

@@ -125,8 +125,7 @@ def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
     assert told["init_args"] == {"optimizer": SGD}
     assert told["extra"][TEXT_RECIPE_KEY]["lora"] is None
     files = {path.name for path in (tmp_path / "model").iterdir()}
-    assert files == {"unisono.json", *told["files"]}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} < files
+    assert {"unisono.json", "config.json", "model.safetensors", "tokenizer.json"} < files
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "own llama"])
@@ -193,22 +192,6 @@ def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
     export(tmp_path / "a.ckpt", to=tmp_path / "model")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert {p.dtype for p in theirs.parameters()} == {torch.float32}
-
-
-def test_only_an_export_is_ever_replaced(tmp_path):
-    checkpoint(tmp_path / "a.ckpt", "gpt2")
-    model, path = tmp_path / "model", tmp_path / "a.ckpt"
-    export(path, to=model)
-    export(path, to=model, overwrite=True, adapter=True)  # its files are others
-    assert not (model / "model.safetensors").exists()
-    export(path, to=model, overwrite=True)
-    before = (model / "model.safetensors").read_bytes()
-    for file in model.iterdir():  # as if transformers had written it
-        if file.name not in ("config.json", "model.safetensors"):
-            file.unlink()
-    with pytest.raises(ValueError, match=r"other files \(config.json, model.safetensors\) and is"):
-        export(path, to=model, overwrite=True)
-    assert (model / "model.safetensors").read_bytes() == before
 
 
 def test_an_adapter_that_is_not_there_is_refused(tmp_path):

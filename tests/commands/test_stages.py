@@ -41,7 +41,6 @@ def test_each_stage_becomes_a_command_line() -> None:
     assert subject.arguments(here, 3, is_begun=True)[-1] == "--ckpt_path=auto"
     last = "runs/x/subject/checkpoints/last.ckpt"
     assert export.arguments(here, 3) == ["export", last, "--to=runs/x/export", "--weights=last"]
-    assert "--overwrite=true" in export.arguments(here, 3, is_begun=True)
     assert dump.arguments(here, 3) == [
         "predict", "--config", DEBUG, "--config", "hardware/cpu.yaml",
         f"{root}/dump", "--seed_everything=3", "--trainer.devices=2",

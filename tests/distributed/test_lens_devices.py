@@ -49,7 +49,9 @@ def dump(folder: Path, *names: str, until: int = -1) -> None:
         documents = lens_documents(folder / name, min_position=1)
         data = ActivationDumpDataModule(str(store), **documents, **batches)
         callbacks = [c for c in default_callbacks() if not isinstance(c, PredictionWriter)]
-        callbacks += [PredictionWriter(part_batches=4), Interrupted(until)]
+        writer = PredictionWriter()
+        writer.part_batches = 4
+        callbacks += [writer, Interrupted(until)]
         devices = int(os.environ.get("WORLD_SIZE", "1"))
         strategy = ReplicatedStrategy() if devices > 1 else "auto"
         options = {"devices": devices, "strategy": strategy, "callbacks": callbacks}

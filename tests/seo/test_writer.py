@@ -57,12 +57,12 @@ def test_the_table_of_errors_shows_what_the_writer_wrote(trained, tmp_path, monk
     """A stop text within a token ends a snippet there, for the scores and for the report."""
     folder, _, module = trained
     monkeypatch.setattr(module, "generation", GenerationOptions(max_new_tokens=12, stop=["ig "]))
-    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), ErrorTable(4)], precision=32)
+    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), ErrorTable()], precision=32)
     [metrics] = trainer.test(module, pages_of(str(folder / "pages.jsonl")), verbose=False)
     assert metrics["test/characters"] == 1
     with (tmp_path / "errors-test.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["answer"] for row in rows] == ["B"] * 4
+    assert {row["answer"] for row in rows} == {"B"}
     assert "num_characters" not in rows[0]
 
 

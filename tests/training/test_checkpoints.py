@@ -161,13 +161,6 @@ def test_the_clock_saves_through_the_ledger(tmp_path):
     assert min(saved) >= 2
 
 
-def test_wrong_intervals_are_refused():
-    with pytest.raises(ValueError, match="every_n_minutes must be positive, got 0"):
-        LastCheckpoint(every_n_minutes=0)
-    with pytest.raises(ValueError, match="every_n_steps must be positive, got -1"):
-        LastCheckpoint(every_n_steps=-1)
-
-
 def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
     class Rising(LitToy):
         monitor, monitor_mode = "val/score", "max"

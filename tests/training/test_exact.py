@@ -66,9 +66,12 @@ def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
         assert norms[1] == pytest.approx(norms[0], rel=1e-10)
 
 
-def test_a_batch_without_a_plan_is_refused():
-    with pytest.raises(KeyError, match="train with a PlannedDataModule"):
-        LitToy().exact_mean({}, {"values": torch.ones(1)})
+def test_batches_without_a_plan_are_refused(tmp_path):
+    batches = torch.utils.data.DataLoader(ToyData())
+    with pytest.raises(
+        ValueError, match="NoneType is no PlannedDataModule, which deals them: give"
+    ):
+        toy_trainer(tmp_path).fit(LitToy(), batches)
 
 
 def test_limits_and_intervals_count_optimizer_steps(tmp_path):

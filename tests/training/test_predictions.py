@@ -39,9 +39,10 @@ class CutAfter(Callback):
             raise Cut
 
 
-def predict(folder, cut_after=None, module=None, size=4, part_batches=1, **trainer_options):
-    counter = CutAfter(cut_after or 10_000)
-    callbacks = [PredictionWriter(part_batches), counter]
+def predict(folder, cut_after=None, module=None, size=4, **trainer_options):
+    counter, writer = CutAfter(cut_after or 10_000), PredictionWriter()
+    writer.part_batches = 1
+    callbacks = [writer, counter]
     options = {"callbacks": callbacks, "enable_checkpointing": False, **trainer_options}
     trainer = toy_trainer(folder, **options)
     data = ToyData(global_batch_size=size, predict_output=str(folder / "out.csv"))
@@ -81,17 +82,12 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     assert (tmp_path / "out.csv").read_text() == "precious"
 
 
-@pytest.mark.parametrize("limit", [0, 5, 0.5])
-def test_a_limit_that_leaves_samples_out_is_refused_before_any_work(tmp_path, limit):
-    rule = rf"limit_predict_batches is {limit} per device.* 6 batches.*Leave the limit"
-    with pytest.raises(ValueError, match=rule):
-        predict(tmp_path, limit_predict_batches=limit)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("limit", [6, 7, 1.0])
-def test_a_limit_that_leaves_nothing_out_is_kept(tmp_path, limit):
-    assert predict(tmp_path, limit_predict_batches=limit) == 6
+def test_a_limit_that_leaves_samples_out_writes_no_file_and_is_made_good(tmp_path):
+    for limit in (2, 0.5):
+        with pytest.raises(RuntimeError, match="samples have no prediction.*without limit_predict"):
+            predict(tmp_path, limit_predict_batches=limit)
+        assert not (tmp_path / "out.csv").exists()
+    assert predict(tmp_path) == 2
     assert (tmp_path / "out.csv").read_bytes().count(b"\n") == 21
 
 
@@ -139,32 +135,29 @@ def test_answers_that_are_right_are_not_listed() -> None:
     assert [row[:5] for row in distinct(found, 3)] == [[2, 2, 0.25, 1, 2], [1, 0, 0.5, 1, 0]]
 
 
-def test_what_not_all_samples_have_shares_a_column_and_long_texts_are_cut() -> None:
+def test_columns_that_no_sample_has_are_left_out_and_long_texts_are_cut() -> None:
     samples = [
-        ({"text": "2", "a": "x", "b": "y", "given": "z" * 2001}, ("0.5", "yes", "5", "0.5")),
-        ({"text": "1", "a": "x", "given": "z"}, ("", "", "3", "nan")),
+        ({"text": "2", "b": "y", "given": "z" * 2001}, ("0.5", "yes", "5", "0.5")),
+        ({"text": "1", "given": "z", "c": "w"}, ("", "", "3", "nan")),
     ]
-    found = as_table(samples)
-    heads = ["input", "a", "answer", "more", "confidence", "seen in training", "sample", "loss"]
-    assert found[0] == heads
-    assert found[1] == ["2", "x", "z" * 2000 + "…", "b: y", "0.5", "yes", "5", "0.5"]
-    assert found[2] == ["1", "x", "z", "", "", "", "3", "nan"]
-    assert as_table(samples[1:])[0] == ["input", "a", "answer", "sample", "loss"]
+    heads, *found = as_table(samples)
+    assert heads == [
+        *("input", "b", "answer", "c"),
+        *("confidence", "seen in training", "sample", "loss"),
+    ]
+    assert found[0] == ["2", "y", "z" * 2000 + "…", "", "0.5", "yes", "5", "0.5"]
+    assert found[1] == ["1", "", "z", "w", "", "", "3", "nan"]
+    assert as_table(samples[1:])[0] == ["input", "answer", "c", "sample", "loss"]
     assert as_table([]) == [["sample", "loss"]]
 
 
-def table(folder: Path, split: str) -> list[list[str]]:
-    with (folder / f"errors-{split}.csv").open(newline="") as file:
-        return list(csv.reader(file))
-
-
 def test_a_run_lists_what_looking_at_each_sample_lists(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), ErrorTable(14)])
+    monkeypatch.setattr("lit_models.training.predictions.MOST", 14)
+    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), ErrorTable()])
     module, data = LitToy(), ToyData(micro_batch_size=2)
     trainer.fit(module, data)
-    assert len(table(tmp_path, "val")) == 1 + 12
     trainer.test(module, data, verbose=False)
     dataset, expected = data.datasets["test"], []
     for number in range(21):
@@ -172,7 +165,8 @@ def test_a_run_lists_what_looking_at_each_sample_lists(
         with torch.no_grad():
             result = module.double().judged(batch, module(batch))
         expected.append((-result.loss.item(), number, result.answers["sum"].item()))
-    heads, *found = table(tmp_path, "test")
+    with (tmp_path / "errors-test.csv").open(newline="") as file:
+        heads, *found = csv.reader(file)
     assert heads == ["length", "sum", "sample", "loss"]
     for row, (loss, number, said) in zip(found, sorted(expected)[:14], strict=True):
         assert row[:3] == [str(dataset.lengths[number]), f"{said:g}", str(number)]
@@ -189,13 +183,7 @@ class LitSilent(LitToy):
         super().test_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(("module", "most"), [(LitToy, 0), (LitSilent, 12)])
-def test_there_may_be_none(tmp_path: Path, module: type[LitToy], most: int) -> None:
-    trainer = toy_trainer(tmp_path, callbacks=[ErrorTable(most)])
-    trainer.test(module(), ToyData(), verbose=False)
+def test_a_module_that_says_nothing_of_its_samples_has_no_table(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[ErrorTable()])
+    trainer.test(LitSilent(), ToyData(), verbose=False)
     assert not list(tmp_path.glob("errors-*"))
-
-
-def test_a_negative_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="most must be 0 or more, got -1; 0 writes no table"):
-        ErrorTable(-1)

@@ -120,21 +120,12 @@ def test_a_forged_chain_is_denied_by_the_checkpoints(run: Path) -> None:
     assert "the ledger lacks the line it was saved at" in proof.faults[0]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [("global_step", 13, "step 13, not 14"), ("plan", None, "plan other, not ")],
-)
-def test_a_checkpoint_of_another_run_is_told(run: Path, key: str, value, words: str) -> None:
+def test_a_checkpoint_of_another_step_is_told(run: Path) -> None:
     path = run / "checkpoints" / "last.ckpt"
-    content = read_checkpoint(path)
-    if key == "plan":
-        content["ToyData"]["plan_digest"] = "other"
-    else:
-        content[key] = value
-    torch.save(content, path)
+    torch.save({**read_checkpoint(path), "global_step": 13}, path)
     proof = verify_run(run)
     assert proof.status == Status.CHECKPOINT
-    assert words in proof.faults[0]
+    assert "step 13, not 14" in proof.faults[0]
 
 
 def test_a_checkpoint_with_another_byte_is_told(run: Path) -> None:
