@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.store import remove, write_whole
-from lit_models.training.ledger import ledger_of, of_all_ranks
+from lit_models.training.ledger import damaged_file, ledger_of, of_all_ranks
 from lit_models.training.strategies import strategy_name
 
 LEDGER = "ledger.jsonl"
@@ -509,8 +509,11 @@ class AppendingCSVLogger(Logger):
     def _read(self) -> list[dict[str, str]]:
         if not self.path.exists():
             return []
-        with self.path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file, restval=""))
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                return list(csv.DictReader(file, restval=""))
+        except (ValueError, csv.Error) as error:
+            raise damaged_file(self.path, error) from error
 
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
