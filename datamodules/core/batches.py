@@ -133,7 +133,6 @@ class RankingBatch(PlannedBatch):
     document: Tensor  # [B, K] int64, index of each candidate in the collection; -1 = none
     relevance: Tensor  # [B, K] float32 grades; NaN = unjudged
     prior: Tensor  # [B, K] float32, score of the first stage, normalised within the query
-    teacher: NotRequired[Tensor]  # [B, K] float32, scores of a teacher; NaN = none
     baselines: NotRequired[dict[str, Tensor]]  # test only: name -> scores [B, K] float32
     all_relevance: NotRequired[Tensor]  # [B, J] float32, every grade of the query; NaN = none
 

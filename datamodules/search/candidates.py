@@ -81,8 +81,8 @@ class GroupOptions:
         mined: places for unjudged documents out of the best of the candidates' source.
         after_rank: best documents of the source that are never mined, since an unjudged document
             so far up may well be relevant.
-        unjudged_as_negative: give mined documents grade 0. Unjudged is not irrelevant: without
-            this they count in no loss but a teacher's.
+        unjudged_as_negative: give mined documents grade 0. Unjudged is not irrelevant: nothing is
+            mined unless this is said.
 
     Raises:
         ValueError: sizes that do not go together.
@@ -99,10 +99,11 @@ class GroupOptions:
                 "groups.size must be at least 2, groups.mined 0 to one less and groups.after_rank "
                 f"0 or more, got {self.size}, {self.mined} and {self.after_rank}."
             )
-        if not self.mined and (self.after_rank or self.unjudged_as_negative):
+        if bool(self.mined) != self.unjudged_as_negative or (self.after_rank and not self.mined):
             raise ValueError(
-                "groups.after_rank and groups.unjudged_as_negative are about mined documents, and "
-                "groups.mined is 0; leave them out, or set groups.mined."
+                "mined documents are unjudged, and count as irrelevant: groups.mined goes with "
+                "groups.unjudged_as_negative=true, and groups.after_rank with both; got "
+                f"{self.mined}, {self.unjudged_as_negative} and {self.after_rank}."
             )
 
     def sizes(self, num_judged: int, num_minable: int) -> tuple[int, int]:
@@ -232,14 +233,12 @@ def run_lists(
     queries: Queries,
     most: int | None,
     option: str,
-    may_lack_all: bool = False,
 ) -> Lists:
     """Return the rankings of these queries in runs, kept in the cache.
 
     Args:
         queries: that are wanted; others in the files are passed over.
         most: documents of a query; `None` takes all.
-        may_lack_all: whether none of the queries needs to be in the files.
 
     Raises:
         FileNotFoundError: a file is not there.
@@ -268,7 +267,7 @@ def run_lists(
                         f'{path}: document "{names[unknown[0]]}" of query "{ranking.query}" is '
                         "not in the collection; name a run of this collection."
                     )
-        if not (may_lack_all or any(map(len, documents))):
+        if not any(map(len, documents)):
             raise ValueError(
                 f"{option} {', '.join(map(str, paths))} ranks none of the {len(queries)} queries, "
                 f'such as "{queries[0].id}"; name a run of these queries.'

@@ -16,14 +16,11 @@ from datamodules.core.batches import padded
 from datamodules.core.plan import rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
-from datamodules.files.tables import Files
 from datamodules.search.bm25 import open_bm25
 from datamodules.search.candidates import (
     CandidateOptions,
     GroupOptions,
-    Lists,
     candidate_lists,
-    run_lists,
 )
 from datamodules.search.collection import Collection
 from datamodules.search.datamodule import (
@@ -57,7 +54,6 @@ class RankingDataset(PlannedDataset):
 
     Args:
         judgements: of these queries; `None` in prediction for a file of queries.
-        teacher: scores of a teacher.
         groups: how candidates are drawn in every epoch; `None` takes all.
         seed: key of the draw, together with epoch and sample id.
         with_baselines: whether the scores of the first stage and of BM25 come along.
@@ -71,14 +67,13 @@ class RankingDataset(PlannedDataset):
         queries: Queries,
         options: CandidateOptions,
         judgements: JudgedQueries | None = None,
-        teacher: Lists | None = None,
         groups: GroupOptions | None = None,
         seed: int = 0,
         with_baselines: bool = False,
         is_even: bool = False,
     ) -> None:
         self.collection, self.encoding, self.queries = collection, encoding, queries
-        self.options, self.judgements, self.teacher = options, judgements, teacher
+        self.options, self.judgements = options, judgements
         self.groups, self.seed, self.with_baselines = groups, seed, with_baselines
         self.bm25 = None if options.bm25 is None else open_bm25(collection, options.bm25)
         self.lists = candidate_lists(options, options.top, collection, queries, "candidates")
@@ -88,7 +83,7 @@ class RankingDataset(PlannedDataset):
         places = range(len(queries))
         lengths = np.fromiter(map(self._length, places), np.int64, len(places))
         self.lengths = np.maximum(1, lengths)
-        lists = [lists.fingerprint for lists in (self.lists, teacher) if lists]
+        lists = [self.lists.fingerprint] if self.lists else []
         drawn = groups and asdict(groups)
         facts = [collection.fingerprint, encoding.digest, lists, len(places), drawn]
         self.fingerprint = digest_of([*facts, options.bm25 and asdict(options.bm25)])
@@ -127,9 +122,8 @@ class RankingDataset(PlannedDataset):
             return documents, looked_up(documents, *judged)
         minable = self.groups.minable(self.listed(place), judged.documents)
         chosen = self.groups.drawn(judged.grades, len(minable), rng)
-        mined_grade = 0.0 if self.groups.unjudged_as_negative else np.nan
         documents = np.append(judged.documents, minable)[chosen]
-        grades = np.append(judged.grades, np.full(len(minable), mined_grade, np.float32))[chosen]
+        grades = np.append(judged.grades, np.zeros(len(minable), np.float32))[chosen]
         order = np.argsort(documents)
         return documents[order], grades[order]
 
@@ -187,9 +181,6 @@ class RankingDataset(PlannedDataset):
             "prior": padded(list(map(self.prior, places, first)), NO_SCORE, width),
             "all_relevance": padded([self.judged(place).grades for place in places], NO_GRADE, 1),
         }
-        if self.teacher is not None:
-            teacher = [looked_up(own, *self.teacher.of(place)) for place, own in each]
-            columns["teacher"] = padded(teacher, NO_GRADE, width)
         batch = {
             **rows,
             **{name: torch.from_numpy(values) for name, values in columns.items()},
@@ -260,21 +251,14 @@ class RankingDataModule(SearchDataModule):
         self,
         candidates: CandidateOptions = CandidateOptions(),  # noqa: B008 - frozen
         groups: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
-        teacher: Files = None,
         **search: Any,
     ) -> None:
         super().__init__(**search)
-        self.candidates, self.groups, self.teacher = candidates, groups, teacher
+        self.candidates, self.groups = candidates, groups
         if groups.mined and candidates.source == "judged":
             raise ValueError(
                 f"groups.mined is {groups.mined}, but candidates.source judged has nothing to mine "
                 "from; choose source bm25 or run."
-            )
-        if groups.mined and not groups.unjudged_as_negative and not teacher:
-            raise ValueError(
-                f"groups.mined is {groups.mined}, but mined documents are unjudged and count in no "
-                "loss; set groups.unjudged_as_negative=true if they shall count as irrelevant, or "
-                "give a teacher's scores."
             )
         if self.predict_queries is not None and candidates.source == "judged":
             raise ValueError(
@@ -301,12 +285,8 @@ class RankingDataModule(SearchDataModule):
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
         collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
-        teacher = None
-        if self.teacher is not None and stage != "predict":
-            facts = (self.teacher, self.collection, queries, None, "data.teacher")
-            teacher = run_lists(*facts, may_lack_all=stage != "train")
         return RankingDataset(
-            *(collection, encoding, queries, self.candidates, judgements, teacher),
+            *(collection, encoding, queries, self.candidates, judgements),
             groups=self.groups if stage == "train" else None,
             seed=self.seed,
             with_baselines=stage == "test",

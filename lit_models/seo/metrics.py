@@ -347,6 +347,7 @@ NAMES = {
     "multiclass": ("macro_f1", "accuracy", "calibration_error", "log_loss"),
     "multilabel": ("macro_f1", "macro_auroc"),
 }
+BASELINE = "baseline_"  # before the names of the same measures of a baseline
 UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # of someone who knows nothing; else 0
 
 
@@ -357,9 +358,8 @@ class HeadMetrics(nn.Module):
         super().__init__()
         self.kind, self.loss = kind, SumCount()
         self.rows = GatheredRows("prediction", "target")
-        self.figures, self.baselines = (
-            nn.ModuleDict({name: SumCount() for name in NAMES[kind]}) for _ in range(2)
-        )
+        names = [label + name for label in ("", BASELINE) for name in NAMES[kind]]
+        self.figures = nn.ModuleDict({name: SumCount() for name in names})
 
     def update(
         self, prediction: Tensor, target: Tensor, is_labelled: Tensor, batch: dict[str, Any]
@@ -386,20 +386,17 @@ class HeadMetrics(nn.Module):
             expected: [P] float64, prediction of someone who has read no text: a baseline.
         """
         rows = self.rows.take()
-        target, logged = rows.target.cpu().numpy(), {}
-        found = measures(self.kind, rows.prediction.cpu().numpy(), target)
-        one = torch.ones((), dtype=torch.float64, device=rows.prediction.device)
-        for name, (value, why) in found.items():
-            label = f"{split}/{head}_{name}"
-            if why:
-                rank_zero_only(log.warning)(f"{label} is undefined: {why}.")
-            self.figures[name].update(one * value, one)
-            logged[label] = self.figures[name]
+        predictions, target = {"": rows.prediction.cpu().numpy()}, rows.target.cpu().numpy()
         if expected is not None:
-            found = measures(self.kind, expected.expand(len(target), -1).numpy(), target)
-            for name, (value, _) in found.items():
-                self.baselines[name].update(one * value, one)
-                logged[f"{split}/baseline_{head}_{name}"] = self.baselines[name]
+            predictions[BASELINE] = expected.expand(len(target), -1).numpy()
+        one, logged = torch.ones((), dtype=torch.float64, device=rows.target.device), {}
+        for start, prediction in predictions.items():
+            for name, (value, why) in measures(self.kind, prediction, target).items():
+                if why and not start:
+                    rank_zero_only(log.warning)(f"{split}/{head}_{name} is undefined: {why}.")
+                figure = self.figures[start + name]
+                figure.update(one * value, one)
+                logged[f"{split}/{start}{head}_{name}"] = figure
         return logged
 
 

@@ -4,6 +4,7 @@ Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W 
 L levels, classes or labels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -223,37 +224,36 @@ def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
     return place[:-1] // width, place[:-1] % width
 
 
-Kind = Literal["listnet", "bce", "lambda", "margin_mse"]
+Kind = Literal["listnet", "bce", "lambda"]
 NONE = -1e9  # logit of a candidate that takes no part: its probability is 0, its gradient too
 
 
 @dataclass(frozen=True)
 class RankingLoss:
-    """Which loss a ranker learns with, a mean or sum within a query, in nats unless said otherwise.
+    """Which loss a ranker learns with, a mean or sum within a query, in nats.
 
-    Only judged candidates take part (of the teacher's loss, those that it has scored): nothing is
-    taken for irrelevant because nobody has judged it. A query whose candidates say nothing has
-    loss 0 and counts.
+    Only judged candidates take part: nothing is taken for irrelevant because nobody has judged it.
+    A query whose candidates say nothing has loss 0 and counts.
 
     Args:
         kind: `listnet`, cross-entropy of the candidates' softmax against their grades; `bce`, each
             candidate by itself, relevant with grade 1 or above; `lambda`, pairs of different grades
-            by what their exchange does to NDCG; `margin_mse`, score differences of a teacher.
+            by what their exchange does to NDCG.
     """
 
     kind: Kind = "listnet"
 
-    def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
+    def __call__(self, scores: Tensor, grades: Tensor) -> Tensor:
         """Return the loss of each query [B].
 
         Args:
             scores: [B, K], -inf where there is no candidate.
-            target: [B, K] grades, or the teacher's scores; NaN = None.
+            grades: [B, K], NaN = unjudged.
         """
         # A score that is no number takes part: the run must stop rather than go on without it.
-        takes_part = ~target.isnan() & ((scores > -torch.inf) | scores.isnan())
-        scores, target = scores.masked_fill(~takes_part, 0), target.masked_fill(~takes_part, 0)
-        return LOSSES_OF_QUERIES[self.kind](scores, target, takes_part)
+        takes_part = ~grades.isnan() & ((scores > -torch.inf) | scores.isnan())
+        scores, grades = scores.masked_fill(~takes_part, 0), grades.masked_fill(~takes_part, 0)
+        return LOSSES_OF_QUERIES[self.kind](scores, grades, takes_part)
 
 
 def listnet(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
@@ -306,26 +306,7 @@ def lambda_loss(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
     return (weights * nats * is_pair).sum((1, 2))
 
 
-def margin_mse(scores: Tensor, teacher: Tensor, takes_part: Tensor) -> Tensor:
-    """Return the mean over all pairs of the squared difference of the two margins, [B], in squared
-    units of the teacher's scores.
-
-    Source: Hofstätter et al. 2020, Improving efficient neural ranking models with
-    cross-architecture knowledge distillation; over every pair of candidates that the teacher has
-    scored, whatever their grades, instead of one relevant and one other.
-    """
-    error = scores - teacher
-    squares = (error[:, :, None] - error[:, None]).square()
-    is_pair = (takes_part[:, :, None] & takes_part[:, None]).triu(1)
-    return (squares * is_pair).sum((1, 2)) / is_pair.sum((1, 2)).clamp(min=1)
-
-
-LOSSES_OF_QUERIES = {
-    "listnet": listnet,
-    "bce": pointwise_bce,
-    "lambda": lambda_loss,
-    "margin_mse": margin_mse,
-}
+LOSSES_OF_QUERIES = {"listnet": listnet, "bce": pointwise_bce, "lambda": lambda_loss}
 
 
 LossName = Literal["mse", "huber", "mae", "cumulative", "cross_entropy"]
@@ -335,6 +316,12 @@ LOSSES: dict[str, tuple[LossName, ...]] = {  # of each kind, the default first
     "binary": ("cross_entropy",),
     "multiclass": ("cross_entropy",),
     "multilabel": ("cross_entropy",),
+}
+ELEMENTWISE: dict[str, Callable[..., Tensor]] = {  # of one number per label
+    "mse": F.mse_loss,
+    "huber": F.huber_loss,
+    "mae": F.l1_loss,
+    "cross_entropy": F.binary_cross_entropy_with_logits,
 }
 SMALLEST_GAP = 1e-3  # between thresholds, so that every level keeps a probability
 
@@ -428,17 +415,10 @@ class Head(nn.Module):
     def _losses(self, outputs: Tensor, target: Tensor) -> Tensor:
         if self.kind in ("ordinal", "multiclass"):
             return F.cross_entropy(outputs, target.long(), reduction="none")
-        if self.kind == "multilabel":
-            return F.binary_cross_entropy_with_logits(outputs, target, reduction="none")
-        single = outputs.squeeze(-1)
-        if self.kind == "binary":
-            return F.binary_cross_entropy_with_logits(single, target, reduction="none")
-        scaled = (target - self.mean) / self.std
-        if self.loss_name == "mse":
-            return (single - scaled) ** 2
-        if self.loss_name == "huber":
-            return F.huber_loss(single, scaled, reduction="none")
-        return (single - scaled).abs()
+        if self.kind == "regression":
+            target = (target - self.mean) / self.std
+        outputs = outputs.reshape(target.shape)  # [B], or [B, L] of a multilabel head
+        return ELEMENTWISE[self.loss_name](outputs, target, reduction="none")
 
     def _log_levels(self, scores: Tensor) -> Tensor:
         """Log-probabilities [B, L] of proportional odds: P(level <= k) = sigmoid(threshold k -

@@ -40,7 +40,7 @@ class LitRanker(EncodedTextModule):
         shared: optimizer, encoder and more, see `EncodedTextModule`.
 
     Raises:
-        ValueError: in `setup`, data without what loss or prior need.
+        ValueError: in `setup`, data without what the prior needs.
     """
 
     monitor = "val/ndcg@10"
@@ -58,21 +58,13 @@ class LitRanker(EncodedTextModule):
         super().__init__(**shared)
         self.loss, self.pooling, self.adds_prior = loss, pooling, prior
         self.pairs_per_forward = pairs_per_forward
-        self.target = "teacher" if loss.kind == "margin_mse" else "relevance"
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        data = self.trainer.datamodule
-        if self.adds_prior and not data.scores_first:
+        if self.adds_prior and not self.trainer.datamodule.scores_first:
             raise ValueError(
                 "model.prior needs a first stage's score of every candidate; leave "
                 "data.candidates.bm25 as it is, or set model.prior to false."
-            )
-        if stage != "predict" and (self.target == "teacher") != (data.teacher is not None):
-            raise ValueError(
-                f'model.loss.kind is "{self.loss.kind}" and data.teacher {data.teacher!r}: '
-                "margin_mse imitates a teacher, and no other loss does. Name a run of its scores "
-                "with data.teacher, or choose another loss."
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
@@ -97,9 +89,8 @@ class LitRanker(EncodedTextModule):
         return self.network.candidates(pairs, index, batch["prior"])
 
     def training_terms(self, batch: RankingBatch) -> dict[str, LossSum]:
-        target = batch[self.target]  # type: ignore[literal-required]
         scores = self(batch)
-        return {TERM: LossSum.of(self.loss(scores, target.to(scores)), batch["weight"])}
+        return {TERM: LossSum.of(self.loss(scores, batch["relevance"].to(scores)), batch["weight"])}
 
     def validation_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("val", batch)[1]
@@ -166,8 +157,8 @@ class LitRanker(EncodedTextModule):
     def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, SampleResult]:
         scores = self(batch, self.pairs_per_forward)
         metrics, loss = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_loss")
-        target = batch[self.target]  # type: ignore[literal-required]
-        of_query, ranked = self.loss(scores, target.to(scores)), _ranked(batch, scores)
+        of_query = self.loss(scores, batch["relevance"].to(scores))
+        ranked = _ranked(batch, scores)
         loss.update(of_query * batch["weight"], batch["weight"])
         metrics.update(ranked, batch["weight"])
         self.log(f"{split}/loss", loss)

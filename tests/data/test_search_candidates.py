@@ -78,27 +78,18 @@ def test_no_judged_document_is_mined_and_the_first_ranks_are_passed_over():
     assert GroupOptions().minable(listed, judged).tolist() == []
 
 
-def test_mined_candidates_are_unjudged_unless_said_otherwise(folder, collection):
-    candidates = CandidateOptions("bm25", top=10)
-    for as_negative in (True, False):
-        groups = GroupOptions(size=6, mined=3, unjudged_as_negative=as_negative)
-        run = folder / "teacher.trec"
-        if not run.exists():
-            write_run(run, [Ranking("q0", ["d1"], [1.0])])
-        teacher = None if as_negative else str(run)
-        data = built(folder, "train", candidates=candidates, groups=groups, teacher=teacher)
-        for place in range(len(data.lengths)):
-            (documents, grades, _), judged = drawn(data, place), data.judged(place)
-            is_mined = ~np.isin(documents, judged.documents)
-            assert (np.diff(documents) > 0).all()
-            assert is_mined.any()
-            assert (
-                (grades[is_mined] == 0).all() if as_negative else np.isnan(grades[is_mined]).all()
-            )
-            grade_of = dict(zip(*map(np.ndarray.tolist, judged), strict=True))
-            expected = [grade_of[document] for document in documents[~is_mined].tolist()]
-            assert grades[~is_mined].tolist() == expected
-            assert np.isin(documents[is_mined], data.listed(place)).all()
+def test_mined_candidates_count_as_irrelevant(folder, collection):
+    data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
+    for place in range(len(data.lengths)):
+        (documents, grades, _), judged = drawn(data, place), data.judged(place)
+        is_mined = ~np.isin(documents, judged.documents)
+        assert (np.diff(documents) > 0).all()
+        assert is_mined.any()
+        assert (grades[is_mined] == 0).all()
+        grade_of = dict(zip(*map(np.ndarray.tolist, judged), strict=True))
+        expected = [grade_of[document] for document in documents[~is_mined].tolist()]
+        assert grades[~is_mined].tolist() == expected
+        assert np.isin(documents[is_mined], data.listed(place)).all()
 
 
 def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):

@@ -20,7 +20,7 @@ from lit_models.seo.networks import (
 from lit_models.training.metrics import LossSum
 
 NAN, INF = math.nan, math.inf
-LOSSES = {kind: RankingLoss(kind) for kind in ("listnet", "bce", "lambda", "margin_mse")}
+LOSSES = {kind: RankingLoss(kind) for kind in ("listnet", "bce", "lambda")}
 each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -36,10 +36,6 @@ def reference(name, scores, target):
         wanted = [min(grade, 1) for grade in target]
         found = [w * nats(s) + (1 - w) * nats(-s) for s, w in zip(scores, wanted, strict=True)]
         return sum(found) / max(1, size)
-    if name == "margin_mse":
-        every = [(i, j) for i in range(size) for j in range(i)]
-        squares = [(scores[i] - scores[j] - target[i] + target[j]) ** 2 for i, j in every]
-        return sum(squares) / max(1, len(squares))
     if not pairs:
         return 0.0
     if name == "listnet":
