@@ -5,9 +5,8 @@ Shapes: N activations, B of a micro-batch, T tokens of the longest document, A a
 
 import json
 from collections.abc import Iterator, Sequence
-from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +33,6 @@ AROUND = 8  # tokens before and after the one that is shown
 NEAREST = 3  # controls that a line names
 EPOCHS_APART = 1_000_003  # between the keys of two seeds
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
-OF_THE_DUMP = (
-    *("train_files", "validation_files", "test_files", "tokenizer", "split", "text_column"),
-    *("attributes_column", "documents_by", "context_length", "positions"),
-)
 
 
 class ActivationDataset(PlannedDataset):
@@ -191,17 +186,17 @@ class ActivationDataModule(DocumentsDataModule):
     Args:
         activations: folder of the store; `None` computes the activations in each step from the
             documents that are named here, or the embedded ones.
-        predict_part: the part whose activations `predict` explains.
-        predict_output: jsonl; `None` makes `explanations.jsonl` in the run folder.
+        predict_output: jsonl of the test part's explanations; `None` makes `explanations.jsonl` in
+            the run folder.
         documents: files, tokenizer, positions and split where there is no store, see
-            `DocumentsDataModule`.
+            `DocumentsDataModule`; a store has its own.
 
     Without a store the plan, the samples and their draws are the same as with a store of these
     documents. The statistics are then those of the first activations of training only; where
     training has no more, losses are the same as well.
 
     Raises:
-        ValueError: predict_output is of another kind.
+        ValueError: predict_output is of another kind, or there are files beside a store.
     """
 
     default_output = "explanations.jsonl"
@@ -209,43 +204,31 @@ class ActivationDataModule(DocumentsDataModule):
     def __init__(
         self,
         activations: str | None = None,
-        predict_part: Literal["train", "validation", "test"] = "test",
         predict_output: str | None = None,
         **documents: Any,
     ) -> None:
         super().__init__(**documents)
-        self.options = documents
         self.folder = None if activations is None else Path(activations).expanduser()
-        self.predict_part, self.predict_output = predict_part, predict_output
+        self.predict_output = predict_output
+        if activations is not None and any(self.files.values()):
+            raise ValueError(
+                f"data.activations is {activations}, whose documents were read when it was dumped; "
+                "leave data.train_files and the like out, or dump the activations of these files."
+            )
         if predict_output is not None:
             check_output(Path(predict_output))
 
     def open_store(self) -> TokenStore:
-        """Return the store: of activations where one is named, else of tokens.
-
-        Raises:
-            FileNotFoundError: there is no store of this name.
-            ValueError: it is incomplete, or an option belongs to the dump, and would change nothing
-                here.
-        """
+        """Return the store: of activations where one is named, else of tokens."""
         if self.folder is None:
             return super().open_store()
         store = ActivationStore(self.folder)
         self.context_length, self.positions = store.context_length, store.positions
-        stored = {"context_length": store.context_length, "positions": store.positions}
-        for name in OF_THE_DUMP:
-            default = signature(DocumentsDataModule).parameters[name].default
-            if self.options.get(name, default) not in (default, stored.get(name, default)):
-                known = f" with {stored[name]}" if name in stored else ", its documents read"
-                raise ValueError(
-                    f"data.{name} is {self.options[name]}, and {store.folder} was dumped{known}: "
-                    "leave it out, or dump the activations again with it."
-                )
         return store
 
     def build(self, stage: Stage) -> ActivationDataset:
         """Return the activations of one part; a ValueError where it has none."""
-        part = PART_NAMES.index(self.predict_part if stage == "predict" else stage)
+        part = PART_NAMES.index("test" if stage == "predict" else stage)
         pieces, piece, position = self.places(part)
         check_activations(len(piece), PART_NAMES[part])
         return ActivationDataset(
@@ -283,12 +266,7 @@ class ActivationDataModule(DocumentsDataModule):
             return audit
         store = self.store
         check_parts(store)
-        if damaged := store.damaged():
-            names = ", ".join(path.name for path in damaged[:3])
-            raise ValueError(
-                f"{store.folder} is damaged: {len(damaged)} files do not hold what was written "
-                f"({names}); copy the store again, or dump the activations again."
-            )
+        store.check_files(reads_all=True)
         subject, files = store.subject, store.schema["files"]
         size = sum(facts["bytes"] for facts in files.values())
         audit.notes += [

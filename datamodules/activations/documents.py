@@ -1,6 +1,6 @@
 """Documents that a subject reads: positions drawn in them, their pieces and their attributes.
 
-Rows of jsonl and parquet files may hold attributes, a mapping of names to words of the text. They
+Rows of jsonl and parquet files may hold `attributes`, a mapping of names to words of the text. They
 are found again by the text's hash. Shapes: D documents of a part, A attributes, N activations.
 """
 
@@ -18,13 +18,7 @@ from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.documents import (
-    TEXT_SUFFIXES,
-    DocumentsBy,
-    Reading,
-    read_documents,
-    text_files,
-)
+from datamodules.files.documents import TEXT_SUFFIXES, read_documents, text_files
 from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
@@ -33,6 +27,9 @@ from datamodules.text.store import TokenRequest, TokenStore
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
 
 SEEDS_APART = 1_000_003  # more than positions of a document
+ATTRIBUTES = "attributes"  # column of the rows
+NONE = -1
+STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
 
 
 @dataclass(frozen=True)
@@ -128,9 +125,6 @@ class Pieces:
         return np.where(is_token, self.stream.tokens[wanted], 0).astype(np.int64)
 
 
-NONE = -1
-
-
 class DocumentFacts(NamedTuple):
     """Attributes and files of the documents of a part.
 
@@ -145,14 +139,10 @@ class DocumentFacts(NamedTuple):
 
 
 def group_names(files: Sequence[Path]) -> list[str]:
-    """Return a name for each of several files: stems, with the folder or the whole path where two
-    would be alike, or one mean all files."""
-    paths = [path.absolute() for path in files]
-    stems = [path.stem for path in paths]
-    for names in (stems, [f"{path.parent.name}/{path.stem}" for path in paths]):
-        if len({ALL, *names}) > len(names):
-            return names
-    return [str(path) for path in paths]
+    """Return a name for each of several files: stems, or the whole paths where two would be alike,
+    or one mean all files."""
+    stems = [path.stem for path in files]
+    return stems if len({ALL, *stems}) > len(stems) else [str(path) for path in files]
 
 
 def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, int]:
@@ -165,26 +155,23 @@ def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, in
     }
 
 
-def _rows_of(
-    path: Path, text_column: str, column: str | None
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each document and its words by attribute."""
-    columns = (text_column, *([] if column is None else [column]))
-    for row in read_json_rows(path, columns=columns):
-        given: Any = None if column is None else row.values.get(column)
+def _rows_of(path: Path, text_column: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each document and its words by attribute, of which txt files have none."""
+    if path.suffix.lower() in TEXT_SUFFIXES:
+        yield from ((document.text, {}) for document in read_documents(path))
+        return
+    for row in read_json_rows(path, columns=(text_column, ATTRIBUTES)):
+        given: Any = row.values.get(ATTRIBUTES)
         if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):
             given = dict(given)  # a parquet map
         words = {} if given is None else given
         if not isinstance(words, dict) or any(isinstance(w, dict | list) for w in words.values()):
             raise ValueError(
-                f'{row.place}: "{column}" must map names to words, such as {{"pet": "owl"}}, got '
-                f"{str(given)[:60]}; mend it, or set data.attributes_column to null."
+                f'{row.place}: "{ATTRIBUTES}" must map names to words, such as {{"pet": "owl"}}, '
+                f"got {str(given)[:60]}; mend it, or give the column another name."
             )
         known = {str(name): str(word) for name, word in words.items() if word is not None}
         yield str(row.values.get(text_column) or ""), known
-
-
-STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
 
 
 class DocumentsDataModule(PlannedDataModule):
@@ -200,8 +187,6 @@ class DocumentsDataModule(PlannedDataModule):
         positions: of the activations.
         split: of the training files.
         text_column: of jsonl and parquet files, whose rows are documents.
-        attributes_column: of jsonl and parquet files; maps names to words of the text.
-        documents_by: see `TextDataModule`.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
     """
 
@@ -215,8 +200,6 @@ class DocumentsDataModule(PlannedDataModule):
         positions: PositionRule = PositionRule(),
         split: TextSplit = TextSplit(test_share=0.1),  # noqa: B008 - frozen
         text_column: str = "text",
-        attributes_column: str | None = "attributes",
-        documents_by: DocumentsBy = "file",
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
@@ -224,8 +207,7 @@ class DocumentsDataModule(PlannedDataModule):
         self.files: dict[int, Files] = dict(zip((TRAIN, VALIDATION, TEST), files, strict=True))
         self.tokenizer_options = tokenizer
         self.context_length, self.positions, self.split = context_length, positions, split
-        self.reading = Reading(text_column, documents_by) if any(files) else Reading()
-        self.attributes_column = attributes_column
+        self.text_column = text_column if any(files) else "text"
         self.store: Any = None  # a TokenStore, after `setup`
         if split.by != "documents":
             raise ValueError(
@@ -246,7 +228,7 @@ class DocumentsDataModule(PlannedDataModule):
         two parts hold the same document."""
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
         paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
-        store = TokenRequest(paths, options, self.split, None, self.reading).open()
+        store = TokenRequest(paths, options, self.split, None, self.text_column).open()
         check_parts(store)
         return store
 
@@ -270,14 +252,8 @@ class DocumentsDataModule(PlannedDataModule):
         files, hashes = self.paths(part) or self.paths(TRAIN), self.store.hashes(part)
         known: dict[int, tuple[int, dict[str, str]]] = {}
         for number, path in enumerate(files):
-            is_text = path.suffix.lower() in TEXT_SUFFIXES
-            if len(files) == 1 and (is_text or self.attributes_column is None):
-                break  # nothing is known, and all are of the one file
-            rows = _rows_of(path, self.reading.text_column, self.attributes_column)
-            texts = (document.text for document in read_documents(path, self.reading))
-            for text, words in ((text, {}) for text in texts) if is_text else rows:
-                if text:  # an empty one is in no store
-                    known.setdefault(text_hash(text), (number, words))
+            for text, words in _rows_of(path, self.text_column):
+                known.setdefault(text_hash(text), (number, words))
         names = list(dict.fromkeys(name for _, words in known.values() for name in words))
         every = {word for _, words in known.values() for word in words.values()}
         token_of = first_tokens(sorted(every), self.store.tokenizer)

@@ -24,6 +24,7 @@ from datamodules.text.store import TokenStore
 NUM_COMPONENTS = 32
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 3
+COPY_AGAIN = "copy the store again, or dump the activations again"
 
 
 @contextmanager
@@ -164,7 +165,7 @@ class ActivationStore(TokenStore):
 
     Raises:
         FileNotFoundError: there is no such folder, or no schema in it.
-        ValueError: it is of another version, or a file has not the size that the schema says.
+        ValueError: it is of another version, or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -175,36 +176,36 @@ class ActivationStore(TokenStore):
                 "with: unisono predict --config consistency_lens/dump.yaml "
                 f"--data.predict_output={folder}, which goes on where it was interrupted."
             )
+        super().__init__(folder)
         try:
             self.schema: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            version, files = self.schema["version"], self.schema["files"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); copy it again, or dump the activations again."
-            ) from error
+            version = self.schema["version"]
+            self.check_files()
+        except (json.JSONDecodeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged ({error}); {COPY_AGAIN}.") from error
         if version != STORE_VERSION:
             raise ValueError(
                 f"{path} has version {version}, and this program reads version {STORE_VERSION}; "
                 "dump the activations again."
             )
-        for name, facts in files.items():
-            found = (folder / name).stat().st_size if (folder / name).is_file() else None
-            if found != facts["bytes"]:
-                state = "is missing" if found is None else f"has {found:,} bytes"
-                raise ValueError(
-                    f"{folder / name} {state}, and the schema says {facts['bytes']:,} bytes: half "
-                    "of the store is lost; copy it again, or dump the activations again."
-                )
-        super().__init__(folder)
         self.subject = SubjectFacts(**self.schema["subject"])
         self.positions = PositionRule(**self.schema["positions"])
         self.context_length: int = self.schema["context_length"]
 
-    def damaged(self) -> list[Path]:
-        """Return the files whose content is not the one that was written; reads all of them."""
-        files = self.schema["files"].items()
-        paths = [(self.folder / name, facts["digest"]) for name, facts in files]
-        return [path for path, digest in paths if content_digest(path) != digest]
+    def check_files(self, reads_all: bool = False) -> None:
+        """Raise ValueError for files that are gone or have another size than was written, or, where
+        all are read, another content."""
+        bad = []
+        for name, facts in self.schema["files"].items():
+            path = self.folder / name
+            is_sound = path.is_file() and path.stat().st_size == facts["bytes"]
+            if not is_sound or (reads_all and content_digest(path) != facts["digest"]):
+                bad.append(name)
+        if bad:
+            raise ValueError(
+                f"{self.folder} is damaged: {len(bad)} files are gone or do not hold what was "
+                f"written ({', '.join(bad[:3])}); {COPY_AGAIN}."
+            )
 
     @property
     def fingerprint(self) -> str:

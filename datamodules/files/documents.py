@@ -3,10 +3,8 @@
 import codecs
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
 from datamodules.files.tables import PARQUET_SUFFIXES, expand_files
@@ -16,21 +14,6 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES = (".txt",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
-DocumentsBy = Literal["file", "blank_line", "line"]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Where documents stand in files.
-
-    Args:
-        text_column: of jsonl and parquet files, whose rows are documents.
-        documents_by: a txt file is one document (`file`), or holds several, between blank lines
-            (`blank_line`) or one in each line (`line`).
-    """
-
-    text_column: str = "text"
-    documents_by: DocumentsBy = "file"
 
 
 class Document(NamedTuple):
@@ -80,29 +63,20 @@ def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
     return found
 
 
-def read_documents(path: Path, reading: Reading) -> Iterator[Document]:
-    """Yield the documents of a file, one at a time in memory.
+def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
+    """Yield the documents of a file, one at a time in memory: a txt file is one, and so is each row
+    of jsonl and parquet, whose texts stand in `text_column`.
 
     Raises:
         ValueError: a row has no such column or no text in it, or the text is not UTF-8.
     """
     if path.suffix.lower() not in TEXT_SUFFIXES:
-        column = reading.text_column
-        for row in read_json_rows(path, columns=(column,)):
-            yield Document(row.place, _text_of(row.values, column, row.place))
+        for row in read_json_rows(path, columns=(text_column,)):
+            yield Document(row.place, _text_of(row.values, text_column, row.place))
         return
     try:
         with path.open(encoding="utf-8-sig") as file:  # which reads every line break as \n
-            if reading.documents_by == "file":
-                yield Document(f"{path}:1", file.read())
-                return
-            block: list[str] = []  # successive lines of one document
-            for number, line in enumerate(chain(file, [""]), start=1):
-                if block and (reading.documents_by == "line" or not line.strip()):
-                    yield Document(f"{path}:{number - len(block)}", "".join(block).strip("\n"))
-                    block = []
-                if line.strip():
-                    block.append(line)
+            yield Document(f"{path}:1", file.read())
     except UnicodeDecodeError as error:
         content = path.read_bytes()
         start = first_bad_byte(content) or 0

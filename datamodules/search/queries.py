@@ -14,7 +14,7 @@ import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, new_file
-from datamodules.files.documents import Reading, read_documents
+from datamodules.files.documents import read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
 from datamodules.files.tables import check_file, value_rows
 from datamodules.search.collection import (
@@ -138,9 +138,10 @@ def file_queries(path: Path) -> Queries:
 
     def rows() -> Iterator[TextRow]:
         if path.suffix.lower() == ".txt":
-            for place, text in read_documents(path, Reading(documents_by="line")):
-                number = place.rpartition(":")[2]
-                yield TextRow(TextRecord(number, "", text.strip()), path, int(number))
+            text = next(read_documents(path)).text
+            for line, query in enumerate(text.split("\n"), start=1):
+                if query.strip():
+                    yield TextRow(TextRecord(str(line), "", query.strip()), path, line)
             return
         known: set[str] = set()  # a table of queries and pages names a query several times
         for line, row in value_rows(path):

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,24 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
-from datamodules.core.planned import PlannedDataset, Stage
-from datamodules.files.rows import (
-    HALF_RULE,
-    BadRow,
-    BadRows,
-    JsonRow,
-    RowFault,
-    half_character,
-    sound_rows,
-)
+from datamodules.files.rows import BadRow, BadRows, JsonRow, RowFault, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.prompts import ASSISTANT, as_messages
+from datamodules.text.prompts import ASSISTANT, SHAPES, asked, check_characters
 from datamodules.text.store import (
     CorpusRequest,
     TokenStore,
@@ -40,16 +29,9 @@ from datamodules.text.store import (
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
-log = logging.getLogger(__name__)
 TooLong = Literal["cut", "leave_out"]
-ROLES = ("system", "user", ASSISTANT, "tool")
-SHAPES = (
-    '{"prompt": "…", "completion": "…"}, {"messages": [{"role": "user", "content": "…"}, …]}, '
-    '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
-    '"output": "…"}'
-)
 EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete the row."
-STORE_VERSION = 4
+STORE_VERSION = 5
 ROWS_PER_BATCH = 1024
 DTYPES = {  # of a part: the type of each array; that of tokens depends on the vocabulary
     **{"starts": np.int64, "num_positions": np.int64, "hashes": np.uint64, "is_trained": bool},
@@ -83,32 +65,6 @@ class Instruction(NamedTuple):
         return self.group or json.dumps(said, sort_keys=True, ensure_ascii=False)
 
 
-def _messages(messages: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        rule = f'"messages" must be a list of objects: {SHAPES}.'
-        raise RowFault("messages", str(messages), rule)
-    checked = []
-    for place, given in enumerate(messages, start=1):
-        message = {name: value for name, value in given.items() if value is not None}
-        role, content = message.get("role"), message.get("content", "")
-        is_call = role == ASSISTANT and message.get("tool_calls")
-        if role not in ROLES:
-            rule = f'message {place} has the role "{role}"; it must be one of {", ".join(ROLES)}.'
-            raise RowFault("role", str(role), rule)
-        if not isinstance(content, str):
-            raise RowFault("content", str(content), f'"content" of message {place} must be a text.')
-        if "content" not in message and not is_call:
-            raise RowFault("content", str(message), f'message {place} has no "content"; add it.')
-        if role == ASSISTANT and not content.strip() and not is_call:
-            raise RowFault("empty answer", content, EMPTY.format(f"the answer in message {place}"))
-        checked.append({**message, "content": content})
-    if not any(message["role"] == ASSISTANT for message in checked):
-        roles = ", ".join(message["role"] for message in checked) or "no message"
-        rule = 'no message has the role "assistant": nothing could be learnt; add its answer.'
-        raise RowFault("no answer", roles, rule)
-    return tuple(checked)
-
-
 class MarkedText(NamedTuple):
     """The text of an instruction, and the characters of it that are trained on."""
 
@@ -120,11 +76,10 @@ class MarkedText(NamedTuple):
 
 
 class TrainedTokens(NamedTuple):
-    """ids [n] int64; is_trained [n] bool; whether an answer begins inside a token."""
+    """ids [n] int64; is_trained [n] bool."""
 
     ids: np.ndarray
     is_trained: np.ndarray
-    begins_inside_token: bool
 
 
 def tokens_within(
@@ -195,13 +150,13 @@ class Marker:
                 most = self.max_prompt - (begin_id is not None)
                 kept = tokens_within(offsets, text.spans[0][0], text.row.shrinks, most)
                 ids, offsets = ids[kept], offsets[kept]
-            is_trained, is_inside = self._trained(text, ids, offsets)
+            is_trained = self._trained(text, ids, offsets)
             if not text.row.messages and begin_id is not None:  # which a template brings itself
                 ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
             if text.ends:
                 ids = np.append(ids, self.tokenizer.end_id)
                 is_trained = np.append(is_trained, text.is_end_trained)
-            found.append(TrainedTokens(ids, is_trained, is_inside))
+            found.append(TrainedTokens(ids, is_trained))
         return found
 
     def _answer(self, messages: tuple[dict, ...], i: int, text: str) -> tuple[int, int]:
@@ -226,23 +181,18 @@ class Marker:
             "data.tokenizer.chat_template, such as plain."
         )
 
-    def _trained(
-        self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray
-    ) -> tuple[np.ndarray, bool]:
-        """Return which tokens are trained on, [n] bool, and whether an answer begins inside one."""
-        is_trained, is_inside = np.zeros(len(ids), bool), False
+    def _trained(self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return which tokens are trained on, [n] bool."""
+        is_trained = np.zeros(len(ids), bool)
         for start, end in text.spans:
             found = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-            if not len(found):
-                continue
-            is_inside |= bool(offsets[found[0], 0] < start)
             special = np.flatnonzero(np.isin(ids[found], self.tokenizer.special_ids))
             if text.row.messages and len(special):
                 last = found[special[-1]]
                 if not text.text[offsets[last, 1] : end].strip():  # a template's line break
                     found = found[found <= last]
             is_trained[found] = True
-        return is_trained, is_inside
+        return is_trained
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,24 +246,24 @@ class InstructionRequest(CorpusRequest):
 
     def sample(self, row: JsonRow) -> Instruction:
         """Return the sample of a row; RowFault where it breaks a rule."""
-        values = as_messages(
-            {name: value for name, value in row.values.items() if value is not None}
-        )
-        read = [values.get(name) for name in ("messages", "prompt", "completion")]
-        if (half := half_character(json.dumps(read, ensure_ascii=False, default=str))) is not None:
-            raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
-        if "messages" in values:
-            return Instruction(str(row.file), row.line, "", "", _messages(values["messages"]))
-        for name in ("prompt", "completion"):
-            if name not in values:
-                keys = ", ".join(values) or "nothing"
-                raise RowFault("keys", keys, f'the row has no "{name}"; a row must be {SHAPES}.')
-            if not isinstance(values[name], str):
-                rule = f'"{name}" must be a text; write chats as "messages".'
-                raise RowFault("keys", str(values[name]), rule)
-        if not values["completion"].strip():
-            raise RowFault("empty answer", values["prompt"], EMPTY.format("the completion"))
-        return Instruction(str(row.file), row.line, values["prompt"], values["completion"])
+        prompt, messages = asked(row.values)
+        if messages is not None:
+            answers = [message for message in messages if message["role"] == ASSISTANT]
+            if not answers:
+                rule = (
+                    'no message has the role "assistant": nothing could be learnt; add its answer.'
+                )
+                raise RowFault("no answer", str(messages), rule)
+            if not all(one["content"].strip() or one.get("tool_calls") for one in answers):
+                raise RowFault("empty answer", str(messages), EMPTY.format("an answer"))
+            return Instruction(str(row.file), row.line, "", "", messages)
+        completion = row.values.get("completion")
+        if not isinstance(completion, str):
+            raise RowFault("keys", str(completion), f'"completion" must be a text: {SHAPES}.')
+        if not completion.strip():
+            raise RowFault("empty answer", str(prompt), EMPTY.format("the completion"))
+        check_characters(completion)
+        return Instruction(str(row.file), row.line, str(prompt), completion)
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
@@ -349,14 +299,13 @@ class InstructionRequest(CorpusRequest):
         tokenizer = self.given or make_tokenizer(self.tokenizer, training_texts())
         marker, bad_rows, content = self.marker(tokenizer), BadRows("reject"), hashlib.sha256()
         byte_lengths = tokenizer.byte_lengths()
-        num_bytes, num_inside = [0] * len(PART_NAMES), 0
+        num_bytes = [0] * len(PART_NAMES)
         with part_files(folder, {"tokens": token_dtype(tokenizer.vocab_size), **DTYPES}) as files:
             rows = self._marked(marker, len(parts), bad_rows)
             while batch := list(islice(rows, ROWS_PER_BATCH)):
                 tokens = marker.tokens([text for *_, text in batch])
                 for (index, file, text), made in zip(batch, tokens, strict=True):
-                    row, (ids, is_trained, is_inside) = text.row, made
-                    num_inside += is_inside
+                    row, (ids, is_trained) = text.row, made
                     part, arrays = parts[index], files[parts[index]]
                     if byte_lengths is not None:
                         num_bytes[part] += int(byte_lengths[ids].sum())
@@ -378,7 +327,6 @@ class InstructionRequest(CorpusRequest):
             "fingerprint": content.hexdigest()[:32],
             "files": self._names(),
             "num_bytes": num_bytes if byte_lengths is not None else [None] * len(PART_NAMES),
-            "begins_inside_token": num_inside,
         }
 
     def _marked(
@@ -386,9 +334,8 @@ class InstructionRequest(CorpusRequest):
     ) -> Iterator[tuple[int, int, MarkedText]]:
         """Yield number, number of the file and text of each sound row, of as many as there were
         before; what the template refuses goes to `bad_rows`."""
-        for index, (_, file, row) in enumerate(self.rows(bad_rows)):
-            if index == number:  # a file has grown, which `made` refuses
-                return
+        rows = self.rows(bad_rows)  # asked first, so that bad rows at the end are read, too
+        for (_, file, row), index in zip(rows, range(number), strict=False):
             if row.messages and marker.tokenizer.chat_template is None:
                 marker.tokenizer.render(row.messages)  # names the way out
             try:
@@ -423,7 +370,7 @@ class InstructionDataset(RowDataset):
         part: int,
         context_length: int,
         layout: str,
-        too_long: TooLong,
+        too_long: TooLong = "cut",
     ) -> None:
         self.store, stream, name = store, store.stream(part), PART_NAMES[part]
         whole, is_trained = stream.num_positions, stream.is_trained
@@ -471,7 +418,8 @@ class InstructionDataset(RowDataset):
 
 class InstructionDataModule(LanguageModelDataModule):
     """Tokenises instructions once and deals them; without any file, embedded demo data. Training
-    files are divided by a hash of the text; answers are trained on, each with its end.
+    files are divided by a hash of the text; answers are trained on, each with its end. A sample
+    beyond context_length loses its beginning, which is counted and said.
 
     Args:
         train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt and
@@ -481,21 +429,19 @@ class InstructionDataModule(LanguageModelDataModule):
         context_length: most positions of a row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
-        too_long: a sample beyond context_length is `cut` at its beginning, so that the end of the
-            answer stays, or left out (`leave_out`); both are counted and said.
         separator: stands between a prompt and its completion.
         on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
     noun = "samples"
+    too_long: TooLong = "cut"
 
     def __init__(
         self,
         train_files: Files = None,
         context_length: int = 512,
         layout: Literal["packed", "documents"] = "packed",
-        too_long: TooLong = "cut",
         separator: str = "",
         on_bad_rows: Literal["error", "reject"] = "error",
         **language_model: Any,
@@ -503,30 +449,9 @@ class InstructionDataModule(LanguageModelDataModule):
         super().__init__(
             train_files=train_files, context_length=context_length, layout=layout, **language_model
         )
-        self.too_long, self.separator, self.on_bad_rows = too_long, separator, on_bad_rows
+        self.separator, self.on_bad_rows = separator, on_bad_rows
         if self.split.by != "documents":
             raise ValueError(f'split.by "{self.split.by}" would cut samples apart; use documents.')
-
-    def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage, and say what does not fit.
-
-        Raises:
-            ValueError: no sample is there, or none is left.
-        """
-        if stage == "predict":
-            return self.build_prompts()
-        dataset = self.part_dataset(PART_NAMES.index(stage))
-        losses = "; ".join(dataset.losses)
-        if not len(dataset.lengths):
-            raise ValueError(
-                f"no sample of the {stage} part is left: {losses}. Raise data.context_length."
-                if losses
-                else f"no sample is for {stage}; name data.{stage}_files, or raise "
-                f"data.split.{stage}_share."
-            )
-        if losses:
-            rank_zero_only(log.warning)(losses)
-        return dataset
 
     def part_dataset(self, part: int) -> InstructionDataset:
         """Return the samples of a part that fit."""

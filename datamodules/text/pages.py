@@ -14,7 +14,7 @@ import torch
 from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.files.documents import parsed, visible_lines
-from datamodules.files.rows import HALF_RULE, JsonRow, RowFault, half_character
+from datamodules.files.rows import JsonRow, RowFault
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint
 from datamodules.text.instructions import (
@@ -31,7 +31,9 @@ from datamodules.text.prompts import (
     Prompt,
     PromptDataset,
     begun,
+    check_characters,
     padded_prompts,
+    placed,
 )
 from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
@@ -63,8 +65,7 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise RowFault("type", str(value), f'"{name}" must be a text, got {value!r}.')
-    if (half := half_character(json.dumps(values, ensure_ascii=False))) is not None:
-        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
+    check_characters(json.dumps(values, ensure_ascii=False))
     html, text = values["html"] or "", (values["text"] or "").strip()
     given = {name: " ".join((values[name] or "").split()) for name in (*TARGETS, "query")}
     if text:  # somebody has taken it out of the HTML already
@@ -150,12 +151,7 @@ def page_prompts(
     """Yield the tokens of pages to write for, which may lack the target; see `PageRequest`."""
     rows, most = iter(rows), max_prompt - (tokenizer.begin_id is not None)
     while some := list(islice(rows, ROWS_AT_ONCE)):
-        asked = []
-        for row in some:
-            try:
-                asked.append(framed(page_of(row, target), target))
-            except RowFault as fault:
-                raise ValueError(f"{row.place}: {fault.args[2]}") from fault
+        asked = [placed(row, lambda row: framed(page_of(row, target), target)) for row in some]
         places = [row.place for row in some]
         texts = [prompt for prompt, _ in asked]
         encodings = naming_places(tokenizer.encode_with_offsets, texts, places)
@@ -206,10 +202,12 @@ class PagesDataModule(InstructionDataModule):
             pages.
     """
 
+    too_long = "leave_out"
+
     def __init__(
         self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
     ) -> None:
-        super().__init__(too_long="leave_out", separator="", **instructions)
+        super().__init__(separator="", **instructions)
         self.target, self.max_target_tokens = target, max_target_tokens
         if not 0 < max_target_tokens < self.context_length:
             raise ValueError(
@@ -227,7 +225,7 @@ class PagesDataModule(InstructionDataModule):
         if part == TRAIN:
             return super().part_dataset(part)
         assert self.store is not None
-        return SnippetDataset(self.store, part, self.context_length, "documents", "leave_out")
+        return SnippetDataset(self.store, part, self.context_length, "documents", self.too_long)
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,14 @@ from torch import Tensor
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import new_file
-from datamodules.files.rows import HALF_RULE, JSON_SUFFIXES, JsonRow, half_character, read_json_rows
+from datamodules.files.rows import (
+    HALF_RULE,
+    JSON_SUFFIXES,
+    JsonRow,
+    RowFault,
+    half_character,
+    read_json_rows,
+)
 from datamodules.files.tables import free_names
 from datamodules.text.packing import Piece, best_fit, padded_rows
 from datamodules.text.store import naming_places
@@ -23,9 +31,16 @@ from datamodules.tokenizers.text import TextTokenizer
 
 ASSISTANT = "assistant"
 SHARE_GPT_ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}
+ROLES = ("system", "user", ASSISTANT, "tool")
+SHAPES = (
+    '{"prompt": "…", "completion": "…"}, {"messages": [{"role": "user", "content": "…"}, …]}, '
+    '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
+    '"output": "…"}'
+)
 ROWS_AT_ONCE = 1024
 FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
+T = TypeVar("T")
 
 
 class Prompt(NamedTuple):
@@ -109,7 +124,8 @@ def read_prompts(
         )
         return Prompt(kept, num_rated, len(ids) - len(kept))
 
-    texts = (_text(row, tokenizer, separator, is_scored) for row in rows)
+    make = partial(_text, tokenizer=tokenizer, separator=separator, is_scored=is_scored)
+    texts = (placed(row, make) for row in rows)
     while some := list(islice(texts, ROWS_AT_ONCE)):
         prompts = encoded([text.prompt for text in some], [text.place for text in some])
         if is_scored:
@@ -122,42 +138,66 @@ def read_prompts(
 
 
 def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, is_scored: bool) -> _Text:
-    values: dict[str, Any] = as_messages(row.values)
-    names = ", ".join(f'"{name}"' for name in row.values) or "no value"
-    prompt: Any = values.get("prompt")
-    messages: Any = values.get("messages")
-    choices = values.get("choices") if is_scored else [""]
-    if (prompt is None) == (messages is None):
-        number = "neither" if prompt is None else "both"
-        rule = (
-            f'the row has {number} of "prompt" and "messages" (it has {names}); write one of them.'
-        )
-    elif not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
-        rule = f'mode score needs "choices", a list of texts; the row has {names}.'
-    elif not isinstance(prompt, str | None):
-        rule = f'"prompt" must be a text, got {prompt!r:.60}; write chats as "messages".'
-    elif prompt is None and not (
-        messages and isinstance(messages, list) and all(map(_is_turn, messages))
-    ):
-        rule = (
-            '"messages" must be a list such as [{"role": "user", "content": "…"}], '
-            f"got {messages!r:.60}."
-        )
-    else:
-        try:
-            text = tokenizer.render(messages, True) if prompt is None else prompt + separator
-        except ValueError as error:
-            raise ValueError(f"{row.place}: {error}") from error
-        if (half := half_character("".join([text, *choices]))) is None:
-            return _Text(row.place, text, prompt is None, choices)
-        rule = f'"{half}" {HALF_RULE}'
-    raise ValueError(f"{row.place}: {rule}")
+    prompt, messages = asked(row.values)
+    choices = row.values.get("choices") if is_scored else [""]
+    if prompt is not None and messages is not None:
+        raise ValueError('the row has both "prompt" and "messages"; write one of them.')
+    if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
+        raise ValueError('mode score needs "choices", a list of texts that may follow the prompt.')
+    check_characters("".join(choices))
+    text = tokenizer.render(messages or (), True) if prompt is None else prompt + separator
+    return _Text(row.place, text, prompt is None, choices)
 
 
-def _is_turn(message: Any) -> bool:
-    return isinstance(message, dict) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )
+def placed(row: JsonRow, make: Callable[[JsonRow], T]) -> T:
+    """Return what `make` makes of a row; what it refuses is a ValueError with the row's place."""
+    try:
+        return make(row)
+    except (RowFault, ValueError) as error:
+        raise ValueError(f"{row.place}: {error.args[-1]}") from error
+
+
+def check_characters(text: str) -> None:
+    """Raise RowFault for a text with half a character."""
+    if (half := half_character(text)) is not None:
+        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
+
+
+def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] | None]:
+    """Return the prompt and the messages of a row's values, of which there is one at least.
+
+    Raises:
+        RowFault: there is none, or they break a rule.
+    """
+    values = as_messages(row)
+    prompt, messages = values.get("prompt"), values.get("messages")
+    check_characters(json.dumps([prompt, messages], ensure_ascii=False, default=str))
+    if prompt is None and messages is None:
+        names = ", ".join(row) or "nothing"
+        rule = f'the row has neither "prompt" nor "messages", it has: {names}; write {SHAPES}.'
+        raise RowFault("keys", names, rule)
+    if not isinstance(prompt, str | None):
+        rule = '"prompt" must be a text; write chats as "messages".'
+        raise RowFault("keys", str(prompt), rule)
+    if messages is None:
+        return prompt, None
+    is_list = isinstance(messages, list) and all(isinstance(one, dict) for one in messages)
+    if not messages or not is_list:
+        rule = f'"messages" must be a list of objects: {SHAPES}.'
+        raise RowFault("messages", str(messages), rule)
+    checked = []
+    for place, given in enumerate(messages, start=1):
+        message = {name: value for name, value in given.items() if value is not None}
+        role, is_call = message.get("role"), bool(message.get("tool_calls"))
+        if role not in ROLES:
+            rule = f'message {place} has the role "{role}"; it must be one of {", ".join(ROLES)}.'
+            raise RowFault("role", str(role), rule)
+        content = message.get("content", "" if is_call and role == ASSISTANT else None)
+        if not isinstance(content, str):
+            rule = f'message {place} needs a "content" that is a text.'
+            raise RowFault("content", str(content), rule)
+        checked.append({**message, "content": content})
+    return prompt, tuple(checked)
 
 
 def as_messages(values: dict[str, Any]) -> dict[str, Any]:

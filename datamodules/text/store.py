@@ -29,7 +29,7 @@ from datamodules.core.store import (
     mapped_array,
     text_hash,
 )
-from datamodules.files.documents import Document, Reading, read_documents
+from datamodules.files.documents import Document, read_documents
 from datamodules.files.rows import HALF_RULE, BadRow, half_character, read_rejected
 from datamodules.files.splitting import PART_NAMES, TRAIN, TextSplit
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -215,19 +215,19 @@ class _Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenRequest(CorpusRequest):
-    """As `CorpusRequest`; `reading` says where documents stand in files."""
+    """As `CorpusRequest`, of documents; those in rows stand in `text_column`."""
 
-    reading: Reading = Reading()  # noqa: RUF009 - frozen
+    text_column: str = "text"
     kind = "tokens"
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "reading": asdict(self.reading)}
+        return {**super().facts(), "text_column": self.text_column}
 
     def _documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the part of the file and each document, those without a text too."""
         for part, paths in self.files.items():
             for path in paths:
-                yield from ((part, one) for one in read_documents(path, self.reading))
+                yield from ((part, one) for one in read_documents(path, self.text_column))
 
     def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder: files are read to divide them, to take a vocabulary from them where

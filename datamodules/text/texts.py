@@ -3,20 +3,21 @@
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
-from datamodules.files.documents import DocumentsBy, Reading, text_files
+from datamodules.files.documents import text_files
 from datamodules.files.rows import SUFFIXES, JsonRow, OnBadRows, hand_over_rejected, refuse
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files, expand_files
@@ -128,26 +129,14 @@ class LanguageModelDataModule(PlannedDataModule):
         recipe = self.model.recipe
         return None if recipe is None else TextTokenizer.from_dict(recipe["tokenizer"])
 
-    def store_request(self, may_lack_training: bool = False) -> Any:
-        """Return what is read and how; the embedded data where no file is named.
-
-        Args:
-            may_lack_training: the training files may be missing where validation has its own.
-
-        Raises:
-            FileNotFoundError: a named file does not exist.
-        """
-        files: dict[int, list[Path]] = {}
-        for part in (VALIDATION, TEST, TRAIN):
-            option = f"data.{PART_NAMES[part]}_files"
-            try:
-                files[part] = text_files(self.files[part], option, self.suffixes)
-            except FileNotFoundError:
-                if not (part == TRAIN and may_lack_training and files[VALIDATION]):
-                    raise
-        if not any(files.values()):
-            files = self.demo_files()
-        return self.request_of(dict(sorted(files.items())), self._options())
+    def store_request(self, parts: Sequence[int] = (TRAIN, VALIDATION, TEST)) -> Any:
+        """Return what is read of the files of these parts, and how; the embedded data where no file
+        is named. A FileNotFoundError names a file that does not exist."""
+        files = {
+            part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
+            for part in parts
+        }
+        return self.request_of(files if any(files.values()) else self.demo_files(), self._options())
 
     def open_store(self, stage: str) -> TokenStore:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
@@ -156,18 +145,15 @@ class LanguageModelDataModule(PlannedDataModule):
         # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
         given = self._trained_tokenizer() if has_gone or not is_training else None
         if given is None:
-            if self.store is not None and not is_training:
-                return self.store
             return self.make_store(self.store_request())
-        request = self.store_request(may_lack_training=not is_training)
+        if self.files[VALIDATION] and not is_training:  # then nothing of training is held out
+            return self.make_store(replace(self.store_request((VALIDATION, TEST)), given=given))
+        request = self.store_request()
         folder = None if has_gone else request.folder()
         # The training on the same files has most likely made the store with this tokenizer.
         if folder and folder.exists() and TokenStore(folder).tokenizer.digest == given.digest:
             return self.make_store(request)
-        files = {**request.files}
-        if files[VALIDATION] and not is_training:
-            files.pop(TRAIN, None)  # nothing of it is held out
-        return self.make_store(replace(request, files=files, given=given))
+        return self.make_store(replace(request, given=given))
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
@@ -202,6 +188,24 @@ class LanguageModelDataModule(PlannedDataModule):
                 "LitCausalLM.load_from_checkpoint(path)."
             )
         return self._trained_tokenizer() or make_tokenizer(self._options(), iter(()))
+
+    def build(self, stage: Stage) -> PlannedDataset:
+        """Return the dataset of one stage, and say what does not fit; a ValueError where nothing
+        is left."""
+        if stage == "predict":
+            return self.build_prompts()
+        dataset = self.part_dataset(PART_NAMES.index(stage))
+        losses = "; ".join(dataset.losses)
+        if not len(dataset.lengths):
+            more = losses and f" ({losses})"
+            raise ValueError(
+                f"no {self.noun} are for {stage}{more}; name data.{stage}_files, give it a share "
+                "in data.split, raise data.context_length, or divide a single text with "
+                "data.split.by=tail."
+            )
+        if losses:
+            rank_zero_only(log.warning)(losses)
+        return dataset
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction."""
@@ -277,12 +281,6 @@ class LanguageModelDataModule(PlannedDataModule):
                 audit.parts[-1].columns["used"] = f"{100 * share:.1f} %"
             if number == TRAIN:
                 audit.excerpt = trained_pieces(dataset, store.tokenizer)
-        if inside := store.facts.get("begins_inside_token"):
-            audit.warnings.append(
-                f"{inside:,} samples have an answer that begins inside a token; in use the prompt "
-                "ends before it and the model meets other tokens. Move the space or line break at "
-                "the end of the prompt to the beginning of the answer."
-            )
         return audit
 
 
@@ -315,8 +313,6 @@ class TextDataModule(LanguageModelDataModule):
             the stream of all documents into equal blocks, `documents` makes each document a
             sample of its own and joins those of a micro-batch without padding.
         text_column: of jsonl and parquet files, whose rows are documents.
-        documents_by: a txt file is one document (`file`), or holds several, between blank lines
-            (`blank_line`) or one in each line (`line`).
         demo: without files, the `documentation` of Python, or `stories` of a small grammar, each a
             document of at most 60 words, divided into files already.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
@@ -329,25 +325,11 @@ class TextDataModule(LanguageModelDataModule):
         train_files: Files = None,
         layout: Literal["packed", "blocks", "documents"] = "packed",
         text_column: str = "text",
-        documents_by: DocumentsBy = "file",
         demo: Literal["documentation", "stories"] = "documentation",
         **language_model: Any,
     ) -> None:
         super().__init__(train_files=train_files, layout=layout, **language_model)
-        self.reading, self.demo = Reading(text_column, documents_by), demo
-
-    def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage.
-
-        Raises:
-            ValueError: no text belongs to it.
-        """
-        if stage == "predict":
-            return self.build_prompts()
-        dataset = self.part_dataset(PART_NAMES.index(stage))
-        if not len(dataset.lengths):
-            raise ValueError(f"no text is for {stage}{self._way_to_text(stage)}.")
-        return dataset
+        self.text_column, self.demo = text_column, demo
 
     def part_dataset(self, part: int) -> TokenDataset:
         """Return the documents of a part."""
@@ -357,30 +339,11 @@ class TextDataModule(LanguageModelDataModule):
         if self.layout == "blocks":
             seed = self.seed if part == TRAIN else None
             return BlockDataset(stream, fingerprint, length, tokenizer, seed)
-        dataset = TokenDataset(stream, fingerprint, length, self.layout, tokenizer)
-        if num_long := (stream.num_positions > length).sum():
-            long = f"{num_long:,} {PART_NAMES[part]} documents exceed the context"
-            dataset.losses = [f"{long}; they are cut into pieces"]
-        return dataset
-
-    def _way_to_text(self, stage: Stage) -> str:
-        """Return what helps where a part has no text."""
-        if stage == "train":
-            return "; give data.train_files longer texts, or lower data.split's shares"
-        if self.files[VALIDATION] or (stage == "test" and self.files[TEST]):
-            return f"; name data.{stage}_files"
-        share = getattr(self.split, f"{stage}_share")
-        if share and self.split.by == "documents":
-            return (
-                f": the training files hold {len(self.store.hashes(TRAIN))} documents, too few to "
-                f"keep one for {stage}; set data.split.by to tail, or data.documents_by to "
-                f"blank_line or line, or name data.{stage}_files"
-            )
-        return f"; name data.{stage}_files, or raise data.split.{stage}_share above {share}"
+        return TokenDataset(stream, fingerprint, length, self.layout, tokenizer)
 
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> TokenRequest:
-        reading = self.reading if any(self.files.values()) else Reading()
-        return TokenRequest(files, tokenizer, self.split, reading=reading)
+        column = self.text_column if any(self.files.values()) else "text"
+        return TokenRequest(files, tokenizer, self.split, text_column=column)
 
     def demo_files(self) -> dict[int, list[Path]]:
         if self.demo == "documentation":

@@ -26,7 +26,7 @@ from lit_models.training.predictions import PredictionWriter
 from tests.activation_dumps import plain_activations
 from tests.benchmarks.figures import Aim, Figures
 from tests.distributed.launch import run
-from tests.text_corpora import saved_tokenizer
+from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.benchmark
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(np.log(120) - 0.7**2 / 2, 0.7, DOCUMENTS).astype(int).clip(4, 2000)
     texts = ("".join(rng.choice(list("etaoin shrdlu"), n)) for n in lengths)
-    (folder / "mine.txt").write_text("\n".join(text.strip() or "e" for text in texts))
+    rows_file(folder / "mine.jsonl", [{"text": text.strip() or "e"} for text in texts])
     tokenizer = byte_tokenizer()
     saved_tokenizer(tokenizer, folder / "model")
     config = GPT2Config(vocab_size=tokenizer.vocab_size, **SIZES)
@@ -70,8 +70,8 @@ def dump(folder: Path, target: Path, devices: int = 1) -> float:
     where = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", "precision": 32}
     quiet = {"callbacks": [PredictionWriter(), clock], "enable_checkpointing": False}
     trainer = toy_trainer(folder, **where, **quiet)
-    options: dict[str, Any] = {"context_length": LONGEST, "documents_by": "line"}
-    files = str(folder / "mine.txt")
+    options: dict[str, Any] = {"context_length": LONGEST}
+    files = str(folder / "mine.jsonl")
     data = ActivationDumpDataModule(
         str(target), train_files=files, positions=RULE, global_batch_size=BATCH, **options
     )

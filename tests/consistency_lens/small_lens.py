@@ -67,9 +67,7 @@ def data_of(folder, **options):
     options = {"context_length": 24, "global_batch_size": 16, **options}
     tokenizer = options.pop("tokenizer", TokenizerOptions("words"))
     files = options.pop("train", None) or stories(folder, 60)
-    return ActivationDataModule(
-        train_files=files, tokenizer=tokenizer, documents_by="line", **options
-    )
+    return ActivationDataModule(train_files=files, tokenizer=tokenizer, **options)
 
 
 def module_of(**options):

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from datamodules import ActivationDataModule, ActivationDumpDataModule, TextSplit, TokenizerOptions
-from datamodules.activations.documents import PositionRule
+from datamodules import ActivationDataModule, ActivationDumpDataModule
 from lit_models import LitSubject
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import SubjectOptions
-from tests.activation_dumps import RULE, documents, dumped, stories, trainer
+from tests.activation_dumps import documents, dumped, stories, trainer
 from tests.consistency_lens.small_lens import lens_module, story_data
 from tests.consistency_lens.small_lens import trainer as lens_trainer
 from tests.wrong_inputs import error_of
@@ -157,36 +156,11 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(
     assert max(map(len, of_store.splitlines())) <= 80
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("store")
-    acts = str(dumped(folder / "acts", stories(folder, 30)).folder)
-    ActivationDataModule(acts, context_length=16, positions=RULE).prepare_data()  # as dumped
-    return acts
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_files": "x.jsonl"}, "data.train_files is x.jsonl, and .* was dumped, its"),
-        ({"test_files": ["y.txt"]}, "data.test_files is .*: leave it out"),
-        ({"tokenizer": TokenizerOptions()}, "data.tokenizer is Tok.*: leave it out"),
-        ({"split": TextSplit(0.3)}, "data.split is TextSplit"),
-        ({"text_column": "body"}, "data.text_column is body"),
-        ({"attributes_column": None}, "data.attributes_column is None"),
-        ({"documents_by": "line"}, "data.documents_by is line"),
-        ({"context_length": 32}, "context_length is 32, and .*was dumped with 16: leave"),
-        (
-            {"positions": PositionRule(2, 3, 4)},
-            "positions is .*seed=4.*was dumped with .*seed=0",
-        ),
-    ],
-)
-def test_options_of_documents_beside_a_store_are_refused(
-    store: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ActivationDataModule(store, **options).prepare_data()
+def test_files_beside_a_store_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"data.activations is acts, whose documents .* leave data"
+    ):
+        ActivationDataModule("acts", test_files=["y.txt"])
 
 
 def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path: Path) -> None:

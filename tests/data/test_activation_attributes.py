@@ -1,7 +1,6 @@
 """Attributes and files of documents, found again by the hash of their text."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,15 +19,11 @@ ROWS = [
 ]
 
 
-def facts(
-    files: list[Path], column: str | None = "attributes", documents_by: Any = "file"
-) -> tuple[TokenStore, DocumentFacts]:
+def facts(files: list[Path]) -> tuple[TokenStore, DocumentFacts]:
     data = ActivationDataModule(
         train_files=[str(path) for path in files],
         tokenizer=TokenizerOptions("words"),
         split=TextSplit(0),
-        attributes_column=column,
-        documents_by=documents_by,
     )
     data.store = data.open_store()
     return data.store, data.facts(0)
@@ -57,8 +52,6 @@ def test_words_of_rows_become_tokens(tmp_path: Path, kind: str) -> None:
     store, found = facts([path])
     assert found.names == ["pet", "place"]
     assert words(store, found) == EXPECTED
-    _, found = facts([path], column=None)
-    assert (found.names, found.attributes.shape) == ([], (4, 0))
 
 
 def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path: Path) -> None:
@@ -72,7 +65,7 @@ def test_other_than_a_mapping_to_words_is_refused_with_its_place(
     tmp_path: Path, wrong: object
 ) -> None:
     path = rows_file(tmp_path / "mine.jsonl", [ROWS[0], {"text": "x y", "attributes": wrong}])
-    message = 'mine.jsonl:2: "attributes" must map names to words, .*data.attributes_column to null'
+    message = 'mine.jsonl:2: "attributes" must map names to words, .*; mend it, or give'
     with pytest.raises(ValueError, match=message):
         facts([path])
 
@@ -80,26 +73,24 @@ def test_other_than_a_mapping_to_words_is_refused_with_its_place(
 def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
     files = [
         rows_file(tmp_path / "rows.jsonl", ROWS[:2]),
-        text_file(tmp_path / "lines.txt", "an owl flew\n\nthe cat slept\n"),
-        text_file(tmp_path / "more.txt", "a hen sat\n"),
+        text_file(tmp_path / "text.txt", "an owl flew\n"),
+        rows_file(tmp_path / "more.jsonl", [{"text": "a hen sat"}]),
     ]
-    for column in ("attributes", None):
-        _, found = facts(files, column, documents_by="line")
-        assert found.group.tolist() == [0, 0, 1, 1, 2]
-        assert found.group_names == ["rows", "lines", "more"]
+    _, found = facts(files)
+    assert found.group.tolist() == [0, 0, 1, 2]
+    assert found.group_names == ["rows", "text", "more"]
 
 
 @pytest.mark.parametrize(
     ("files", "names"),
     [
         (["a/one.txt", "b/two.txt"], ["one", "two"]),
-        (["a/one.txt", "b/one.txt"], ["a/one", "b/one"]),
-        (["a/all.jsonl", "a/two.txt"], ["a/all", "a/two"]),
-        (["a/one.txt", "a/one.jsonl"], ["/a/one.txt", "/a/one.jsonl"]),
+        (["a/one.txt", "b/one.txt"], ["a/one.txt", "b/one.txt"]),
+        (["a/all.jsonl", "a/two.txt"], ["a/all.jsonl", "a/two.txt"]),
     ],
 )
 def test_no_two_files_have_one_name_and_none_is_all(files: list[str], names: list[str]) -> None:
-    assert group_names([Path("/") / file for file in files]) == names
+    assert group_names([Path(file) for file in files]) == names
 
 
 def test_a_token_of_white_space_alone_is_passed_over() -> None:

@@ -65,8 +65,6 @@ def test_losses_are_counted(tmp_path: Path) -> None:
     assert "3 train samples exceed data.context_length 10" in long
     assert "2 lose a part of an answer" in long  # the second and the chat
     assert "1 train samples have no target" in empty
-    (left,) = instructions(tmp_path, *rows, context_length=10, too_long="leave_out").warnings
-    assert left.startswith("3 train samples exceed data.context_length 10: they are left out")
 
 
 def test_overlap_counts_different_samples(tmp_path: Path) -> None:
@@ -100,15 +98,7 @@ def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
         "rows": 4,  # 8, 8, 5, 4 + 4
         "used": f"{100 * 29 / 32:.1f} %",
     }
-    assert audit.warnings == ["1 train documents exceed the context; they are cut into pieces"]
-
-
-def test_prompts_that_end_inside_a_token_are_named(tmp_path: Path) -> None:
-    words = [sample("the hen sat ", "the mat"), sample("the hen sat", " the mat<|endoftext|>")]
-    options = TokenizerOptions("bpe", 300)
-    rows = [*words, *[sample("the", " the hen")] * 5]
-    (warning,) = instructions(tmp_path, *rows, tokenizer=options).warnings
-    assert warning.startswith("1 samples have an answer that begins inside a token")
+    assert "; 1 longer than 9" in " ".join(shown(audit).split())
 
 
 def test_what_is_trained_on_is_marked_in_colour_and_without(tmp_path: Path) -> None:

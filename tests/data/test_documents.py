@@ -6,14 +6,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules.files.documents import Document, Reading, read_documents, text_files
+from datamodules.files.documents import Document, read_documents, text_files
 from datamodules.files.rows import read_json_rows
 
 TEXT = "First line.\nSecond, löng — line.\n\n \t \nThird 🙂 line,\nfourth line.\n\n\nThe end.\n"
 
 
-def read(path, reading=Reading()):  # noqa: B008 - frozen
-    return list(read_documents(path, reading))
+def read(path, *text_column):
+    return list(read_documents(path, *text_column))
 
 
 def place_of(fragments):
@@ -21,22 +21,10 @@ def place_of(fragments):
 
 
 @pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
-def test_a_text_file_is_one_document_or_several(tmp_path, line_break):
+def test_a_text_file_is_one_document(tmp_path, line_break):
     path = tmp_path / "a.txt"
     path.write_bytes(("\ufeff" + TEXT).replace("\n", line_break).encode())
     assert read(path) == [Document(f"{path}:1", TEXT)]
-    assert place_of(read(path, Reading(documents_by="blank_line"))) == [
-        ("1", "First line.\nSecond, löng — line."),
-        ("5", "Third 🙂 line,\nfourth line."),
-        ("9", "The end."),
-    ]
-    assert place_of(read(path, Reading(documents_by="line"))) == [
-        ("1", "First line."),
-        ("2", "Second, löng — line."),
-        ("5", "Third 🙂 line,"),
-        ("6", "fourth line."),
-        ("9", "The end."),
-    ]
 
 
 def test_rows_of_jsonl_and_parquet_are_documents_with_their_line_or_row(tmp_path):
@@ -47,7 +35,7 @@ def test_rows_of_jsonl_and_parquet_are_documents_with_their_line_or_row(tmp_path
     rows = [f"row {i}" for i in range(7)]
     table = pa.table({"body": rows, "other": [[i] for i in range(7)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
-    found = read(tmp_path / "a.parquet", Reading(text_column="body"))
+    found = read(tmp_path / "a.parquet", "body")
     assert place_of(found) == [(str(i + 1), row) for i, row in enumerate(rows)]
 
 

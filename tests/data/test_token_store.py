@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from datamodules.core.store import cache_root
-from datamodules.files.documents import Reading
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.prompts import completion_text
 from datamodules.tokenizers.text import (
@@ -28,6 +27,7 @@ from tests.text_corpora import (
     TAIL,
     WORD,
     request,
+    rows_file,
     same,
     sentence_piece,
     text_file,
@@ -135,20 +135,23 @@ def test_half_a_character_and_foreign_tokens_are_named(tmp_path):
         request([path]).open()
 
 
-@pytest.mark.parametrize("text", ["one\ntwo\nthree\nfour", "one\nthree", "one\ntwo\nthreE"])
-def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypatch, text):
-    path = text_file(tmp_path / "b.txt", "one\ntwo\nthree")
+@pytest.mark.parametrize("texts", ["one two three four", "one three", "one two threE"])
+def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypatch, texts):
+    def written(texts):
+        return rows_file(tmp_path / "b.jsonl", [{"text": text} for text in texts.split()])
+
+    path = Path(written("one two three"))
 
     def changed(*given):
-        path.write_text(text)
+        written(texts)
         return make_tokenizer(*given)
 
-    asked = request([path], reading=Reading(documents_by="line"))
+    asked = request([path])
     with monkeypatch.context() as patch:
         patch.setattr("datamodules.text.store.make_tokenizer", changed)
         with pytest.raises(RuntimeError, match="while it was read; start again"):
             asked.open()
-    path.write_text("one\ntwo\nthree")
+    written("one two three")
     assert len(asked.open().hashes(TRAIN)) == 3
 
 
@@ -159,7 +162,7 @@ def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypat
     others = [
         request([path], TextSplit(0.1)),
         request([path], options=TokenizerOptions(kind="characters")),
-        request([path], reading=Reading(documents_by="blank_line")),
+        request([path], text_column="body"),
         request({TRAIN: [path], VALIDATION: [path]}),
     ]
     assert len({base.folder(), *(other.folder() for other in others)}) == 5
