@@ -7,7 +7,7 @@ rendered by Jinja templates of the Hugging Face kind, as transformers does it.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ UNKNOWN_WORD = "<|unknown|>"
 PIPELINE_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_FILE = "special_tokens_map.json"
 TEMPLATE_FILE = "chat_template.jinja"
-MODEL_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+OPTIONS_OF = {"bpe": {"vocab_size"}, "words": {"vocab_size", "min_count"}, "folder": {"path"}}
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TEMPLATES = {
     "plain": (
@@ -88,9 +88,8 @@ class TextTokenizer:
         Raises:
             ValueError: a text holds a character or a word that the vocabulary cannot spell.
         """
-        self._check_spelling(texts)
-        backend = self._without_first_space if continues else self.backend
-        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encoder = self._without_first_space if continues else self._encoder
+        encodings = self._encoded(encoder.encode_batch_fast, texts)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode(self, text: str) -> np.ndarray:
@@ -99,8 +98,7 @@ class TextTokenizer:
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
         """Return `ids` of each text and `offsets`, the characters from which each token comes."""
-        self._check_spelling(texts)
-        return self._with_exact_offsets.encode_batch(list(texts), add_special_tokens=False)
+        return self._encoded(self._encoder.encode_batch, texts)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -239,9 +237,19 @@ class TextTokenizer:
         )
 
     @cached_property
+    def _encoder(self) -> Tokenizer:
+        """The pipeline, which refuses what no token stands for, where byte pairs would drop it
+        without a word, and keeps spaces within the offsets of tokens."""
+        encoder = Tokenizer.from_str(self.backend.to_str())
+        encoder.post_processor = None  # type: ignore[assignment]
+        if isinstance(encoder.model, models.BPE) and encoder.model.unk_token is None:
+            encoder.model.unk_token = ""  # which is in no vocabulary
+        return encoder
+
+    @cached_property
     def _without_first_space(self) -> Tokenizer:
-        """The pipeline without the space that it may put before a text's first word."""
-        pipeline = json.loads(self.backend.to_str())
+        """The same without the space that it may put before a text's first word."""
+        pipeline = json.loads(self._encoder.to_str())
         normalizer = pipeline["normalizer"]
         kept = [step for step in _steps(normalizer) if step["type"] != "Prepend"]
         if len(kept) < len(_steps(normalizer)):
@@ -253,70 +261,33 @@ class TextTokenizer:
                 step["add_prefix_space"] = False
         return Tokenizer.from_str(json.dumps(pipeline))
 
-    @cached_property
-    def _with_exact_offsets(self) -> Tokenizer:
-        """A copy whose tokens keep their spaces: processors may trim these from the offsets."""
-        copy = Tokenizer.from_str(self.backend.to_str())
-        copy.post_processor = None  # type: ignore[assignment]
-        return copy
+    def _encoded(self, encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> Any:
+        """Return what a method of a pipeline makes of texts; a ValueError names the first word or
+        character that the vocabulary cannot spell."""
+        try:
+            return encode(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
+            kind = "word" if isinstance(self.backend.model, models.WordLevel) else "character"
+            unknown = next(filter(self._is_unknown, self._pieces(texts, kind)), texts[0][:30])
+            raise ValueError(
+                f'the tokenizer does not know the {kind} "{unknown}"; add a training text that has '
+                "it, or use data.tokenizer.kind bytes or bpe, which spell all."
+            ) from error
 
-    @cached_property
-    def _known_words(self) -> frozenset[str] | None:
-        """All words of a pipeline of whole words that has no token for others, else `None`."""
-        pipeline = json.loads(self.backend.to_str())
-        model, splits = pipeline["model"], pipeline["pre_tokenizer"]
-        if model["type"] != "WordLevel" or model["unk_token"] in model["vocab"]:
-            return None
-        is_plain = pipeline["normalizer"] is None and splits == {"type": "WhitespaceSplit"}
-        return frozenset(model["vocab"]) if is_plain else None
-
-    @cached_property
-    def _known_characters(self) -> set[str] | None:
-        """Those that are spelled, as far as they were asked for; `None` where none is dropped.
-
-        Byte pairs drop an unknown character without a word where no token stands for the unknown
-        and the bytes are not all there.
-        """
-        pipeline = json.loads(self.backend.to_str())
-        model = pipeline["model"]
-        if model["type"] != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
-            return None
-        is_of_bytes = "ByteLevel" in {step["type"] for step in _steps(pipeline["decoder"])}
-        has_all = set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
-        return None if pipeline["normalizer"] or (is_of_bytes and has_all) else set()
-
-    def _unknown(self, text: str) -> str | None:
-        """Return the first word or character of a text that the vocabulary cannot spell."""
-        if self._known_words is not None:
-            words = WORD.findall(text)
-            return next((word for word in words if word not in self._known_words), None)
-        known = self._known_characters
-        if known is None or known.issuperset(text):
-            return None
-        for character in set(text) - known:
-            # Some pipelines cut at white space and hold none.
-            is_cut = character.isspace() and self.backend.pre_tokenizer is not None
-            ids = self.backend.encode(character, add_special_tokens=False).ids
-            if is_cut or character in self.backend.decode(ids):
-                known.add(character)
-        return next((character for character in text if character not in known), None)
-
-    def _check_spelling(self, texts: Sequence[str]) -> None:
+    def _pieces(self, texts: Sequence[str], kind: str) -> Iterator[str]:
+        """Yield the words or characters of texts without their special tokens."""
+        added = self.backend.get_added_tokens_decoder().values()
+        special = re.compile("|".join(re.escape(token.content) for token in added) or "(?!)")
         for text in texts:
-            if self._unknown(text) is None:
-                continue
-            # A special token is found as a whole.
-            for token in self.backend.get_added_tokens_decoder().values():
-                text = text.replace(token.content, "" if self._known_words is None else " ")
-            unknown = self._unknown(text)
-            if unknown is not None:
-                kind = "character" if self._known_words is None else "word"
-                place = text.index(unknown)
-                raise ValueError(
-                    f'the tokenizer does not know the {kind} "{unknown}" in '
-                    f"{text[max(0, place - 15) : place + len(unknown) + 15]!r}; add a training "
-                    "text that has it, or use data.tokenizer.kind bytes or bpe, which spell all."
-                )
+            for part in special.split(text):
+                yield from WORD.findall(part) if kind == "word" else part
+
+    def _is_unknown(self, piece: str) -> bool:
+        try:
+            self._encoder.encode(piece)
+        except Exception:  # as above
+            return True
+        return False
 
 
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -336,8 +307,8 @@ class TokenizerOptions:
         kind: `characters` of the training text, its `words` between white space, `bytes`, byte
             pairs trained on the training text (`bpe`), or that of a Hugging Face folder
             (`folder`).
-        vocab_size: the most tokens of `bpe` (at least 257) or `words` (all of which must have
-            room), end-of-text included; a short text gives fewer. `None` is 8000.
+        vocab_size: the most tokens of `bpe` (256 of them are bytes) or `words` (all of which must
+            have room), end-of-text included; a short text gives fewer. `None` is 8000.
         min_count: of `words`: those of fewer texts, and those that are unknown, become one token;
             `None` keeps all words and refuses unknown ones.
         path: of `folder`.
@@ -352,21 +323,13 @@ class TokenizerOptions:
     min_count: int | None = None
 
     def __post_init__(self) -> None:
-        smallest = {"bpe": 257, "words": 2}.get(self.kind)
-        if self.vocab_size is not None and (smallest is None or self.vocab_size < smallest):
+        names = ("vocab_size", "min_count", "path")
+        given = {name for name in names if getattr(self, name) is not None}
+        own = OPTIONS_OF.get(self.kind, set())
+        if given - own or (self.kind == "folder" and not given):
             raise ValueError(
-                f"tokenizer.vocab_size {self.vocab_size} does not fit kind {self.kind}: it is at "
-                "least 257 for bpe (256 bytes and end-of-text), 2 for words, and else left out."
-            )
-        if self.min_count is not None and (self.kind != "words" or self.min_count < 1):
-            raise ValueError(
-                f"tokenizer.min_count belongs to kind words and is at least 1, got "
-                f"{self.min_count} with kind {self.kind}; leave it out."
-            )
-        if (self.path is not None) != (self.kind == "folder"):
-            raise ValueError(
-                f"tokenizer.path is {self.path} and tokenizer.kind {self.kind}; a folder with a "
-                "tokenizer.json needs both the path and kind folder, other kinds no path."
+                f"tokenizer.kind {self.kind} takes {' and '.join(sorted(own)) or 'no size'}, got "
+                f"{', '.join(sorted(given)) or 'none'}; name another kind, or leave out the rest."
             )
 
     def facts(self) -> dict[str, Any]:
@@ -450,45 +413,28 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
 def _folder_files(path: str) -> list[Path]:
     """Return the files of a folder on which its tokenizer depends."""
     folder = Path(path).expanduser()
-    if not any((folder / name).is_file() for name in (PIPELINE_FILE, *MODEL_FILES)):
-        lack = "holds no tokenizer" if folder.is_dir() else "is no folder"
+    if not (folder / PIPELINE_FILE).is_file():
         raise FileNotFoundError(
-            f"tokenizer.path: {folder} {lack} "
-            f"({PIPELINE_FILE}, {', '.join(MODEL_FILES)}); name the local folder of a Hugging Face "
-            "tokenizer. Nothing is downloaded."
+            f"tokenizer.path: {folder} holds no {PIPELINE_FILE}; name the local folder of a "
+            "Hugging Face tokenizer, or make that file of an older one with AutoTokenizer."
+            "from_pretrained(FOLDER).save_pretrained(FOLDER). Nothing is downloaded."
         )
-    names = (PIPELINE_FILE, *MODEL_FILES, CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)
+    names = (PIPELINE_FILE, CONFIG_FILE, SPECIAL_FILE, TEMPLATE_FILE)
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _folder_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a folder with tokenizer.json, or files from which transformers
-    builds it."""
-    config: dict[str, Any] = {}
-    for path in _folder_files(str(folder))[::-1]:  # the files of special tokens and of all options
-        if path.name in (SPECIAL_FILE, CONFIG_FILE):
-            try:
-                config |= json.loads(path.read_text("utf-8"))
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise ValueError(f"{path} is no JSON in UTF-8 ({error}); copy it again.") from error
-    if (folder / PIPELINE_FILE).is_file():
-        try:
-            backend = Tokenizer.from_file(str(folder / PIPELINE_FILE))
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(
-                f"{folder / PIPELINE_FILE} cannot be read by the tokenizers library ({error}); "
-                "copy it again."
-            ) from error
-    else:
-        from transformers import AutoTokenizer
-
-        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if not hasattr(made, "backend_tokenizer"):
-            raise ValueError(
-                f"{folder}: transformers reads it as a {type(made).__name__} without a fast "
-                f"pipeline; save one with a {PIPELINE_FILE}."
-            )
-        backend = made.backend_tokenizer
+    """Return the tokenizer of a folder with tokenizer.json."""
+    files, config = _folder_files(str(folder)), dict[str, Any]()
+    try:
+        backend = Tokenizer.from_file(str(folder / PIPELINE_FILE))
+        for name in (SPECIAL_FILE, CONFIG_FILE):  # the second has all options
+            if folder / name in files:
+                config |= json.loads((folder / name).read_text("utf-8"))
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise ValueError(
+            f"the tokenizer in {folder} cannot be read ({error}); copy the folder again."
+        ) from error
     backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
     backend.no_padding()
     special = {name: config[name] for name in NAMES if config.get(name)}

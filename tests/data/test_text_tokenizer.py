@@ -121,9 +121,9 @@ def test_a_continuation_of_words_begins_with_a_space() -> None:
 
 
 @pytest.mark.parametrize("text", ["the wolf sat", "the fox<|endoftext|>wolf", "\x1c\x1d wolf"])
-def test_an_unknown_word_is_named_with_its_neighbours(text: str) -> None:
+def test_an_unknown_word_is_named(text: str) -> None:
     tokenizer = words_of("the fox sat .", "\x1c\x1d")
-    with pytest.raises(ValueError, match='know the word "wolf" in .*wolf.*bytes or bpe, which'):
+    with pytest.raises(ValueError, match='know the word "wolf"; add .*bytes or bpe, which'):
         tokenizer.encode_batch(["the fox", text])
     with pytest.raises(ValueError, match="does not know the word"):
         tokenizer.encode_with_offsets([text])
@@ -179,8 +179,8 @@ def test_a_template_sees_the_special_tokens_and_runs_in_a_sandbox(tmp_path: Path
 
 def test_a_character_that_is_not_in_the_vocabulary_is_named() -> None:
     tokenizer = made("characters")
-    with pytest.raises(ValueError, match='does not know the character "Z" in .*Zeb.*bytes or'):
-        tokenizer.encode("The Zebra")
+    with pytest.raises(ValueError, match='does not know the character "Z"; add .*bytes or'):
+        tokenizer.encode("The<|endoftext|> Zebra")
     with pytest.raises(ValueError, match="does not know"):
         tokenizer.encode_with_offsets(["fine", "Z"])
     # The characters of a special token need not be there one by one: it is found as a whole.
@@ -193,7 +193,7 @@ def test_a_folder_whose_bytes_are_not_all_there_drops_nothing_either(tmp_path: P
     backend.decoder = decoders.ByteLevel()
     tokenizer = make_tokenizer(folder_of(backend, tmp_path, eos_token="</s>"), iter(()))
     assert tokenizer.encode("hen hen</s>").tolist() == [0, 1, 2, 3, 0, 1, 2, 5]
-    with pytest.raises(ValueError, match="the character \"é\" in 'hené'"):
+    with pytest.raises(ValueError, match='the character "é"'):
         tokenizer.encode("hené")  # its first byte is there, its second is not
 
 
@@ -236,16 +236,6 @@ def test_a_folder_neither_cuts_nor_adds_tokens_and_knows_its_template(tmp_path: 
     assert "assistant" in str(make_tokenizer(given, iter(())).chat_template)
 
 
-def test_a_folder_without_a_pipeline_is_built_by_transformers(tmp_path: Path) -> None:
-    tokenizer = made("bpe")
-    tokenizer.backend.model.save(str(tmp_path))  # vocab.json and merges.txt, as GPT-2 came
-    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    built = make_tokenizer(TokenizerOptions("folder", path=str(tmp_path)), iter(()))
-    assert built.encode(TEXTS[0]).tolist() == tokenizer.encode(TEXTS[0]).tolist()
-    assert built.end_id == tokenizer.end_id
-
-
 def test_a_changed_folder_or_template_changes_the_facts(tmp_path: Path) -> None:
     options = folder_of(sentence_piece().backend, tmp_path, eos_token="</s>")
     before = options.facts()
@@ -257,7 +247,7 @@ def test_a_changed_folder_or_template_changes_the_facts(tmp_path: Path) -> None:
 
 def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> None:
     options = TokenizerOptions("folder", path=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="holds no tokenizer .*Nothing is downloaded"):
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer.json; .*Nothing is downloaded"):
         make_tokenizer(options, iter(()))
     folder_of(sentence_piece().backend, tmp_path)
     with pytest.raises(
@@ -268,22 +258,17 @@ def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="no end-of-text token of its vocabulary.*names <end>"):
         make_tokenizer(options, iter(()))
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="cannot be read by the tokenizers library"):
+    with pytest.raises(ValueError, match="the tokenizer in .* cannot be read .* copy the folder"):
         make_tokenizer(options, iter(()))
-    with pytest.raises(FileNotFoundError, match="is no folder .*Nothing is downloaded"):
-        make_tokenizer(TokenizerOptions("folder", path="gpt2"), iter(()))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "bytes", "vocab_size": 300}, "vocab_size 300 does not fit kind bytes"),
-        ({"kind": "bpe", "vocab_size": 256}, "vocab_size 256 does not fit kind bpe: .* 257"),
-        ({"kind": "words", "vocab_size": 1}, "vocab_size 1 does not fit kind words: .* 2 for"),
-        ({"kind": "bpe", "path": "x"}, "path is x and tokenizer.kind bpe"),
-        ({"kind": "folder"}, "path is None and tokenizer.kind folder"),
-        ({"kind": "bpe", "min_count": 2}, "min_count belongs to kind words"),
-        ({"kind": "words", "min_count": 0}, "min_count belongs to kind words"),
+        ({"kind": "bytes", "vocab_size": 300}, "kind bytes takes no size, got vocab_size; name"),
+        ({"kind": "bpe", "path": "x"}, "kind bpe takes vocab_size, got path; name another kind"),
+        ({"kind": "folder"}, "kind folder takes path, got none"),
+        ({"kind": "bpe", "min_count": 2}, "kind bpe takes vocab_size, got min_count"),
     ],
 )
 def test_options_without_effect_are_refused(values: dict, message: str) -> None:
