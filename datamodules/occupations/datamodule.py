@@ -49,7 +49,13 @@ from datamodules.occupations.store import (
     open_store,
 )
 from datamodules.tokenizers.characters import decode, encode
-from datamodules.tokenizers.codes import CodeBook, CodeSystem, build_code_book, named_code_system
+from datamodules.tokenizers.codes import (
+    CodeBook,
+    CodeSystem,
+    build_code_book,
+    lost_zero_suspects,
+    named_code_system,
+)
 
 log = logging.getLogger(__name__)
 NO_CODE = -100
@@ -345,6 +351,9 @@ class OccupationDataModule(PlannedDataModule):
         if book is not None:
             unseen = set(book.codes) - set(book.system.specials) - set(codes)
             audit.notes.append(("code book", f"{len(unseen):,} of its codes occur in no row"))
+        elif system.length is None and (suspects := lost_zero_suspects(codes)):
+            shown = ", ".join(suspects[:10])
+            audit.warnings.append(f"{len(suspects)} codes may have lost a leading zero: {shown}")
         conflicts = [text for text, sets in code_sets.items() if len(sets) > 1]
         if conflicts:
             audit.warnings.append(

@@ -316,3 +316,16 @@ def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
         head = "wrong lines in the code book; correct or remove them:"
         raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
     return descriptions
+
+
+def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
+    """Codes that look like numbers cut short: digits only, one shorter than all others, no "0…";
+    sorted, distinct. For systems without a fixed length, where `CodeSystem.parse` cannot know.
+    """
+    digits = {code for code in codes if code.isdecimal()}
+    longest = max((len(code) for code in digits), default=0)
+    shorter = sorted(code for code in digits if len(code) < longest)
+    has_zero_first = any(code.startswith("0") for code in digits if len(code) == longest)
+    if has_zero_first or any(len(code) < longest - 1 or code[0] == "0" for code in shorter):
+        return []
+    return shorter if len(shorter) < len(digits) / 2 else []

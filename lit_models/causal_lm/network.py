@@ -126,15 +126,6 @@ PRESETS = {
     "shakespeare-gpu": DecoderConfig(
         max_positions=256, hidden_size=384, num_layers=6, num_heads=6, dropout=0.2
     ),
-    "1b": DecoderConfig(
-        max_positions=2048,
-        hidden_size=2048,
-        num_layers=16,
-        num_heads=32,
-        num_kv_heads=8,
-        feed_forward=8192,
-        rope_theta=500_000.0,
-    ),
 }
 
 

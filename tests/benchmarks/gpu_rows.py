@@ -48,9 +48,18 @@ SHAKESPEARE = ROOT.parent / "shared" / "data" / "shakespeare" / "input.txt"
 SMALL = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "max_positions": 64}
 # As nanoGPT has it: 50,257 is a multiple of nothing, and its products take another, slower kernel.
 GPT2 = replace(PRESETS["gpt2-124m"], vocab_size=50_304)
-ONE_B = replace(PRESETS["1b"], vocab_size=128_256)
+ONE_B = DecoderConfig(
+    vocab_size=128_256,
+    max_positions=2048,
+    hidden_size=2048,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    feed_forward=8192,
+    rope_theta=500_000.0,
+)
 SEVEN_B = replace(
-    PRESETS["1b"],
+    ONE_B,
     **{"vocab_size": 32_000, "hidden_size": 4096, "num_layers": 32, "num_heads": 32},
     **{"num_kv_heads": 32, "feed_forward": 11_008, "tied": False, "rope_theta": 10_000.0},
 )

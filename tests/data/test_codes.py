@@ -16,6 +16,7 @@ from datamodules.tokenizers.codes import (
     CodeSystem,
     Trie,
     build_code_book,
+    lost_zero_suspects,
     named_code_system,
 )
 from tests.text_corpora import text_file
@@ -204,3 +205,10 @@ def test_data_without_codes_or_with_decimal_codes_make_no_book() -> None:
         build_code_book(CodeSystem(), None, [])
     with pytest.raises(ValueError, match=r'decimal number \(such as "1\.0"\)'):
         build_code_book(CodeSystem(), None, ["1.0", "22.0"])
+
+
+def test_codes_cut_short_by_a_number_format_are_suspected() -> None:
+    assert lost_zero_suspects(["1110", "12345", "23456", "34567"]) == ["1110"]
+    assert lost_zero_suspects(["1110", "01234", "23456"]) == []
+    assert lost_zero_suspects(["1", "12", "123"]) == []
+    assert lost_zero_suspects([]) == []

@@ -227,6 +227,16 @@ def test_the_scores_are_those_worked_out_by_hand_beside_the_models(
     assert logged == [({"test/baseline_f1": pytest.approx(2 / 3)}, 7)]
 
 
+@pytest.mark.parametrize("f1", [0.6, 0.7])
+def test_a_baseline_that_wins_is_told_with_its_remedy(
+    store: OccupationStore, capsys: pytest.CaptureFixture[str], f1: float
+) -> None:
+    figures = {"test/f1": np.float32(f1), "test/accuracy": np.float32(f1)}
+    LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), None)
+    told = "the baseline is ahead by 0.0667: the linear head of occupation_coder/table.yaml"
+    assert (told in capsys.readouterr().out) == (f1 == 0.6)
+
+
 def test_only_rank_zero_trains(store: OccupationStore, capsys: pytest.CaptureFixture[str]) -> None:
     baseline = LinearBaseline()
     baseline.on_test_end(trainer_on(store, is_global_zero=False), None)
