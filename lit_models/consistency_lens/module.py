@@ -273,21 +273,12 @@ class LitConsistencyLens(ExactModule):
         Args:
             given: texts, of which the activation at the last token is explained; or activations
                 [n, D] of the subject's layer.
-
-        Raises:
-            ValueError: a text without a token.
         """
         with evaluating(self), torch.no_grad():
             if not isinstance(given, Tensor):
-                last = []
-                for text in given:
-                    if not len(self.tokenizer.encode(text)):
-                        raise ValueError(
-                            f"the text {text!r} has no token, and so no activation; leave it out."
-                        )
-                    ids = torch.tensor(prompt_tokens(self.tokenizer, [text]), device=self.device)
-                    last.append(self.lens.subject.activations(ids)[:, -1])
-                given = torch.cat(last)
+                tokens = prompt_tokens(self.tokenizer, given)
+                rows = [torch.tensor([ids], device=self.device) for ids in tokens]
+                given = torch.cat([self.lens.subject.activations(ids)[:, -1] for ids in rows])
             words = self.lens.verbalizer.explain(given.to(self.lens.mean)).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 

@@ -238,6 +238,7 @@ class RetrievalEvaluation(nn.Module):
             NaN = none, BM25's documents [Q, F], -1 = none, and their scores.
         num_documents: D.
         ranked: system -> its rankings.
+        values: system -> metric -> values [Q] float64.
     """
 
     def __init__(self) -> None:
@@ -296,23 +297,16 @@ class RetrievalEvaluation(nn.Module):
             if fusion_weight is not None:
                 self.ranked[FUSED] = self.fused(fusion_weight)
         named: dict[str, Metric] = {}
+        self.values = {}
         for system, ranked in self.ranked.items():
             metrics: Any = self.systems[system]
+            values = metrics.per_query(ranked)
+            self.values[system] = {name: each.cpu().numpy() for name, each in values.items()}
             # Every rank has all queries, and adds them: a mean over copies is the same mean.
             metrics.update(ranked, torch.ones_like(ranked.is_evaluated, dtype=torch.float64))
             prefix = "" if system == OWN else f"{system}_"
             named |= {f"{prefix}{name}": metric for name, metric in metrics.items()}
         return named
-
-    def per_query(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return system -> metric -> values [Q] float64."""
-        return {
-            system: {
-                name: values.cpu().numpy()
-                for name, values in self.systems[system].per_query(ranked).items()  # type: ignore[operator]
-            }
-            for system, ranked in self.ranked.items()
-        }
 
     def _ranked(self, documents: Tensor, scores: Tensor) -> RankedQueries:
         relevance = graded(documents, self.queries.judged, self.queries.grade)
@@ -507,14 +501,14 @@ class LitRetriever(EncodedTextModule):
             how = ", chosen on these queries" * (split == "val" and self.fusion_is_open)
             notes.append(f"fused: BM25 weighs {self.fusion_weight():g}{how}")
         names = [collection.queries[number].id for number in numbers]
-        values = evaluation.per_query()
-        return QueryValues(names, values, title, notes, self._errors(evaluation, names))
+        errors = self._errors(evaluation, names)
+        return QueryValues(names, evaluation.values, title, notes, errors)
 
     def _errors(self, evaluation: RetrievalEvaluation, names: list[str]) -> list[list[str]]:
         """Return head and rows of the queries whose first document is not relevant, those with the
         lowest first metric first."""
         collection, queries = self.trainer.datamodule.collection, evaluation.queries
-        metric, values = next(iter(evaluation.per_query()[OWN].items()))
+        metric, values = next(iter(evaluation.values[OWN].items()))
         ranks = first_relevant(evaluation.ranked[OWN]).tolist()
         rows = [["input", "truth", "answer", "sample", metric]]
         order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))

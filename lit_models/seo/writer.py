@@ -151,8 +151,6 @@ class LitSnippetWriter(LitCausalLM):
         **language_model: Any,
     ) -> None:
         generation = generation or GenerationOptions(max_new_tokens=64)
-        if generation.mode != "generate":
-            raise ValueError('a writer writes texts; leave generation.mode at "generate".')
         super().__init__(generation=generation, **language_model)
         self.target = target
         self.val_snippets, self.test_snippets = SnippetMetrics(target), SnippetMetrics(target)

@@ -215,9 +215,11 @@ def test_the_headline_is_what_the_token_mean_does_not_say(rows):
     assert found["distinct"] == 0.5
 
 
-def test_a_test_without_training_leaves_its_table_and_names_what_it_lacks(tmp_path, capsys):
+def test_a_test_without_training_leaves_its_table_and_page_and_names_what_it_lacks(
+    tmp_path, capsys
+):
     seed_everything(1)
-    options = EvaluationOptions(num_draws=1, num_examples=0)
+    options = EvaluationOptions(num_draws=1, num_examples=5)
     runs = trainer(tmp_path / "run", limit_test_batches=1)
     runs.test(module_of(evaluation=options), data_of(tmp_path), verbose=False)
     out = capsys.readouterr().out
@@ -227,7 +229,12 @@ def test_a_test_without_training_leaves_its_table_and_names_what_it_lacks(tmp_pa
     assert set(content["attributes"]["all"]) == {"pet", "place"}
     assert set(content["rows"]["all"]) == set(row_names(options)) - set(REFERENCE_ROWS)
     assert not any("best" in name for name in content["rows"]["all"])
-    assert not (tmp_path / "run" / "examples.html").exists()
+    found = Page((tmp_path / "run" / "examples.html").read_text("utf-8"))
+    errors = [float(row[0]) for row in found.rows[1:]]
+    assert len(errors) == 5
+    assert errors == sorted(errors)
+    assert errors[0] < errors[-1]
+    assert all(len(row[2].split()) == 3 for row in found.rows[1:])
 
 
 LINE = {
@@ -292,18 +299,6 @@ def test_examples_stand_at_even_distances():
     assert evenly(2, 5) == [0, 1]
 
 
-def test_a_test_leaves_a_page_sorted_by_error(tmp_path):
-    seed_everything(1)
-    module = module_of(evaluation=EvaluationOptions(num_draws=1, num_examples=5))
-    trainer(tmp_path / "run").test(module, data_of(tmp_path), verbose=False)
-    found = Page((tmp_path / "run" / "examples.html").read_text("utf-8"))
-    errors = [float(row[0]) for row in found.rows[1:]]
-    assert len(errors) == 5
-    assert errors == sorted(errors)
-    assert errors[0] < errors[-1]
-    assert all(len(row[2].split()) == 3 for row in found.rows[1:])
-
-
 BYTES = TokenizerOptions("bytes")  # the same of any texts
 OPTIONS = EvaluationOptions(num_draws=1, num_examples=0)
 OLDER = {"subject": 1, TRAINED_ON: ["old"]}
@@ -334,8 +329,15 @@ def evaluated(folder, name, precision=64, **options):
     return values, json.loads((folder / name / "controls.json").read_text())
 
 
-def test_a_test_on_another_split_of_the_same_texts_says_so(trained):
-    _, own = evaluated(trained, "own", split=split(0))
+@pytest.fixture(scope="module")
+def tested(trained):
+    """What `evaluated` returns of the lens on the data of its training."""
+    return evaluated(trained, "own", split=split(0))
+
+
+def test_a_test_on_another_split_of_the_same_texts_says_so(trained, tested):
+    _, own = tested
+    assert not (trained / "own" / "examples.html").exists()  # of 0 examples
     assert own["notes"][0] == NO_REFERENCE  # kept at the first step, without a warm start
     assert "teacher_text" in own["rows"]["all"]
     assert not {"separate_reader", "teacher_text_separate"} & own["rows"]["all"].keys()
@@ -345,9 +347,9 @@ def test_a_test_on_another_split_of_the_same_texts_says_so(trained):
 
 
 def test_a_random_subject_is_the_same_in_every_precision_and_known_by_its_weights(
-    trained, monkeypatch
+    trained, tested, monkeypatch
 ):
-    wide, _ = evaluated(trained, "wide", split=split(0))
+    wide, _ = tested
     narrow, _ = evaluated(trained, "narrow", precision="32-true", split=split(0))
     assert narrow["test/fve"] == pytest.approx(wide["test/fve"], abs=1e-4)
     monkeypatch.setattr(subject, "network_from_config", lambda recipe: drawn(recipe).half().float())

@@ -90,10 +90,7 @@ def test_an_exported_folder_writes_the_same(trained, tmp_path):
     assert theirs["architectures"] == ["LlamaForCausalLM"]  # transformers reads it, too
 
 
-def test_wrong_options_are_refused(tmp_path):
-    generation = GenerationOptions(mode="score")
-    with pytest.raises(ValueError, match='a writer writes texts; leave generation.mode at "gen'):
-        writer(generation=generation)
+def test_data_of_another_target_are_refused(tmp_path):
     path = write_pages(tmp_path / "pages.jsonl")
     trainer = toy_trainer(tmp_path, max_epochs=1)
     with pytest.raises(ValueError, match="model.target is title and the data's is description"):
