@@ -218,7 +218,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(unisono: Unisono, folder: Path)
     os.mkfifo("pipe.csv")
     status, output = unisono(*FIT, "--data.train_files=pipe.csv")
     assert status == 1
-    assert "pipe.csv is a pipe or a device" in " ".join(output.split())
+    assert "pipe.csv is a folder, a pipe or a device" in " ".join(output.split())
 
 
 def test_one_file_for_training_and_test_and_one_label_are_told(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datamodules.files.rows import BadRow
+from datamodules.files.rows import BadRow, first_of_each
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,17 +168,12 @@ def _show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
     kinds = Counter(row.kind for row in rows)
     counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
     _say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
-    times = Counter((row.file, row.rule) for row in rows)
-    first = {(row.file, row.rule): row for row in reversed(rows)}
     # Broken between words alone: a path with a line break in it cannot be copied.
     paragraph = textwrap.TextWrapper(
         WIDTH, "  ", "  ", break_long_words=False, break_on_hyphens=False
     )
-    for key, count in list(times.items())[:NUM_BAD_SHOWN]:
-        more = f" [and {count - 1:,} more]" if count > 1 else ""
-        console.print(paragraph.fill(f"{first[key]}{more}"), markup=False, soft_wrap=True)
-    if len(times) > NUM_BAD_SHOWN:
-        console.print(f"  … and {len(times) - NUM_BAD_SHOWN:,} other faults")
+    for line in first_of_each(rows, NUM_BAD_SHOWN):
+        console.print(paragraph.fill(line), markup=False, soft_wrap=True)
     console.print(
         "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
         "writes them to rejected.csv."

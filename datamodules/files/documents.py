@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
-from datamodules.files.tables import PARQUET_SUFFIXES, expand_files
+from datamodules.files.tables import PARQUET_SUFFIXES, expand_files, undecodable
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
@@ -78,13 +78,7 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
         with path.open(encoding="utf-8-sig") as file:  # which reads every line break as \n
             yield Document(f"{path}:1", file.read())
     except UnicodeDecodeError as error:
-        content = path.read_bytes()
-        start = first_bad_byte(content) or 0
-        number = content.count(b"\n", 0, start) + 1
-        raise ValueError(
-            f"{path}:{number}: the text is not UTF-8 (byte {start} of "
-            "the file); convert it, such as with iconv -f latin1 -t utf-8."
-        ) from error
+        raise undecodable(path, path.read_bytes(), "utf-8") from error
 
 
 def _text_of(values: dict[str, object], column: str, place: str) -> str:
@@ -122,42 +116,13 @@ BOMS = (
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
 DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
-TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)[^<>]*>")
-_NEVER_NESTED = """
-a area base br caption col colgroup dd dt embed head hr iframe img input li link meta p param rp rt
-script source style tbody td textarea tfoot th thead title tr track wbr
-"""
-NEVER_NESTED = frozenset(_NEVER_NESTED.split())  # what follows ends them
-MOST_OPEN = 2000  # elements; browsers nest 512 at most
 
 
 def parsed(html: str) -> "LexborHTMLParser":
-    """Return the tree that a browser would make of a page; nothing is refused.
-
-    The parser's time grows with the square of depth, options and attributes, so that tags below
-    2,000 open elements, options and the attributes of a tag with 2,000 are left out. Text stays.
-    """
+    """Return the tree that a browser would make of a page; nothing is refused."""
     from selectolax.lexbor import LexborHTMLParser
 
-    num_open = 0
-
-    def kept(match: re.Match[str]) -> str:
-        nonlocal num_open
-        if match[0].count("=") > MOST_OPEN:
-            return f"<{match[1]}{match[2]}>"
-        if (name := match[2].lower()) in NEVER_NESTED:
-            return match[0]
-        if name in ("option", "optgroup"):
-            return ""
-        if match[1]:
-            num_open = max(num_open - 1, 0)
-        elif num_open >= MOST_OPEN:
-            return ""
-        else:
-            num_open += 1
-        return match[0]
-
-    return LexborHTMLParser(TAG.sub(kept, html) if html.count("<") > MOST_OPEN else html)
+    return LexborHTMLParser(html)
 
 
 class HtmlEncoding(NamedTuple):

@@ -7,15 +7,15 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-NUM_NAMED = 20
-NUM_IN_FULL = 3  # more rows than this get one line each
-COLUMNS = 80
+NUM_NAMED = 5  # faults in an error
+MOST_SHOWN = 60  # characters of a value
 REJECTED_FILE = "rejected.csv"
 OnBadRows = Literal["error", "reject", "collect"]
 T = TypeVar("T")
@@ -41,14 +41,37 @@ class BadRow(NamedTuple):
     kind: str = "columns"
 
     def __str__(self) -> str:
-        return self.shown(max_file=200, max_value=60)
-
-    def shown(self, max_file: int, max_value: int) -> str:
-        """File, line, value and rule; a long path loses its beginning, a long value its end."""
-        file = self.file if len(self.file) <= max_file else "…" + self.file[1 - max_file :]
-        value = self.value if len(self.value) <= max_value else self.value[: max_value - 1] + "…"
+        """File, line, value and rule; a long value loses its end."""
+        value = self.value if len(self.value) <= MOST_SHOWN else self.value[:MOST_SHOWN] + "…"
         is_in_rule = self.value and f'"{self.value}"' in self.rule
-        return f"{file}:{self.line}: " + ("" if is_in_rule else f'"{value}": ') + self.rule
+        return f"{self.file}:{self.line}: " + ("" if is_in_rule else f'"{value}": ') + self.rule
+
+
+def first_of_each(rows: Sequence[BadRow], most: int) -> list[str]:
+    """Returns the first row of each file and rule with the number of those like it, up to `most`
+    of them, and how many others there are."""
+    times = Counter((row.file, row.rule) for row in rows)
+    first = {(row.file, row.rule): row for row in reversed(rows)}
+    lines = [
+        f"{first[key]} [and {count - 1:,} more]" if count > 1 else str(first[key])
+        for key, count in islice(times.items(), most)
+    ]
+    if (others := len(times) - most) > 0:
+        lines.append(f"… and {others:,} other faults")
+    return lines
+
+
+def refuse(rows: Sequence[BadRow], mode: OnBadRows = "error") -> None:
+    """Raises a ValueError with the first of these rows, if there are some and they are an error."""
+    if mode not in ("error", "reject", "collect"):
+        raise ValueError(f'on_bad_rows must be "error" or "reject", got "{mode}".')
+    if rows and mode == "error":
+        noun = "1 row breaks" if len(rows) == 1 else f"{len(rows):,} rows break"
+        first = "\n".join(first_of_each(rows, NUM_NAMED))
+        raise ValueError(
+            f"{noun} the rules of the data:\n{first}\n--data.on_bad_rows=reject writes them to "
+            f"{REJECTED_FILE} and goes on without; `unisono check` explains each."
+        )
 
 
 class BadRows:
@@ -59,20 +82,12 @@ class BadRows:
     """
 
     def __init__(self, mode: OnBadRows = "error") -> None:
-        if mode not in ("error", "reject", "collect"):
-            raise ValueError(f'on_bad_rows must be "error" or "reject", got "{mode}".')
         self.mode = mode
         self.rows: list[BadRow] = []
-        self.count = 0
-        self._times: Counter[tuple[str, str]] = Counter()  # (file, rule) -> rows
 
     def add(self, row: BadRow) -> None:
-        """Takes one row; where they end in an error, only those that it will name are kept."""
-        self.count += 1
-        self._times[row.file, row.rule] += 1
-        is_named = self._times[row.file, row.rule] == 1 and len(self.rows) < NUM_NAMED
-        if self.mode != "error" or is_named:
-            self.rows.append(row)
+        """Takes one row."""
+        self.rows.append(row)
 
     def add_fault(self, file: Path, line: int, fault: "RowFault") -> None:
         """Takes the row of a file that has this fault."""
@@ -83,34 +98,14 @@ class BadRows:
         """Raises, or writes `rejected.csv` into the folder where there is something to write.
 
         Raises:
-            ValueError: there are bad rows and the mode is `error`; the first 20 are named.
+            ValueError: there are bad rows and the mode is `error`; the first are named.
         """
-        if self.count and self.mode == "error":
-            raise ValueError(self.message())
-        if self.count:
+        refuse(self.rows, self.mode)
+        if self.rows:
             rows = [(row.file, row.line, row.value, row.kind, row.rule) for row in self.rows]
             with (folder / REJECTED_FILE).open("w", encoding="utf-8", newline="") as file:
                 header = ("file", "line", "value", "kind", "reason")
                 csv.writer(file, lineterminator="\n").writerows([header, *rows])
-
-    def message(self) -> str:
-        """The first row of each rule and file and the number of rows, on one screen."""
-        noun = "1 row breaks" if self.count == 1 else f"{self.count} rows break"
-        first = f"; the first {NUM_NAMED} kinds" if len(self._times) > NUM_NAMED else ""
-        head = f"{noun} the rules of the data{first}:"
-        way_out = f"--data.on_bad_rows=reject writes them to {REJECTED_FILE} and goes on without."
-        if len(self._times) <= NUM_IN_FULL:
-            return "\n".join([head, *(f"{row}{self._more(row)}" for row in self.rows), way_out])
-        lines = []
-        for row in self.rows:
-            more = self._more(row)
-            line, width = "  " + row.shown(max_file=30, max_value=20), COLUMNS - len(more)
-            lines.append((line if len(line) <= width else line[: width - 1] + "…") + more)
-        return "\n".join([head, *lines, way_out, "`unisono check` explains each."])
-
-    def _more(self, row: BadRow) -> str:
-        more = self._times[row.file, row.rule] - 1
-        return f" [and {more:,} more]" if more else ""
 
 
 def read_rejected(folder: Path) -> list[BadRow]:
@@ -123,15 +118,6 @@ def read_rejected(folder: Path) -> list[BadRow]:
             BadRow(row["file"], int(row["line"]), row["value"], row["reason"], row["kind"])
             for row in csv.DictReader(file)
         ]
-
-
-def refuse(rows: Sequence[BadRow], mode: OnBadRows) -> None:
-    """Raises the ValueError of `BadRows.settle` where there are such rows and it is `error`."""
-    found = BadRows(mode)
-    for row in rows:
-        found.add(row)
-    if rows and mode == "error":
-        raise ValueError(found.message())
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:

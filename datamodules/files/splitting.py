@@ -108,11 +108,9 @@ class SplitOptions(Split):
         validation_share: share of the distinct strings for validation, 0 to 0.9.
         test_share: share for the test; both together at most 0.9.
         seed: another seed draws another split.
-        stratified: keep the shares within each code too, as far as its strings suffice.
     """
 
     test_share: float = 0.1
-    stratified: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
     for text, code in zip(texts, codes, strict=True):
         if text not in group_of_text:
             group_of_text[text] = group_of_key.setdefault(stem_key(text), len(group_of_key))
-        group, code = group_of_text[text], code if options.stratified else ""
+        group = group_of_text[text]
         code_of_group[group] = min(code, code_of_group.get(group, code))
     strata = {code: i for i, code in enumerate(dict.fromkeys(code_of_group.values()))}
     stratum = np.array([strata[code_of_group[i]] for i in range(len(group_of_key))], np.int64)

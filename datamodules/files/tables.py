@@ -40,7 +40,6 @@ EXCEL_SUFFIX = ".xlsx"
 PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
 SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
 BLOCK = 1 << 20
-MAX_LINE_LENGTH = 1 << 24  # characters
 MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
 ROWS_PER_BATCH = 8192
@@ -52,11 +51,13 @@ OPEN_QUOTE = (
     "a quote opens a value and is not closed, which glues rows together; close it, or double a "
     "quote that belongs to the text."
 )
-LONE_RETURN = "a carriage return stands inside the line; replace it by a blank."
-NAME_ENCODING = "or name its encoding (occupation tables: --data.table.encoding=windows-1252)."
+LONE_RETURN = (
+    "a carriage return stands inside the line; replace it by a blank, or by a line feed where all "
+    r"lines end so (tr '\r' '\n')."
+)
 
 log = logging.getLogger(__name__)
-csv.field_size_limit(MAX_LINE_LENGTH)  # else 128 KiB, and a value may be a whole document
+csv.field_size_limit(1 << 24)  # characters; else 128 KiB, and a value may be a whole document
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,6 @@ class TableOptions:
     separator: str | None = None
     encoding: str | None = None
     sheet: str | None = None
-
-    def __post_init__(self) -> None:
-        mark = self.separator
-        if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in '"\r\n\0'):
-            raise ValueError(
-                f"table.separator must be one ASCII character and no quote, got {mark!r}; a tab is "
-                r"$'\t' in a shell."
-            )
-        try:
-            codecs.lookup(self.encoding or "utf-8")
-        except LookupError as error:
-            raise ValueError(
-                f'table.encoding "{self.encoding}" is none that Python knows; write utf-8, '
-                "windows-1252, iso-8859-15, utf-16 or the like."
-            ) from error
 
 
 class Dialect(NamedTuple):
@@ -168,10 +154,10 @@ def expand_files(
 
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
-    if path.is_dir():
-        raise ValueError(f"{option}: {path} is a folder; name its files, such as {path}/*.csv.")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{option}: {path} is a pipe or a device; save it as a file.")
+    if path.exists() and not path.is_file():  # a pipe could be read once only
+        raise ValueError(
+            f"{option}: {path} is a folder, a pipe or a device; name files, such as {path}/*.csv."
+        )
     if not path.exists():
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
@@ -234,9 +220,14 @@ class Table:
         """
         wanted = self.names if columns is None else list(columns)
         self.check(wanted)
-        names, rows = self.names, _raw_rows(self.path, self.options, self.dialect)
-        if suffix_of(self.path) in PARQUET_SUFFIXES:
+        names, suffix = self.names, suffix_of(self.path)
+        if suffix in PARQUET_SUFFIXES:
             names, rows = wanted, _parquet_rows(self.path, wanted)
+        elif suffix == EXCEL_SUFFIX:
+            rows = _sheet_rows(self.path, self.options.sheet)
+        else:
+            lines = _lines(self.path, self.dialect.encoding)
+            rows = _delimited_rows(lines, self.dialect.separator)
         places = {name: names.index(name) for name in wanted}
         is_empty = True
         next(rows)  # the header
@@ -283,12 +274,7 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         header = next(_delimited_rows(iter(lines), separator), None)
         names = [] if header is None else header.values
         if header is not None and header.fault:
-            fault = header.fault
-            if "\r" in header.written.rstrip("\r\n"):
-                fault = (
-                    r"the lines end in carriage returns alone; convert them with `tr '\r' '\n'`."
-                )
-            raise ValueError(f"{path}:1: the header cannot be read: {fault}")
+            raise ValueError(f"{path}:1: the header cannot be read: {header.fault}")
         newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
         dialect = Dialect(separator, encoding, newline)
         found = []
@@ -373,47 +359,34 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
     Raises:
         ValueError: the file is damaged, binary, or in another encoding; names the line.
     """
-    number = 0
     try:
         with _unpacked(path) as file, io.TextIOWrapper(file, encoding, newline="\n") as text:
-            while line := text.readline(MAX_LINE_LENGTH + 1):
-                number += 1
+            for number, line in enumerate(text, start=1):
                 if "\0" in line:
                     raise ValueError(
                         f"{path}:{number}: a NUL byte: this is a binary file such as .parquet or "
                         ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv "
                         "(UTF-8)."
                     )
-                if len(line) > MAX_LINE_LENGTH:
-                    raise ValueError(
-                        f"{path}:{number}: a line is longer than {MAX_LINE_LENGTH:,} characters; "
-                        "this is no table with one row per line."
-                    )
                 yield line
     except UnicodeDecodeError as error:
-        line, place = _first_bad_byte(path) if encoding.startswith("utf-8") else ("", "")
-        raise ValueError(
-            f"{path}{line}: byte 0x{error.object[error.start]:02X}{place} is not in the encoding "
-            f"{encoding}; correct it, save the file in UTF-8, {NAME_ENCODING}"
-        ) from error
+        with _unpacked(path) as file:
+            raise undecodable(path, file.read(), encoding) from error
 
 
-def _first_bad_byte(path: Path) -> tuple[str, str]:
-    """Line and place in it, from 1, of the first byte that is not UTF-8, for a message."""
-    with _unpacked(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                return f":{number}", f" at place {error.start + 1} of the line"
-    return "", ""
-
-
-def _raw_rows(path: Path, options: TableOptions, dialect: Dialect) -> Iterator[RawRow]:
-    """The rows of delimited text or a sheet, the header first."""
-    if suffix_of(path) == EXCEL_SUFFIX:
-        return _sheet_rows(path, options.sheet)
-    return _delimited_rows(_lines(path, dialect.encoding), dialect.separator)
+def undecodable(path: Path, content: bytes, encoding: str) -> ValueError:
+    """The error that names the first byte of a file's content that is not in an encoding."""
+    start = 0
+    try:
+        content.decode(encoding)
+    except UnicodeDecodeError as error:
+        start = error.start
+    line = content.count(b"\n", 0, start) + 1
+    return ValueError(
+        f"{path}:{line}: byte 0x{content[start]:02X} is not in the encoding {encoding}; correct "
+        "it, or save the file in UTF-8 (iconv -f latin1 -t utf-8), or name the encoding of a table "
+        "(--data.table.encoding=windows-1252)."
+    )
 
 
 def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
@@ -504,7 +477,7 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
             _say(path, f'sheet "{sheets[0]}" of {len(sheets)}')
         cells = book[sheet or sheets[0]].iter_rows(values_only=True)
         for number, row in enumerate(cells, start=1):
-            texts = list(map(_cell_text, row))
+            texts = list(map(cell_text, row))
             while texts and not texts[-1]:
                 texts.pop()
             if texts:
@@ -516,8 +489,9 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
         book.close()
 
 
-def _cell_text(value: Any) -> str:
-    """The text of a cell: whole numbers have no ".0", a date at midnight has no time."""
+def cell_text(value: Any) -> str:
+    """The text of a value of a sheet or of JSON: "" for `None`, whole numbers without ".0", a date
+    at midnight without a time."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -673,16 +647,15 @@ def write_beside(
     """
     tables = [Table(file, options) for file in files]
     check_same_columns(tables)
-    like, why = Table(files[0], options), ""  # of its own, since it may be written in UTF-8
+    like = Table(files[0], options)  # of its own, since it may be written in UTF-8
     encoding = like.dialect.encoding
-    if any(table.dialect.encoding != encoding for table in tables):
-        why = f"the tables are in several encodings, {encoding} the first"
     try:
         "".join(texts).encode(encoding)
-    except UnicodeEncodeError as error:
-        why = f'{encoding} cannot hold "{error.object[error.start]}" of what is added'
-    if why:
-        log.warning("the table is written in UTF-8: %s", why)
+        holds_all = all(table.dialect.encoding == encoding for table in tables)
+    except UnicodeEncodeError:
+        holds_all = False
+    if not holds_all:
+        log.warning("the table is written in UTF-8: %s cannot hold all of it", encoding)
         like.dialect = like.dialect._replace(encoding="utf-8")
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -205,7 +205,7 @@ class OccupationDataModule(PlannedDataModule):
         code_book: the file of legal codes; without one the codes of the data are legal.
         split: how training rows are divided.
         augmentation: noise in training texts.
-        on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
         text: length and normalisation of texts; a checkpoint's own win over these.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 

@@ -445,7 +445,7 @@ def open_store(request: StoreRequest) -> OccupationStore:
     """The arrays of this request, made where the cache lacks them.
 
     Raises:
-        ValueError: rows break a rule; the first 20 are named.
+        ValueError: rows break a rule; the first are named.
     """
     folder = request.folder()
     return OccupationStore(made_once(folder, lambda target: _write(request, target)))
@@ -486,7 +486,7 @@ def _write(request: StoreRequest, folder: Path) -> None:
         for path in paths:
             for job in reader.jobs(path, part == TRAIN):
                 rows.add(job, part)
-    if not rows.text and not bad_rows.count:
+    if not rows.text and not bad_rows.rows:
         raise ValueError("the tables hold no row; give them at least one.")
     bad_rows.settle(folder)
     parts = _parts(request, rows)

@@ -28,7 +28,6 @@ from datamodules.scored.store import (
     TextColumns,
     check_output,
     divided,
-    label_text,
     open_store,
     rows_of,
     statistics,
@@ -37,7 +36,6 @@ from datamodules.scored.store import (
 )
 from datamodules.text.encoding import (
     EncodedTextDataModule,
-    Framing,
     TextEncoding,
     kept_tokens,
 )
@@ -60,35 +58,14 @@ class ChunkOptions:
         most: chunks of a text that are read; what follows them is cut.
         stride: tokens from the beginning of a chunk to that of the next; `None` lets chunks touch
             without overlap.
-
-    Raises:
-        ValueError: a number below 1.
     """
 
     most: int = 1
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        if self.most < 1 or (self.stride is not None and (self.stride < 1 or self.most == 1)):
-            raise ValueError(
-                "chunks.most and chunks.stride must be at least 1, and a stride needs more than "
-                f"one chunk, got {self.most} and {self.stride}."
-            )
-
-    def stride_in(self, framing: Framing) -> int:
-        """Return the tokens from the beginning of a chunk to that of the next.
-
-        Raises:
-            ValueError: chunks would leave out what stands between them.
-        """
-        room = framing.room
-        if self.stride is not None and self.stride > room:
-            raise ValueError(
-                f"chunks.stride is {self.stride}, and a chunk holds {room} tokens (text.max_length "
-                "less the marks): those between chunks would be read by none. Lower chunks.stride, "
-                "or raise text.max_length."
-            )
-        return room if self.stride is None else self.stride
+        if self.most < 1:
+            raise ValueError(f"chunks.most must be at least 1, got {self.most}.")
 
 
 class ScoredExample(NamedTuple):
@@ -117,16 +94,24 @@ class ScoredTextDataset(PlannedDataset):
         rows: np.ndarray | None = None,
     ) -> None:
         self.store, self.encoding, self.chunks, self.rows = store, encoding, chunks, rows
-        limits, framing = encoding.limits, encoding.framing
-        self.stride = chunks.stride_in(framing)
+        room = encoding.framing.room
+        self.stride = chunks.stride or room
+        if self.stride > room:
+            raise ValueError(
+                f"chunks.stride is {self.stride}, and a chunk holds {room} tokens (text.max_length "
+                "less the marks): those between chunks would be read by none. Lower chunks.stride, "
+                "or raise text.max_length."
+            )
         self.texts = np.arange(len(store.num_bytes)) if rows is None else store.text_of_row[rows]
         distinct, self.row_of = np.unique(self.texts, return_inverse=True)
         kept = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
-        longest = framing.room + (chunks.most - 1) * self.stride
+        longest = room + (chunks.most - 1) * self.stride
         read = partial(map, store.text, distinct.tolist())
         self.tokens = kept_tokens(kept, encoding, read, longest)
         # Bytes say enough about tokens to put texts of like length together.
-        self.lengths = np.minimum(store.num_bytes[self.texts] + 2, limits.max_length * chunks.most)
+        self.lengths = np.minimum(
+            store.num_bytes[self.texts] + 2, encoding.limits.max_length * chunks.most
+        )
         content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
         facts = f"{chunks.most}-{chunks.stride}"
         self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
@@ -163,10 +148,9 @@ class ScoredTextDataset(PlannedDataset):
         return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the beginning of the text, and its labels by their names."""
-        numbers, heads = self._labels(sample_id), self.store.heads
-        columns = self.store.columns.items()
-        labels = {name: label_text(heads[name], numbers[own]) for name, own in columns}
+        """Return the beginning of the text, and the numbers of its labels."""
+        numbers, columns = self._labels(sample_id), self.store.columns.items()
+        labels = {name: " ".join(f"{n:g}" for n in numbers[own]) for name, own in columns}
         return {"text": self.store.text(int(self.texts[sample_id]))[:SHOWN], **labels}
 
     def _labels(self, sample_id: int) -> np.ndarray:
@@ -185,7 +169,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         heads: name -> what is learnt, and in which column.
         split: shares of the training rows for parts without a file.
         chunks: how long texts are cut; a checkpoint's own win over these.
-        on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
         table: separator, encoding and sheet of tables, where their bytes do not say.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
 

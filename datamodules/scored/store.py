@@ -43,6 +43,7 @@ from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import (
     Table,
     TableOptions,
+    cell_text,
     check_same_columns,
     value_rows,
     write_beside,
@@ -56,7 +57,7 @@ NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
 DIGITS = 6  # of a prediction
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
-STORE_VERSION = 5
+STORE_VERSION = 6
 REJECTED = -1
 NUM_BINS = 5  # of the numbers of a regression
 
@@ -149,12 +150,6 @@ class LabelReader:
             ValueError: fewer than two classes, or too many levels.
         """
         kind = self.options.kind
-        if len(values) > 1 and (values == values[0]).all():
-            log.warning(
-                'head "%s": all %d rows have the label %s, so that it learns to answer this '
-                "whatever the text; check the column, or leave the head out.",
-                self.name, len(values), " ".join(f"{v:g}" for v in values[0]),
-            )  # fmt: skip
         if kind == "regression":
             return values, None
         if not self.is_open:
@@ -219,22 +214,6 @@ def trained_heads(
         is_free = own.classes is None and own.kind in ("ordinal", "multiclass")
         heads[name] = replace(own, classes=facts["classes"]) if is_free else own
     return heads
-
-
-def label_text(facts: dict[str, Any], labels: np.ndarray) -> str:
-    """Return the labels [W] of one text and head as its file has them, "" where there is none.
-
-    Args:
-        facts: `kind` and `classes` of the head.
-        labels: NaN = missing; empty in prediction.
-    """
-    if facts["kind"] == "multilabel":
-        numbers = np.flatnonzero(labels > 0).tolist()
-    else:
-        numbers = labels[~np.isnan(labels)].tolist()
-    if facts["kind"] in ("ordinal", "multiclass", "multilabel"):
-        return " ".join(str(facts["classes"][int(number)]) for number in numbers)
-    return " ".join(f"{number:g}" for number in numbers)
 
 
 def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str, list[Any]]:
@@ -395,17 +374,13 @@ def _rows(
 
 
 def _cell_text(value: Any, separator: str | None) -> str:
-    """Return a JSON value as the cell of a table: null is empty, a list is joined."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        if separator is None:
-            rule = "a list must be joined: name a separator for this head."
-            raise RowFault("label", str(value), rule)
-        return separator.join(map(str, value)) or separator
-    return str(value)
+    """Return a JSON value as the cell of a table; a list is joined."""
+    if not isinstance(value, list):
+        return cell_text(value)
+    if separator is None:
+        rule = "a list must be joined: name a separator for this head."
+        raise RowFault("label", str(value), rule)
+    return separator.join(map(str, value)) or separator
 
 
 def _write(request: ScoredRequest, folder: Path) -> None:

@@ -243,7 +243,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
 
     Args:
         request: its files and options.
-        on_bad_rows: `error` names the first 20; `reject` leaves them out, listed in the folder.
+        on_bad_rows: `error` names the first; `reject` leaves them out, listed in the folder.
 
     Raises:
         FileNotFoundError: a file is not there.
@@ -279,8 +279,10 @@ def _write(folder: Path, reader: Reader, split: Split, facts: dict[str, Any]) ->
     )
     for texts in (documents, queries):
         if not len(texts):
-            empty = f"the files hold no {texts.name}; check that they are those of the collection."
-            raise ValueError(bad_rows.message() if bad_rows.count else empty)
+            refuse(bad_rows.rows)
+            raise ValueError(
+                f"the files hold no {texts.name}; check that they are those of the collection."
+            )
     files: dict[str, int] = {}
     blocks, known_parts = [np.zeros((6, 0))], set[int]()
     rows = reader.judgements(bad_rows)

@@ -74,7 +74,7 @@ class SearchDataModule(EncodedTextDataModule):
 
     Args:
         collection: which files, in which format; embedded demo data without any.
-        on_bad_rows: `error` names the first 20, `reject` leaves them out.
+        on_bad_rows: `error` names the first, `reject` leaves them out.
         predict_output: where a prediction goes; `None` is a name in the run folder.
         predict_queries: a file as `file_queries` reads it, instead of judged queries.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.

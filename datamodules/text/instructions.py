@@ -13,7 +13,7 @@ import numpy as np
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
-from datamodules.files.rows import BadRow, BadRows, JsonRow, RowFault, sound_rows
+from datamodules.files.rows import BadRow, BadRows, JsonRow, RowFault, refuse, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
@@ -320,8 +320,10 @@ class InstructionRequest(CorpusRequest):
                     for values in (ids, is_trained, np.array([part], np.int64)):
                         content.update(values.tobytes())
         if not any(arrays["starts"].length for arrays in files):
-            empty = "the files hold no rows; write prompts and completions, or chats, into them."
-            raise ValueError(bad_rows.message() if bad_rows.count else empty)
+            refuse(bad_rows.rows)
+            raise ValueError(
+                "the files hold no rows; write prompts and completions, or chats, into them."
+            )
         bad_rows.settle(folder)
         return tokenizer, {
             "fingerprint": content.hexdigest()[:32],
@@ -430,7 +432,7 @@ class InstructionDataModule(LanguageModelDataModule):
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
         separator: stands between a prompt and its completion.
-        on_bad_rows: `error` names the first 20, `reject` writes all to rejected.csv.
+        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 

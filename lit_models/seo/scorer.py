@@ -122,7 +122,7 @@ class LitTextScorer(EncodedTextModule):
         """Return head -> predictions of texts, float64, as `Head.prediction`: a number [n, 1], or
         probabilities [n, P] of the classes that `recipe["heads"]` names."""
         encoding, chunks = TextEncoding(self.recipe), ChunkOptions(**self.recipe["chunks"])
-        stride, found = chunks.stride_in(encoding.framing), []
+        stride, found = chunks.stride or encoding.framing.room, []
         with evaluating(self), torch.no_grad():
             for start in range(0, len(texts), TEXTS_AT_ONCE):
                 ids = encoding.ids_of(texts[start : start + TEXTS_AT_ONCE])

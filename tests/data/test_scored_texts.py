@@ -16,13 +16,11 @@ from datamodules.files.tables import TableOptions
 from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.store import (
     LabelOptions,
-    LabelReader,
     ScoredRequest,
     ScoredStore,
     TextColumns,
     check_output,
     divided,
-    label_text,
     open_store,
     scores_of,
     strata_of,
@@ -65,19 +63,6 @@ def as_csv(rows: list[dict], mark: str) -> str:
 
     lines = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
     return "\n".join(mark.join(line) for line in lines) + "\n"
-
-
-def test_a_text_is_described_with_its_labels_as_the_file_has_them(tmp_path) -> None:
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n")
-    heads = opened(tmp_path / "mine.jsonl").heads
-    columns = {"grade": [0], "level": [1], "sold": [2], "trade": [3], "tags": [4, 5]}
-    told = [
-        {name: label_text(heads[name], np.array(row)[places]) for name, places in columns.items()}
-        for row in EXPECTED
-    ]
-    assert list(told[0].values()) == ["1.5", "2", "1", "smith", "cheap"]
-    assert list(told[1].values()) == ["", "5", "0", "", ""]
-    assert list(told[2].values()) == ["-3", "", "", "baker", ""]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
@@ -133,18 +118,9 @@ def test_options_that_contradict_each_other_are_refused(options, message) -> Non
         LabelOptions(**options)
 
 
-@pytest.mark.parametrize("kind", ["regression", "binary"])
-def test_one_label_in_all_rows_is_told(kind, caplog) -> None:
-    reader = LabelReader("mark", LabelOptions(kind))
-    reader.finish(np.array([[1.0], [0.0], [np.nan]]))
-    assert caplog.text == ""
-    reader.finish(np.ones((3, 1)))
-    assert 'head "mark": all 3 rows have the label 1, so that' in caplog.text
-
-
 def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"a stride needs more than one chunk, got 1 and 8"):
-        ChunkOptions(stride=8)
+    with pytest.raises(ValueError, match="chunks.most must be at least 1, got 0"):
+        ChunkOptions(most=0)
     (tmp_path / "a.csv").write_text("text,x\na,1\n")
     with pytest.raises(ValueError, match="data.heads is empty: name what is learnt"):
         ScoredTextDataModule(files={"train": str(tmp_path / "a.csv")}).setup("fit")

@@ -87,10 +87,6 @@ def test_what_is_given_wins_over_what_is_found(tmp_path, caplog):
     assert rows_of(polish, TableOptions(encoding="cp1250")) == [("śł",)]
     with pytest.raises(ValueError, match="byte 0x9C is not in the encoding ascii; .* save the"):
         rows_of(polish, TableOptions(encoding="ascii"))
-    with pytest.raises(ValueError, match="table.separator must be one ASCII character"):
-        TableOptions(";;")
-    with pytest.raises(ValueError, match='table.encoding "latin-x" is none that Python knows'):
-        TableOptions(encoding="latin-x")
 
 
 def test_a_sheet_is_read_and_written_as_text(tmp_path):
@@ -153,7 +149,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         (
             "t.csv",
             "text\nføåæ\n".encode() + b"sm\xf8r\n",
-            r"t.csv:3: byte 0xF8 at place 3 of the line is not in the encoding utf-8",
+            r"t.csv:3: byte 0xF8 is not in the encoding utf-8",
         ),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
@@ -161,7 +157,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed, which glues rows"),
         ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of a value"),
         ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
-        ("t.csv", "text\ra\rb\r", r"t.csv:1: .*the lines end in carriage returns alone"),
+        ("t.csv", "text\ra\rb\r", r"t.csv:1: .*carriage return .*by a line feed where all"),
         ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
         ("t.csv", "text,text\na,1\n", r'the column name "text" occurs 2 times'),
         ("t.parquet", b"PAR1 is not enough", r"t.parquet is damaged or no parquet file"),
@@ -170,13 +166,6 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
 def test_a_wrong_file_is_named_with_line_and_way_out(tmp_path, name, content, message):
     path = write(tmp_path / name, content)
     with pytest.raises(ValueError, match=message):
-        rows_of(path)
-
-
-def test_an_overlong_line_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_LINE_LENGTH", 10)
-    path = write(tmp_path / "t.csv", "text\nshort\n" + "x" * 11)
-    with pytest.raises(ValueError, match=r"t.csv:3: a line is longer than 10 characters"):
         rows_of(path)
 
 
@@ -193,7 +182,7 @@ def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
     write(tmp_path / "train.xls", "x")
     with pytest.raises(FileNotFoundError, match=r'no file matches ".*\*.tsv"'):
         expand_files([str(tmp_path / "*.tsv")], "train_files")
-    with pytest.raises(ValueError, match=r"is a folder; name its files"):
+    with pytest.raises(ValueError, match=r"is a folder, .*; name files"):
         expand_files(str(tmp_path), "train_files")
     with pytest.raises(ValueError, match=r'ends in ".xls", which is none of .csv'):
         expand_files(str(tmp_path / "train.xls"), "train_files")

@@ -76,15 +76,6 @@ def test_the_seed_draws_another_split() -> None:
     assert all((a != b).any() for a, b in pairwise(splits))
 
 
-def test_repeating_rows_or_adding_a_string_moves_no_other_string_without_strata() -> None:
-    options = SplitOptions(stratified=False)
-    once = split_by_stem(TEXTS[:400], CODES[:400], options)
-    twice = split_by_stem(TEXTS[:400] * 2, CODES[:400] * 2, options)
-    assert twice.tolist() == once.tolist() * 2
-    more = split_by_stem([*TEXTS[:400], "new"], [*CODES[:400], "0"], options)
-    assert (more[:-1] != once).sum() <= 2
-
-
 def test_a_wrong_split_value_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r'split "trian" is not one of .*Did you mean "train"'):
         parse_part("trian")
