@@ -424,13 +424,14 @@ class Legibility(Metric):
             found = torch.stack([*named, is_known], dim=-1).double()  # [B, A, 3]
             self.known = self.known + torch.einsum("bg,baf->gaf", member, found)
 
-    def compute(self) -> list[tuple[Row, dict[str, Row]]]:
-        """Return for each group name -> value, and attribute -> recall, shuffled_recall, known."""
+    def compute(self) -> tuple[Rows, dict[str, Rows]]:
+        """Return group -> name -> value; and group -> attribute -> value of `RECALLS`."""
         keys, members = dim_zero_cat(self.keys), dim_zero_cat(self.members)
-        found = []
-        for place in range(len(self.groups)):
+        found: Rows = {}
+        of_attributes: dict[str, Rows] = {}
+        for place, group in enumerate(self.groups):
             own, (total, count) = keys[members[:, place]], self.nats[place].tolist()
-            values = {
+            found[group] = {
                 "text_nats": total / count if count else nan,
                 "distinct": len(own.unique()) / max(1, len(own)),
             }
@@ -439,9 +440,9 @@ class Legibility(Metric):
             shares[:, :2] /= shares[:, 2:].clamp(min=1)
             rows = [dict(zip(RECALLS, row, strict=True)) for row in shares.tolist()]
             if self.attributes:
-                values |= {name: rows[0][name] for name in RECALLS[:2]}
-            found.append((values, dict(zip(self.attributes, rows[1:], strict=True))))
-        return found
+                found[group] |= {name: rows[0][name] for name in RECALLS[:2]}
+            of_attributes[group] = dict(zip(self.attributes, rows[1:], strict=True))
+        return found, of_attributes
 
 
 IS_RANDOM = "the subject has random weights"
@@ -462,13 +463,12 @@ SHOWN = {
     "kl_recovered": "KL rec.",
     "next_nats": "CE diff.",
 }
-OF_FURTHER_FILES = ("fve", "fve_excess", "kl_recovered", "recall", "shuffled_recall")
 
 
 class ControlTable(Callback):
     """Computes all rows from the module's sums, logs the headline, prints and writes the tables.
 
-    The headline is that of the first file; of each further one FILE some values are test/FILE/….
+    The headline is that of the first file; that of each further one FILE is test/FILE/….
     controls.json: subject; rows, as of `FidelityTable.compute`; legibility, group -> name -> value;
     attributes, group -> name -> recall; notes. A group is a file, or all. examples.html:
     `evaluation.num_examples` explanations.
@@ -476,22 +476,27 @@ class ControlTable(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         computed = pl_module.fidelity.compute()  # collectives: on every rank
-        readable = pl_module.legibility.compute()
-        legible, attributes = (
-            dict(zip(computed, column, strict=True)) for column in zip(*readable, strict=True)
-        )
+        legible, attributes = pl_module.legibility.compute()
         left_out = () if pl_module.lens.has_reference else REFERENCE_ROWS
         groups = {
             group: {name: row for name, row in rows.items() if name not in left_out}
             for group, rows in computed.items()
         }
-        log_headlines(
-            pl_module, {group: headline(groups[group], legible[group]) for group in groups}
-        )
-        number = pl_module.evaluation.num_examples
+        values: Row = {}
+        for place, group in enumerate(
+            group for group in groups if group != ALL or len(groups) == 1
+        ):
+            start = f"{group}/" if place else ""
+            found = headline(groups[group], legible[group])
+            values |= {start + name: value for name, value in found.items()}
+        pl_module.headline = nn.ModuleList(SumCount() for _ in values).to(pl_module.device)
+        for place, (name, value) in enumerate(values.items()):
+            metric = pl_module.headline[place]  # no names: FILE has dots
+            metric.update(torch.tensor(value, dtype=torch.float64), torch.tensor(1))
+            pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
         dataset = trainer.datamodule.datasets["test"]
-        chosen = evenly(len(dataset.lengths), number) if number else []
-        found = examples(trainer, pl_module, dataset, chosen)  # on every rank
+        chosen = evenly(len(dataset.lengths), pl_module.evaluation.num_examples)
+        lines = examples(trainer, pl_module, dataset, chosen) if chosen else []  # on every rank
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
@@ -499,11 +504,12 @@ class ControlTable(Callback):
         facts = pl_module.recipe["subject"]
         is_random = pl_module.options.random_weights or pl_module.options.path is None
         own = training_digest(trainer.datamodule.store.hashes(TRAIN))
-        notes = [
-            *[OTHER_DATA] * (pl_module.recipe[TRAINED_ON] != [own]),
-            *[NO_REFERENCE] * bool(left_out),
-            *[IS_RANDOM] * is_random,
-        ]
+        holds = {
+            OTHER_DATA: pl_module.recipe[TRAINED_ON] != [own],
+            NO_REFERENCE: bool(left_out),
+            IS_RANDOM: is_random,
+        }
+        notes = [note for note in holds if holds[note]]
         known = {name: facts[name] for name in ("digest", "layer")}
         content = {
             "subject": {**known, "has_random_weights": is_random},
@@ -513,8 +519,8 @@ class ControlTable(Callback):
             "notes": notes,
         }
         (folder / "controls.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        if found:
-            (folder / "examples.html").write_text(page(found, len(dataset.lengths)), "utf-8")
+        if lines:
+            (folder / "examples.html").write_text(page(lines, len(dataset.lengths)), "utf-8")
         console = Console(highlight=False)
         for group, rows in groups.items():
             if group != ALL or len(groups) == 1:
@@ -535,21 +541,6 @@ def headline(rows: Rows, legible: Row) -> Row:
         **{f"{row}_fve": rows[row]["fve"] for row in ("separate_reader",) if row in rows},
         **legible,
     }
-
-
-def log_headlines(module: LightningModule, headlines: Rows) -> None:
-    """Log the headline of the first file, and some values of each further one; equal on all
-    ranks."""
-    first, *others = [group for group in headlines if group != ALL] or [ALL]
-    values = dict(headlines[first])
-    for group in others:
-        some = {name: headlines[group].get(name) for name in OF_FURTHER_FILES}
-        values |= {f"{group}/{name}": value for name, value in some.items() if value is not None}
-    module.headline = nn.ModuleList(SumCount() for _ in values).to(module.device)
-    for place, (name, value) in enumerate(values.items()):
-        metric = module.headline[place]  # no names: FILE has dots
-        metric.update(torch.tensor(value, dtype=torch.float64), torch.tensor(1))
-        module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
 
 
 def rendered(rows: Rows, legible: Row, group: str) -> Table:
@@ -585,9 +576,6 @@ def _number(value: float) -> str:
     return f"{value:.1e}".replace("e+0", "e")
 
 
-AT_ONCE = 64  # examples in one forward call
-
-
 def evenly(length: int, number: int) -> list[int]:
     """Return so many of 0 … length - 1 at even distances, the first and the last among them."""
     return np.unique(np.linspace(0, length - 1, min(number, length)).round().astype(int)).tolist()
@@ -601,20 +589,16 @@ def examples(
 
     Every rank computes all of them, so that none waits for another.
     """
-    lines = []
-    tokenizer = dataset.pieces.store.tokenizer
-    for start in range(0, len(numbers), AT_ONCE):
-        some = numbers[start : start + AT_ONCE]
-        batch = module.transfer_batch_to_device(dataset.batch(np.array(some), 0), module.device, 0)
-        with torch.no_grad():
-            found = trainer.strategy.predict_step(batch, 0, with_salience=True)
-        results = {name: values.cpu().numpy() for name, values in found.items()}
-        for row, number in enumerate(some):
-            values = {name: result[row] for name, result in results.items()}
-            line = explanation_line(dataset, number, values, CONTROLS)
-            texts = token_texts(tokenizer, values["token_ids"])
-            line["words"] = list(zip(texts, values["salience"].tolist(), strict=True))
-            lines.append(line)
+    batch = module.transfer_batch_to_device(dataset.batch(np.array(numbers), 0), module.device, 0)
+    with torch.no_grad():
+        found = trainer.strategy.predict_step(batch, 0, with_salience=True)
+    results, lines = {name: values.cpu().numpy() for name, values in found.items()}, []
+    for row, number in enumerate(numbers):
+        values = {name: result[row] for name, result in results.items()}
+        line = explanation_line(dataset, number, values, CONTROLS)
+        texts = token_texts(dataset.pieces.store.tokenizer, values["token_ids"])
+        line["words"] = list(zip(texts, values["salience"].tolist(), strict=True))
+        lines.append(line)
     return sorted(lines, key=lambda line: line["error"])
 
 

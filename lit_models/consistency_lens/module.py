@@ -88,7 +88,6 @@ class LitConsistencyLens(ExactModule):
 
     recipe_key: ClassVar[str] = LENS_RECIPE_KEY
     buffers_stand_still: ClassVar[bool] = True
-    control_names: ClassVar[tuple[str, ...]] = CONTROLS
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class LitConsistencyLens(ExactModule):
     def model_facts(self) -> ModelFacts:
         facts = super().model_facts()
         folder = tokenizer_folder(self.options)
-        return replace(facts, tokenizer=folder, options={"controls": self.control_names})
+        return replace(facts, tokenizer=folder, options={"controls": CONTROLS})
 
     @property
     def tokenizer(self) -> TextTokenizer:

@@ -152,7 +152,10 @@ def test_texts_and_attributes_are_counted_by_hand():
     other = torch.tensor([[4, 4], [0, 0], [0, 4], [4, 4]])
     attributes = torch.tensor([[5, 6], [5, -1], [7, 5], [4, 4]])
     table.update(torch.tensor([1.0, 2.0, 6.0, 99.0]), (own, other), attributes, member)
-    (values, by_name), (some, of_one) = table.compute()
+    found, attributes = table.compute()
+    (values, by_name), (some, of_one) = (
+        (found[group], attributes[group]) for group in ("all", "one")
+    )
     assert values == pytest.approx(
         {"text_nats": 3, "distinct": 2 / 3, "recall": 3 / 5, "shuffled_recall": 0}
     )
@@ -162,13 +165,16 @@ def test_texts_and_attributes_are_counted_by_hand():
     assert (some["distinct"], of_one["pet"]["recall"]) == (1, 0.5)
     bare = Legibility([], ["all"])
     bare.update(torch.ones(4), (own, other), None, member[:, :1])
-    assert bare.compute() == [({"text_nats": 1, "distinct": pytest.approx(2 / 3)}, {})]
+    assert bare.compute() == (
+        {"all": {"text_nats": 1, "distinct": pytest.approx(2 / 3)}},
+        {"all": {}},
+    )
     again = torch.tensor([[4, 5], [4, -1], [6, 5]])
     table.reset()
     shares = (torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([[4, 5], [4, 4], [6, 5]]))
     member = torch.tensor([[1, 1], [1, 1], [0, 0]]).double()
     table.update(torch.zeros(3), shares, again, member)
-    rows = table.compute()[0][1]
+    rows = table.compute()[1]["all"]
     assert [rows["pet"]["recall"], rows["pet"]["shuffled_recall"]] == [0.5, 1]
     assert [rows["place"]["recall"], rows["place"]["shuffled_recall"]] == [1, 1]
 
