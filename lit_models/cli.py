@@ -18,7 +18,6 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from pydoc import locate
 from types import FrameType
@@ -54,7 +53,7 @@ from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
-from lit_models.training.hyperparameters import StoredClasses
+from lit_models.training.hyperparameters import StoredClasses, argument_defaults
 from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
@@ -535,7 +534,10 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     if class_path is None:
         return {}, step
     classes.check(path, class_path, values)
-    kept = {k: v for k, v in values.items() if k not in START_ONLY}
+    known = argument_defaults(locate(class_path)) or values
+    if gone := [f"{name}={values[name]}" for name in values if name not in known]:
+        say_first(f"{path} is of another version, whose {', '.join(gone)} has no effect any more")
+    kept = {k: v for k, v in values.items() if k in known and k not in START_ONLY}
     return {"class_path": class_path, "init_args": kept}, step
 
 
@@ -581,13 +583,8 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
 def settled_options(class_path: str) -> dict[str, Any]:
     """Returns name -> default of the options that an evaluation takes from its checkpoint."""
     found: Any = locate(class_path)
-    names = getattr(found, "settled_options", ())
-    defaults: dict[str, Any] = {}
-    for kind in reversed(getattr(found, "__mro__", ())):  # a class hands **options to its parent
-        if names and "__init__" in vars(kind):
-            parameters = signature(kind.__init__).parameters.values()
-            defaults.update((parameter.name, parameter.default) for parameter in parameters)
-    return {name: defaults[name] for name in names}
+    defaults = argument_defaults(found)
+    return {name: defaults[name] for name in getattr(found, "settled_options", ())}
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -79,8 +79,6 @@ class LitCausalLM(ExactModule):
         freeze: patterns of names of parameters that are frozen.
         generation: what prediction does with prompts.
         computation: compiling and recomputing blocks.
-        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
-        base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
 
     Raises:
@@ -100,8 +98,6 @@ class LitCausalLM(ExactModule):
         freeze: list[str] | None = None,
         generation: GenerationOptions | None = None,
         computation: ComputationOptions | None = None,
-        lr_scaling: Literal["none", "linear", "sqrt"] = "none",
-        base_global_batch_size: int | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__()

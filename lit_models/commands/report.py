@@ -395,7 +395,6 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         "global batch": batch
         and f"{batch:,} = {plan.get('num_replicas')} × "
         f"{plan.get('micro_batch_size')} × {plan.get('accumulate_grad_batches')} accumulated",
-        "learning rate": top and f"scaled by {top.get('lr_scale', 1.0):g}",
         "samples per second": mean("samples_per_s", ",.1f") or rate,
         "tokens per second": mean("tokens_per_s", ",.0f"),
         "padding": mean("padding_share", ".1%") or (padding and f"{padding:.1%}"),

@@ -81,8 +81,6 @@ class LitConsistencyLens(ExactModule):
         teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
         evaluation: what a test computes.
-        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
-        base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
     """
 
@@ -100,8 +98,6 @@ class LitConsistencyLens(ExactModule):
         teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
         evaluation: EvaluationOptions | None = None,
-        lr_scaling: str = "none",
-        base_global_batch_size: int | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__()

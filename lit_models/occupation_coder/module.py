@@ -73,8 +73,6 @@ class LitOccupationCoder(ExactModule):
             What a validation finds takes its place and stays with the weights.
         freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
         layer_decay: factor of the learning rate per encoder layer below the top.
-        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
-        base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
         init_from_part: `encoder` takes the encoder alone.
 
@@ -102,8 +100,6 @@ class LitOccupationCoder(ExactModule):
         temperature: dict[str, float] | None = None,
         freeze: Literal["none", "encoder"] | int = "none",
         layer_decay: float = 1.0,
-        lr_scaling: Literal["none", "linear", "sqrt"] = "none",
-        base_global_batch_size: int | None = None,
         init_from: str | None = None,
         init_from_part: str | None = None,
     ) -> None:

@@ -4,7 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -45,8 +45,6 @@ class EncodedTextModule(ExactModule):
         lora: adapters on layers of the encoder, which else stands still.
         freeze: parameters of the network that stand still, by patterns of their names.
         layer_decay: factor of the learning rate per encoder layer below the top.
-        lr_scaling: how the rate follows a global batch other than `base_global_batch_size`.
-        base_global_batch_size: the global batch for which the rate was chosen.
         init_from: checkpoint to take weights from.
     """
 
@@ -63,8 +61,6 @@ class EncodedTextModule(ExactModule):
         lora: LoraOptions | None = None,
         freeze: list[str] | None = None,
         layer_decay: float = 1.0,
-        lr_scaling: Literal["none", "linear", "sqrt"] = "none",
-        base_global_batch_size: int | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__()

@@ -29,7 +29,12 @@ from lit_models.training.checkpoints import (
 )
 from lit_models.training.export import Layout, class_of, read_exported
 from lit_models.training.faults import FailureReport, NonFinite
-from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses, plain_hyperparameters
+from lit_models.training.hyperparameters import (
+    UNTRUSTED,
+    StoredClasses,
+    argument_defaults,
+    plain_hyperparameters,
+)
 from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
@@ -485,7 +490,8 @@ class ExactModule(LightningModule):
         content = read_exported(folder, classes)
         values = dict(content["hyper_parameters"])
         kind = class_of(values.pop("_class_path"), folder, classes)
-        values.pop("_instantiator")
+        known = argument_defaults(kind)  # another version may have had more
+        values = {name: value for name, value in values.items() if name in known}
         classes.check(folder, kind, values)
         module = instantiate_module(kind, values)
         module.configure_model()

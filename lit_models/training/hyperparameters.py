@@ -219,3 +219,13 @@ def _types_in(hint: Any) -> Iterator[Any]:
         for part in typing.get_args(hint):
             if not isinstance(part, list):
                 yield from _types_in(part)
+
+
+def argument_defaults(kind: Any) -> dict[str, Any]:
+    """Return name -> default of the arguments of a class's constructor, {} of what is no class."""
+    defaults: dict[str, Any] = {}
+    for base in reversed(getattr(kind, "__mro__", ())):
+        if "__init__" in vars(base):  # a class hands **options to its parent
+            parameters = inspect.signature(base.__init__).parameters.values()
+            defaults.update((parameter.name, parameter.default) for parameter in parameters)
+    return defaults

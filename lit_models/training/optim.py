@@ -87,11 +87,8 @@ class WarmupDecay(LambdaLR):
         self.total_steps = total_steps
         super().__init__(optimizer, self.factor)
 
-    def set_total_steps(self, total_steps: int, batch_growth: float = 1.0) -> None:
-        """Fix the length of the run; a warm-up in steps becomes shorter by `batch_growth`, how many
-        times larger than planned the global batch is."""
-        if self.warmup >= 1:
-            self.warmup = max(1.0, self.warmup / batch_growth)
+    def set_total_steps(self, total_steps: int) -> None:
+        """Fix the length of the run."""
         if self.warmup >= total_steps:
             raise ValueError(
                 f"warmup is {self.warmup:g} steps, but the run has {total_steps}; give fewer, or a "
@@ -214,10 +211,12 @@ class MuonAdamW(Optimizer):
             "fused": True,  # torch then keeps AdamW's step counts beside the parameters
         }
         # torch's classes check theirs; a wrong sign or decay would train, but not learn.
-        if min(lr, adamw_factor, weight_decay, eps, momentum, *betas) < 0:
-            raise ValueError(f"values of MuonAdamW must be 0 or more, got {defaults}.")
-        if max(momentum, *betas) >= 1:
-            raise ValueError(f"momentum and betas must be below 1, got {momentum} and {betas}.")
+        least = min(lr, adamw_factor, weight_decay, eps, momentum, *betas)
+        if least < 0 or max(momentum, *betas) >= 1:
+            raise ValueError(
+                "values of MuonAdamW must be 0 or more, momentum and betas below 1; got "
+                f"{defaults}."
+            )
         groups = list(params)
         if not all(isinstance(group, dict) and "kind" in group for group in groups):
             raise ValueError(
@@ -305,23 +304,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return x.T if is_tall else x
 
 
-def lr_scale(rule: Literal["none", "linear", "sqrt"], global_size: int, base_size: int) -> float:
-    """Return the factor on the learning rate for another global batch than its own.
-
-    Source: linear scaling (Goyal et al. 2017, section 2.1); square root (Krizhevsky 2014).
-    """
-    ratio = global_size / base_size
-    return {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[rule]
-
-
-def by_name(optimizer: Optimizer) -> Optimizer:
-    """Make an optimizer load its state by parameter name, and return it: by position, a checkpoint
-    with other groups would give parameters each other's moments."""
-    optimizer.register_load_state_dict_pre_hook(_reorder_by_name)
-    return optimizer
-
-
-def _reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored state in the order of this optimizer's parameters: by position, a checkpoint
+    with other groups would give them each other's moments."""
     saved_groups = state_dict["param_groups"]
     groups = optimizer.param_groups
     if not all("param_names" in group for group in [*saved_groups, *groups]):
@@ -385,14 +370,9 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     Raises:
         ValueError: a schedule that ends with a run that has no end.
     """
-    by_name(optimizer)
-    batch_size = module.trainer.datamodule.batching.global_batch_size
-    rule = module.hparams.get("lr_scaling", "none")
-    base = module.hparams.get("base_global_batch_size") or batch_size
-    scale = lr_scale(rule, batch_size, base)
-    module.lr_scale = scale
+    optimizer.register_load_state_dict_pre_hook(reorder_by_name)
     for group in optimizer.param_groups:
-        group["lr"] *= scale * group.get("lr_factor", 1.0)
+        group["lr"] *= group.get("lr_factor", 1.0)
         plain = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         group[CONFIGURED] = {k: v for k, v in plain.items() if not isinstance(v, Tensor)}
     if scheduler is None:
@@ -405,8 +385,7 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
                 "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
                 "give one, or set the schedule's total_steps."
             )
-        growth = 1.0 if rule == "none" else batch_size / base
-        schedule.set_total_steps(steps, growth)
+        schedule.set_total_steps(steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

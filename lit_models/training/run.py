@@ -301,7 +301,6 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "memory": [used for _, used in ranks],
         "precision": str(trainer.precision),
         "learning_rates": [g["lr"] for o in trainer.optimizers for g in o.param_groups],
-        "lr_scale": float(getattr(trainer.lightning_module, "lr_scale", 1.0)),
         "plan": data.plan_facts if has_plan else {},
         "exactness": exactness,
         "versions": {
@@ -420,7 +419,7 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         lines.append(("dropout", "keyed by seed, epoch and sample"))
     rates = sorted(set(facts["learning_rates"]), reverse=True)[:3]
     shown = ", ".join(f"{rate:.3g}" for rate in rates)
-    lines.append(("learning rate", f"{shown} at this step, scaled by {facts['lr_scale']:g}"))
+    lines.append(("learning rate", f"{shown} at this step"))
     table = Table.grid(padding=(0, 2))
     for label, value in lines:
         if value:

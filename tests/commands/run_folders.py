@@ -23,7 +23,6 @@ TOPOLOGY: dict[str, Any] = {
     "host_rank_device": ["here:0:cpu", "here:1:cpu"],
     "memory": [{"resident_bytes": 1 << 30, "allocated_bytes": None}],
     "precision": "32-true",
-    "lr_scale": 1.0,
     "plan": {"global_batch_size": 8, "num_replicas": 2, "micro_batch_size": 4,
              "accumulate_grad_batches": 1, "padding_share": 0.25},
     "exactness": {"level": "gradient"},

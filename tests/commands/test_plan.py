@@ -8,7 +8,6 @@ import pytest
 from lit_models.commands import run_command
 from lit_models.commands.plan import plan
 from lit_models.errors import USAGE, run_guarded
-from tests.toy import LitToy
 
 RUN = [
     "--model.class_path=tests.toy.LitToy",
@@ -18,14 +17,6 @@ RUN = [
     "--trainer.max_epochs=1",
 ]
 GIB = 2**30
-
-
-class ScaledToy(LitToy):
-    """The toy whose rate follows the global batch."""
-
-    def __init__(self, lr_scaling: str = "linear", base_global_batch_size: int = 4, **rest) -> None:
-        super().__init__(**rest)
-        self.save_hyperparameters()
 
 
 def rows_of(capsys, *options: str, devices: str = "1,2,4,8") -> dict[str, list[Any]]:
@@ -43,13 +34,12 @@ def test_a_global_batch_is_the_same_run_on_any_devices(capsys):
     assert rows["targets per epoch"] == rows["targets per epoch"][:1] * 4
 
 
-def test_rate_and_warm_up_follow_the_scaling_rule(capsys):
-    model = "--model.class_path=tests.commands.test_plan.ScaledToy"
+def test_rate_and_warm_up_are_those_of_the_schedule(capsys):
     schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
-    options = [model, schedule, "--model.lr_scheduler.warmup=100", "--data.num_samples=2000"]
+    options = [schedule, "--model.lr_scheduler.warmup=100", "--data.num_samples=2000"]
     rows = rows_of(capsys, *options, "--data.global_batch_size=16")
-    assert rows["learning rate"] == pytest.approx([0.04] * 4)
-    assert rows["warm-up steps"] == [25] * 4
+    assert rows["learning rate"] == pytest.approx([0.01] * 4)
+    assert rows["warm-up steps"] == [100] * 4
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import lit_models
 from lit_models import LitCausalLM, LitOccupationCoder
 from lit_models.commands.export import export
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
+from tests.toy import LitToy
 from tests.wrong_inputs import FIT, ONE_DEVICE
 
 CKPT = "planted.ckpt"
@@ -254,3 +255,17 @@ def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
         )
     assert not (tmp_path / "witness").exists()
     assert os.listdir(tmp_path)
+
+
+def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(unisono, toy_config):
+    assert unisono("fit", "--config=toy.yaml")[0] == 0
+    path = Path("runs/toy/checkpoints/last.ckpt")
+    content = torch.load(path, weights_only=True)
+    content["hyper_parameters"]["lr_scaling"] = "none"
+    torch.save(content, path)
+    status, output = unisono("validate", "--config=toy.yaml", f"--ckpt_path={path}")
+    assert status == 0, output
+    assert "whose lr_scaling=none has no effect any more" in " ".join(output.split())
+    export(path, to=Path("exported"), trust_checkpoint=True)
+    module = LitToy.from_exported("exported", trust_checkpoint=True)
+    assert torch.equal(module.model[0].weight, content["state_dict"]["model.0.weight"])
