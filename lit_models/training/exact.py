@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import instantiate_module
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     LastCheckpoint,
     load_part,
+    misfits,
     read_checkpoint,
     take_averaged,
 )
@@ -87,8 +89,6 @@ class ExactModule(LightningModule):
         self.recipe: Any = None if self.recipe_key else {}
         self.is_built = False
         self._trained_recipe: dict[str, Any] | None = None  # of the checkpoint of a trainer's call
-        self._names_checkpoint = False  # whether the trainer had a ckpt_path before the call
-        self._awaited: Any = None  # a checkpoint that this network was built for
         self._early_weights: dict[str, Any] | None = None
 
     def save_hyperparameters(self, *args: Any, **options: Any) -> None:
@@ -119,25 +119,22 @@ class ExactModule(LightningModule):
         return own
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the own callbacks that the trainer lacks: a plain script gets them too."""
+        """Add the own callbacks that the trainer lacks: a plain script gets them too."""
         if self._trainer is None:
             return []
         if self.trainer.state.fn == "fit":
             follows_plan(self, self.trainer.datamodule)
         # The first hook of a call, before the data are read.
-        self._names_checkpoint = self.trainer.ckpt_path is not None
         path = self.trainer.ckpt_path if self.recipe is None else None
         content = None if path is None else read_checkpoint(path, mmap=True)
         self._trained_recipe = None if content is None else self.stored_recipe(content)
         self._hand_over()
-        present = self.trainer.callbacks
-        own = missing_kinds(self.own_callbacks(), present)
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
         # that the ledger has noted, in the folder that the run has taken.
-        first = [c for c in own if isinstance(c, RunFolder | Ledger)]
-        present[:0] = first
-        present.sort(key=lambda c: not isinstance(c, RunFolder | Ledger))  # keeps the order else
-        return [c for c in own if c not in first]
+        present, is_first = self.trainer.callbacks, (RunFolder, Ledger)
+        present += missing_kinds(self.own_callbacks(), present)
+        present.sort(key=lambda c: (not isinstance(c, is_first), isinstance(c, Checkpoint)))
+        return []
 
     def setup(self, stage: str) -> None:
         """Give each process its own metric states; a family that overrides it calls this first.
@@ -241,8 +238,7 @@ class ExactModule(LightningModule):
             if not self.is_built:
                 weights, self._early_weights = self._early_weights, None
                 if data is not None and weights is None:
-                    self._awaited = self.trainer.ckpt_path
-                    is_new = self._awaited is None
+                    is_new = self.trainer.ckpt_path is None
                 self.build(self.recipe, data if is_new else None)
                 self.is_built = True
                 self._convert(dtype)
@@ -258,23 +254,8 @@ class ExactModule(LightningModule):
         if dtype != torch.float32:  # in which an adapter's base may have fewer bits
             self.to(dtype)
 
-    def teardown(self, stage: str) -> None:
-        if self._trainer is not None and not self._names_checkpoint:
-            self.trainer.ckpt_path = None  # an argument of this call is not that of the next
-
-    def on_train_start(self) -> None:
-        """Refuse a trainer's `ckpt_path` of an earlier call that failed."""
-        if self._awaited is not None:
-            raise RuntimeError(
-                f"trainer.ckpt_path is still {self._awaited}, of an earlier call, and this call "
-                "loads no checkpoint: set trainer.ckpt_path = None before it."
-            )
-
-    on_validation_start = on_train_start
-
     def on_predict_start(self) -> None:
         """Refuse weights whose every answer would be nan, on all ranks alike."""
-        ExactModule.on_train_start(self)
         wrong = ""
         for name, parameter in self.named_parameters():
             (values,) = local_parts([parameter.detach()])
@@ -348,7 +329,6 @@ class ExactModule(LightningModule):
         """Build the network where the checkpoint alone knows its recipe, and take what it learnt;
         a training takes its progress, an evaluation the averaged weights if there are any."""
         trained = self.stored_recipe(checkpoint)
-        self._awaited = None
         if self.is_training_run:
             self.settle_progress(checkpoint)
         else:
@@ -496,6 +476,11 @@ class ExactModule(LightningModule):
         module = instantiate_module(kind, values)
         module.configure_model()
         module.on_load_checkpoint(content)
+        if wrong := misfits(module.state_dict(), content["state_dict"]):
+            raise ValueError(
+                f"the weights of {folder} do not fit {kind.__name__}: {wrong}. Use the version of "
+                "the code that exported it (config.json names it)."
+            )
         module.load_state_dict(content["state_dict"])
         return module.eval()
 

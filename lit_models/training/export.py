@@ -178,14 +178,13 @@ def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
             f"{folder} {what}; name a folder that `unisono export CKPT --to DIR` wrote."
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = {**json.loads(path.read_text(encoding="utf-8"))}
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); export the checkpoint again.") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        found = config.get("format") if isinstance(config, dict) else None
+    if config.get("format") != FORMAT:
         raise ValueError(
-            f'{path} is not of `unisono export`: its format is {found!r}, not "{FORMAT}". Name a '
-            "folder that this version of `unisono export` wrote."
+            f"{path} is not of `unisono export`: its format is {config.get('format')!r}, not "
+            f'"{FORMAT}". Name a folder that this version of `unisono export` wrote.'
         )
     return path, config
 

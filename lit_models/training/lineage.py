@@ -327,7 +327,11 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
 
 def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
     """Each checkpoint is sound, and says what the lines say that were there when it was saved."""
-    places = {str(row.get("hash")): place for place, row in enumerate(rows)}
+    newest, steps = 0, {}  # hash of a line -> the newest step there
+    for row in rows:
+        if _kind(row) != "event":
+            newest = row.get("step", row.get("resumed_from_step"))
+        steps[row.get("hash")] = newest
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True, every_byte=True)
@@ -336,20 +340,14 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
             continue
         step = content.get("global_step")
         name = f"{path.name} (step {step})"
-        place = places.get(content.get("ledger", {}).get("hash"))
-        if place is None:
-            last = max((row["step"] for row in rows if _kind(row) == "step"), default=0)
+        saved_at = steps.get(content.get("ledger", {}).get("hash"))
+        if saved_at is None:
+            last = max(steps.values(), default=0)
             lacks = isinstance(step, int) and step > last
             text = f"{name}: the ledger lacks the line it was saved at; its last step is {last}"
             proof.add(Status.MISSING if lacks else Status.CHECKPOINT, text)
-        elif step != (saved_at := _last_step(rows[: place + 1])):
+        elif step != saved_at:
             text = f"{name} is not what the ledger says: step {step}, not {saved_at}"
             proof.add(Status.CHECKPOINT, text)
         else:
             proof.checkpoints.append(name)
-
-
-def _last_step(rows: list[Row]) -> int | None:
-    """Return the step of the newest line, or that from which its attempt goes on."""
-    line = next((row for row in reversed(rows) if _kind(row) != "event"), {})
-    return line.get("step", line.get("resumed_from_step"))

@@ -100,8 +100,10 @@ class PredictionWriter(Callback):
         """Keep the rows of a batch that is no filler and no other rank's of a tensor group."""
         if float(batch["weight"][0]) == 0 or not tells_samples(trainer):
             return
-        rows = {name: as_array(value) for name, value in outputs.items()}
-        self._rows.append({"sample_id": batch["sample_id"].cpu().numpy(), **rows})
+        rows = {name: value.cpu() for name, value in outputs.items()}
+        rows |= {n: v.float() for n, v in rows.items() if v.dtype == torch.bfloat16}  # for numpy
+        rows["sample_id"] = batch["sample_id"].cpu()
+        self._rows.append({name: value.numpy() for name, value in rows.items()})
         self._batches.append(int(batch["step_index"]))
         if len(self._batches) >= self.part_batches:
             self._flush()
@@ -132,12 +134,6 @@ class PredictionWriter(Callback):
         with naming(target), replacing(target) as unfinished, open(unfinished, "wb") as file:
             np.savez(file, batches=np.array(self._batches), **arrays)
         self._rows, self._batches = [], []
-
-
-def as_array(value: torch.Tensor) -> np.ndarray:
-    """Return a tensor as an array; numpy has no bfloat16, whose values float32 holds exactly."""
-    value = value.cpu()
-    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
@@ -266,14 +262,11 @@ def distinct(rows: Tensor, number: int) -> list[list[float]]:
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
     """Return the head and the rows of a table of samples: their texts, by name, then their values
-    of `LAST` that any of them has."""
+    of `LAST`."""
     names = list(dict.fromkeys(name for texts, _ in samples for name in texts))
     rows = []
     for texts, last in samples:
         words = [texts.get(name, "") for name in names]
         cut = [w if len(w) <= MOST_CHARACTERS else f"{w[:MOST_CHARACTERS]}…" for w in words]
         rows.append([*cut, *last])
-    heads = [*(COLUMNS.get(name, name) for name in names), *LAST]
-    always = {*range(len(names)), heads.index("sample"), heads.index("loss")}
-    kept = [i for i in range(len(heads)) if i in always or any(row[i] for row in rows)]
-    return [[row[i] for i in kept] for row in (heads, *rows)]
+    return [[*(COLUMNS.get(name, name) for name in names), *LAST], *rows]

@@ -210,7 +210,8 @@ def _text(path: Path) -> str:
 
 class RunFolder(Callback):
     """Keeps all ranks in one folder: of a command in the one that was chosen, of a script in the
-    trainer's `default_root_dir`, which it locks while it trains.
+    trainer's `default_root_dir`, which it locks while it trains. The checkpoint that is given to
+    one call of the trainer is not that of the next.
 
     Args:
         chosen: by a command on this rank, and locked on the first one; `None` in a script.
@@ -222,8 +223,10 @@ class RunFolder(Callback):
 
     def __init__(self, chosen: Run | None = None) -> None:
         self.chosen = chosen
+        self._names_checkpoint = True  # whether the trainer had a ckpt_path before the call
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._names_checkpoint = trainer.ckpt_path is not None
         if self.chosen is None:
             return
         own, first = self.chosen, trainer.strategy.broadcast(self.chosen)
@@ -257,6 +260,9 @@ class RunFolder(Callback):
             raise RuntimeError(fault)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
+        if not self._names_checkpoint:
+            trainer.ckpt_path = None
+        self._names_checkpoint = True
         if self.chosen is None and trainer.is_global_zero:
             release(Path(trainer.default_root_dir))
 

@@ -206,7 +206,7 @@ def test_weights_of_another_network_are_refused(toy_checkpoint: Path, tmp_path: 
     weights = {"model.0.weight": torch.ones(7, 1)}
     config = {"class_path": TOY, "init_args": {}, "source": {}, "extra": {}}
     write_exported(tmp_path / "x", config, Layout(weights))
-    with pytest.raises(RuntimeError, match=r"Missing key"):
+    with pytest.raises(ValueError, match=r"do not fit LitToy: model.0.bias missing there"):
         LitToy.from_exported(tmp_path / "x")
     module = LitToy()
     module.configure_model()

@@ -135,7 +135,7 @@ def test_answers_that_are_right_are_not_listed() -> None:
     assert [row[:5] for row in distinct(found, 3)] == [[2, 2, 0.25, 1, 2], [1, 0, 0.5, 1, 0]]
 
 
-def test_columns_that_no_sample_has_are_left_out_and_long_texts_are_cut() -> None:
+def test_texts_that_a_sample_lacks_are_empty_and_long_ones_are_cut() -> None:
     samples = [
         ({"text": "2", "b": "y", "given": "z" * 2001}, ("0.5", "yes", "5", "0.5")),
         ({"text": "1", "given": "z", "c": "w"}, ("", "", "3", "nan")),
@@ -147,8 +147,7 @@ def test_columns_that_no_sample_has_are_left_out_and_long_texts_are_cut() -> Non
     ]
     assert found[0] == ["2", "y", "z" * 2000 + "…", "", "0.5", "yes", "5", "0.5"]
     assert found[1] == ["1", "", "z", "w", "", "", "3", "nan"]
-    assert as_table(samples[1:])[0] == ["input", "answer", "c", "sample", "loss"]
-    assert as_table([]) == [["sample", "loss"]]
+    assert as_table([]) == [heads[4:]]
 
 
 def test_a_run_lists_what_looking_at_each_sample_lists(
@@ -167,10 +166,10 @@ def test_a_run_lists_what_looking_at_each_sample_lists(
         expected.append((-result.loss.item(), number, result.answers["sum"].item()))
     with (tmp_path / "errors-test.csv").open(newline="") as file:
         heads, *found = csv.reader(file)
-    assert heads == ["length", "sum", "sample", "loss"]
+    assert heads == ["length", "sum", "confidence", "seen in training", "sample", "loss"]
     for row, (loss, number, said) in zip(found, sorted(expected)[:14], strict=True):
-        assert row[:3] == [str(dataset.lengths[number]), f"{said:g}", str(number)]
-        assert float(row[3]) == pytest.approx(-loss, rel=0.01)
+        assert row[:5] == [str(dataset.lengths[number]), f"{said:g}", "", "", str(number)]
+        assert float(row[5]) == pytest.approx(-loss, rel=0.01)
     assert not list(tmp_path.glob(".*unfinished"))
     path = tmp_path / "errors-test.csv"
     assert f"errors: {path} (14 samples, the largest loss first)" in capsys.readouterr().out
