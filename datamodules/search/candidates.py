@@ -1,12 +1,18 @@
-"""Candidates of queries: judged ones, lists of BM25 or of a run, groups and hard negatives.
+"""Candidates of queries: judged ones, or lists of BM25 or of a run; groups and hard negatives.
 
 Shapes: Q queries, L most documents of one list.
+
+Source of BM25: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond
+(2009), sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never negative.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,13 +25,147 @@ from datamodules.core.store import (
     write_arrays,
 )
 from datamodules.files.tables import Files, expand_files
-from datamodules.search.bm25 import BM25_VERSION, Bm25Options, open_bm25
 from datamodules.search.collection import Collection
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run
+from datamodules.text.encoding import terms_by
 
+BM25_VERSION = 1
 LISTS_VERSION = 1
+FIRST_DEPTH = 1000  # documents of BM25 beside those of a retriever
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
 Source = Literal["judged", "bm25", "run"]
+
+
+@dataclass(frozen=True)
+class Bm25Options:
+    """How documents are scored.
+
+    Args:
+        k1: how long further occurrences of a word count, 0 or more.
+        b: how much long documents are marked down, 0 to 1.
+        stemmer: language of a Snowball stemmer, such as english; `None` compares whole words.
+        stopwords: language whose commonest words are passed over; `None` keeps all.
+    """
+
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str | None = None
+    stopwords: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.k1 >= 0 and 0 <= self.b <= 1):
+            raise ValueError(
+                f"bm25.k1 must be 0 or more and bm25.b 0 to 1, got {self.k1} and {self.b}."
+            )
+        terms_by(self.stemmer, self.stopwords)
+
+    def words(self) -> Callable[[str], list[str]]:
+        """Return the function that cuts a text into words."""
+        return terms_by(self.stemmer, self.stopwords)
+
+
+class Hits(NamedTuple):
+    """The best documents of each query, best first; equal scores in the order of documents.
+
+    Args:
+        documents: [Q, k] int64, -1 behind the last document that shares a word.
+        scores: [Q, k] float32, 0 there.
+    """
+
+    documents: np.ndarray
+    scores: np.ndarray
+
+
+class Bm25(ArrayFolder):
+    """An inverted index, as `open_bm25` makes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.num_documents: int = self.facts["num_documents"]
+        self._words = Bm25Options(**self.facts["options"]).words()
+        names = ("starts", "documents", "impacts")
+        self._starts, self._documents, self._impacts = (self.arrays[name] for name in names)
+
+    @cached_property
+    def _terms(self) -> dict[str, int]:
+        with (self.folder / "terms.txt").open(encoding="utf-8") as file:
+            return {line.rstrip("\n"): number for number, line in enumerate(file)}
+
+    def search(self, queries: Sequence[str], k: int, among: np.ndarray | None = None) -> Hits:
+        """Return the best k documents of these queries, or all if they are fewer.
+
+        Args:
+            among: [D] ascending, the documents that are searched; `None` searches all.
+        """
+        k = min(k, self.num_documents if among is None else len(among))
+        scores = np.zeros(self.num_documents, np.float64)
+        hits = Hits(np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), "f4"))
+        for row, query in enumerate(queries):
+            scores.fill(0.0)
+            for postings, impacts in self._postings(query):
+                scores[postings] += impacts
+            own = scores if among is None else scores[among]
+            worst = np.partition(own, len(own) - k)[len(own) - k]
+            matching = np.flatnonzero(own >= worst if worst > 0 else own)
+            best = matching[np.argsort(-own[matching], kind="stable")][:k]
+            hits.documents[row, : len(best)] = best if among is None else among[best]
+            hits.scores[row, : len(best)] = own[best]
+        return hits
+
+    def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
+        """Return the scores of some documents, [n] float64; 0 where no word is shared."""
+        found = np.zeros(len(documents), np.float64)
+        for postings, impacts in self._postings(query):
+            place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
+            found += np.where(postings[place] == documents, impacts[place], 0)
+        return found
+
+    def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the documents of each of its words, ascending, and what it adds to their scores."""
+        counts = Counter(self._words(query))
+        # In the order of the terms, so that the sums do not depend on the order of the words.
+        for term, count in sorted((self._terms.get(w, -1), n) for w, n in counts.items()):
+            if term >= 0:
+                part = slice(self._starts[term], self._starts[term + 1])
+                impacts = self._impacts[part]
+                if count > 1:
+                    impacts = np.multiply(impacts, count, dtype=np.float64)
+                yield self._documents[part], impacts
+
+
+def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
+    """Return the index of a collection's titles and texts, made in the cache at first use."""
+    facts = [BM25_VERSION, collection.fingerprint, asdict(options)]
+    folder = cache_folder("bm25_index", facts)
+    return Bm25(made_once(folder, lambda target: _write(target, collection, options)))
+
+
+def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
+    terms: defaultdict[str, int] = defaultdict()
+    terms.default_factory = terms.__len__  # a new word gets the next number
+    lengths = np.zeros(len(collection.documents), np.int64)
+    columns = array("i"), array("i"), array("i")  # term, document and count of each posting
+    words = options.words()
+    for number, text in enumerate(collection.documents):
+        numbers = [terms[word] for word in words(f"{text.title} {text.text}")]
+        counts = Counter(numbers)
+        lengths[number] = len(numbers)
+        for column, values in zip(
+            columns, (counts, [number] * len(counts), counts.values()), strict=True
+        ):
+            column.extend(values)
+    term, document, count = (np.array(column, np.int32) for column in columns)
+    order = np.argsort(term, kind="stable")  # documents stay ascending within a term
+    term, document, count = term[order], document[order], count[order]
+    frequency = np.bincount(term, minlength=len(terms))
+    mean_length = max(lengths.mean(), 1.0)
+    weight = np.log1p((len(lengths) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+    norm = options.k1 * (1 - options.b + options.b * lengths[document] / mean_length)
+    impacts = weight * count / (count + norm)
+    starts = np.concatenate([[0], np.cumsum(frequency)]).astype(np.int64)
+    arrays = {"starts": starts, "documents": document, "impacts": impacts.astype(np.float32)}
+    (folder / "terms.txt").write_text("".join(f"{t}\n" for t in terms), "utf-8")
+    write_arrays(folder, arrays, num_documents=len(lengths), options=asdict(options))
 
 
 @dataclass(frozen=True)
@@ -36,29 +176,19 @@ class CandidateOptions:
         source: the judged ones; the best of BM25; or those of a run, TREC's file of rankings.
         top: how many of BM25 or of the run.
         run: file of the run, or several that hold different queries.
-        bm25: how BM25 scores: beside the ranker in a test, and before it where the source is no
-            run; `None` leaves BM25 out, which spares indexing the collection.
 
     Raises:
-        ValueError: a run without the source run, that source without one, or bm25 without BM25.
+        ValueError: a run without the source run, that source without one, or a top below 1.
     """
 
     source: Source = "judged"
     top: int = 100
     run: Files = None
-    bm25: Bm25Options | None = Bm25Options()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         _check_run("candidates", self.source, self.run)
         if self.top < 1:
             raise ValueError(f"candidates.top must be at least 1, got {self.top}.")
-        if self.source == "judged" and self.top != CandidateOptions.top:
-            raise ValueError(
-                f"candidates.top is {self.top}, but all judged documents are ranked; leave it out, "
-                "or choose candidates.source bm25 or run."
-            )
-        if self.source == "bm25" and self.bm25 is None:
-            raise ValueError("candidates.source bm25 needs candidates.bm25; leave it as it is.")
 
 
 def _check_run(option: str, source: Source, run: Files) -> None:
@@ -154,7 +284,6 @@ class HardNegatives:
         run: TREC run file with the training queries, such as a prediction of a retriever writes.
         depth: best ranks that are drawn from.
         skip: best ranks that are passed over, since they are most likely relevant.
-        bm25: how documents are scored.
 
     Raises:
         ValueError: a number out of its range, or a run without that source.
@@ -165,7 +294,6 @@ class HardNegatives:
     run: str | None = None
     depth: int = 100
     skip: int = 0
-    bm25: Bm25Options = field(default_factory=Bm25Options)
 
     def __post_init__(self) -> None:
         if self.count < 0 or not 0 <= self.skip < self.depth:
@@ -201,85 +329,74 @@ class Lists(ArrayFolder):
 
 def candidate_lists(
     options: CandidateOptions | HardNegatives,
+    bm25: Bm25Options | None,
     most: int,
     collection: Collection,
     queries: Queries,
     option: str,
 ) -> Lists | None:
-    """Return the lists of the source of these options; `None` for judged documents.
+    """Return the lists of the source of these options, kept in the cache; `None` for judged
+    documents.
 
     Args:
         most: documents of a query.
+        queries: others in a run are passed over.
         option: name of the options, for messages.
 
-    Raises: as of `run_lists`.
-    """
-    if options.source == "run":
-        return run_lists(options.run, collection, queries, most, f"{option}.run")
-    if options.source == "judged" or options.bm25 is None:
-        return None
-    bm25 = options.bm25
-
-    def make() -> tuple[np.ndarray, np.ndarray]:
-        return open_bm25(collection, bm25).search([query.text for query in queries], most)
-
-    facts = ["bm25", BM25_VERSION, collection.fingerprint, asdict(bm25), most, queries.digest]
-    return _made(facts, make)
-
-
-def run_lists(
-    files: Files,
-    collection: Collection,
-    queries: Queries,
-    most: int | None,
-    option: str,
-) -> Lists:
-    """Return the rankings of these queries in runs, kept in the cache.
-
-    Args:
-        queries: that are wanted; others in the files are passed over.
-        most: documents of a query; `None` takes all.
-
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a line breaks a rule, a document is unknown, or no query is in the files.
+        FileNotFoundError: a file of a run is not there.
+        ValueError: a line of a run breaks a rule, a document is unknown, none of the queries is in
+            the files, or there is no BM25.
     """
-    paths = expand_files(files, option, RUN_SUFFIXES)
+    if options.source == "judged":
+        return None
+    facts: list[Any] = [LISTS_VERSION, options.source]
+    if options.source == "run":
+        paths = expand_files(options.run, f"{option}.run", RUN_SUFFIXES)
+        facts += [collection.fingerprint, [file_digest(path) for path in paths]]
+    elif bm25 is None:
+        raise ValueError(f"{option}.source is bm25, and data.bm25 null leaves it out.")
+    else:
+        facts += [BM25_VERSION, collection.fingerprint, asdict(bm25)]
 
-    def make() -> tuple[np.ndarray, np.ndarray]:
-        places = {query.id: place for place, query in enumerate(queries)}
-        documents = [np.zeros(0, np.int64)] * len(queries)
-        scores = [np.zeros(0, np.float32)] * len(queries)
-        for path in paths:
-            for ranking in read_run(path):
-                if (place := places.get(ranking.query)) is None:
-                    continue
-                if len(documents[place]):
-                    raise ValueError(
-                        f'{path}: query "{ranking.query}" is in another of the runs too; name runs '
-                        "that hold different queries."
-                    )
-                names = ranking.documents[:most]
-                documents[place] = collection.documents.indices_of(names)
-                scores[place] = np.array(ranking.scores[:most], np.float32)
-                if (unknown := np.flatnonzero(documents[place] < 0)).size:
-                    raise ValueError(
-                        f'{path}: document "{names[unknown[0]]}" of query "{ranking.query}" is '
-                        "not in the collection; name a run of this collection."
-                    )
-        if not any(map(len, documents)):
-            raise ValueError(
-                f"{option} {', '.join(map(str, paths))} ranks none of the {len(queries)} queries, "
-                f'such as "{queries[0].id}"; name a run of these queries.'
-            )
-        return padded(documents, NO_DOCUMENT), padded(scores, NO_SCORE)
-
-    digests = [file_digest(path) for path in paths]
-    return _made(["run", collection.fingerprint, digests, most, queries.digest], make)
-
-
-def _made(facts: list[Any], make: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Lists:
     def write(folder: Path) -> None:
-        write_arrays(folder, dict(zip(("documents", "scores"), make(), strict=True)))
+        if options.source == "run" or bm25 is None:
+            documents, scores = _of_run(paths, collection, queries, most)
+        else:
+            asked = [query.text for query in queries]
+            documents, scores = open_bm25(collection, bm25).search(asked, most)
+        write_arrays(folder, {"documents": documents, "scores": scores})
 
-    return Lists(made_once(cache_folder("candidates", [LISTS_VERSION, *facts]), write))
+    return Lists(made_once(cache_folder("candidates", [*facts, most, queries.digest]), write))
+
+
+def _of_run(
+    paths: Sequence[Path], collection: Collection, queries: Queries, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return documents and scores of these queries in the files of a run, as of `Lists`."""
+    places = {query.id: place for place, query in enumerate(queries)}
+    documents = [np.zeros(0, np.int64)] * len(queries)
+    scores = [np.zeros(0, np.float32)] * len(queries)
+    for path in paths:
+        for ranking in read_run(path):
+            if (place := places.get(ranking.query)) is None:
+                continue
+            if len(documents[place]):
+                raise ValueError(
+                    f'{path}: query "{ranking.query}" is in another of the runs too; name runs '
+                    "that hold different queries."
+                )
+            names = ranking.documents[:most]
+            documents[place] = collection.documents.indices_of(names)
+            scores[place] = np.array(ranking.scores[:most], np.float32)
+            if (unknown := np.flatnonzero(documents[place] < 0)).size:
+                raise ValueError(
+                    f'{path}: document "{names[unknown[0]]}" of query "{ranking.query}" is '
+                    "not in the collection; name a run of this collection."
+                )
+    if not any(map(len, documents)):
+        raise ValueError(
+            f"{', '.join(map(str, paths))} ranks none of the {len(queries)} queries, such as "
+            f'"{queries[0].id}"; name a run of these queries.'
+        )
+    return padded(documents, NO_DOCUMENT), padded(scores, NO_SCORE)

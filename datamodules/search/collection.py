@@ -20,9 +20,7 @@ from datamodules.demo import demo_collection
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected, refuse
 from datamodules.files.splitting import (
     PART_NAMES,
-    TEST,
     TRAIN,
-    VALIDATION,
     Split,
 )
 from datamodules.search.formats import (
@@ -38,7 +36,6 @@ from datamodules.search.formats import (
 
 COLLECTION_VERSION = 5
 JUDGEMENTS_AT_ONCE = 65_536
-Format = Literal["demo", "beir", "pages"]
 KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
 
@@ -50,24 +47,19 @@ class CollectionRequest:
         folder: where the files lie; `None` is the demo.
         files: those that lie elsewhere or have other names.
         split: how training queries are divided where a part is missing.
-        format: of the files; `None` finds it from the folder.
     """
 
     folder: str | None = None
     files: CollectionFiles = field(default_factory=CollectionFiles)
     split: Split = Split()  # noqa: RUF009 - frozen
-    format: Format | None = None
 
     def __post_init__(self) -> None:
-        has_files = self.folder is not None or self.files != CollectionFiles()
-        if self.format == "demo" and has_files:
-            raise ValueError("data.collection.format demo reads no files; leave it out.")
-        if self.folder is None and (has_files or self.format not in (None, "demo")):
+        if self.folder is None and self.files != CollectionFiles():
             raise ValueError("data.collection.folder is missing; name that of the documents.")
 
     @property
-    def layout(self) -> Format:
-        """The format, by the files of the folder where it is not given.
+    def layout(self) -> Literal["demo", "beir", "pages"]:
+        """The format, by the files of the folder.
 
         Raises:
             FileNotFoundError: the folder is not there.
@@ -78,9 +70,7 @@ class CollectionRequest:
         folder = Path(self.folder).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
-        if self.format is not None:
-            return self.format
-        if any(folder.glob("corpus.jsonl*")):
+        if (folder / "corpus.jsonl").exists():
             return "beir"
         if any(any(folder.glob(f"**/*{suffix}")) for suffix in PAGE_SUFFIXES):
             return "pages"
@@ -178,29 +168,27 @@ def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadR
         rows: all texts, each with its place.
         bad_rows: takes empty queries, and texts whose id an earlier one has.
     """
-    numbers: dict[bytes, int] = {}
-    starts, lengths, lines, files = array("q", [0]), array("q"), array("q"), array("q")
-    paths: dict[str, int] = {}
+    known: dict[bytes, None] = {}
+    starts, lengths = array("q", [0]), array("q")
     with (folder / f"{name}.jsonl").open("wb") as copy:
         for record, path, line in rows:
-            key = _key(record.id)
-            if (number := numbers.get(key)) is not None:
-                before = f"{list(paths)[files[number]]}:{lines[number]}"
-                rule = f"this id stands at {before} already; every id must be there once."
-                bad_rows.add(BadRow(str(path), line, record.id, rule, "repeated id"))
-                continue
-            if name == "queries" and not record.text.strip():
+            rule, kind = "", name
+            if (key := _key(record.id)) in known:
+                rule, kind = (
+                    "a row further up has this id; every id must be there once.",
+                    "repeated id",
+                )
+            elif name == "queries" and not record.text.strip():
                 rule = "the query is empty; write what was asked, or take it out."
-                bad_rows.add(BadRow(str(path), line, record.id, rule, name))
+            if rule:
+                bad_rows.add(BadRow(str(path), line, record.id, rule, kind))
                 continue
-            numbers[key] = len(numbers)
+            known[key] = None
             content = json.dumps(record, ensure_ascii=False).encode()
             copy.write(content)
             starts.append(starts[-1] + len(content))
             lengths.append(len(record.title.encode()) + len(record.text.encode()))
-            lines.append(line)
-            files.append(paths.setdefault(str(path), len(paths)))
-    keys = np.frombuffer(b"".join(numbers), KEY)
+    keys = np.frombuffer(b"".join(known), KEY)
     order = np.argsort(keys, kind="stable")
     arrays = {"starts": starts, "lengths": lengths, "keys": keys[order], "order": order}
     for kind, values in arrays.items():
@@ -283,80 +271,57 @@ def _write(folder: Path, reader: Reader, split: Split, facts: dict[str, Any]) ->
             raise ValueError(
                 f"the files hold no {texts.name}; check that they are those of the collection."
             )
-    files: dict[str, int] = {}
-    blocks, known_parts = [np.zeros((6, 0))], set[int]()
-    rows = reader.judgements(bad_rows)
-    while some := list(islice(rows, JUDGEMENTS_AT_ONCE)):
-        known_parts.update(row.part for row in some)
-        blocks.append(_resolved(some, files, documents, queries, bad_rows))
-    table = np.concatenate(blocks, axis=1)
-    parts = []
-    for part in (TRAIN, VALIDATION, TEST):
-        own = table[1:, table[0] == part]
-        parts.append(_unique(own, list(files), documents, queries, bad_rows))
-    # Drawn training queries, each by its lot, are moved to the parts that no file names.
-    numbers, place = np.unique(parts[TRAIN][0], return_inverse=True)
-    part_of = split.without(known_parts).by_lot(queries[int(n)].id for n in numbers)[place]
+    judged = _judged(reader.judgements(bad_rows), documents, queries, bad_rows)
+    drawn_for = split.without(judged)  # parts that no file names get training queries, by their lot
+    training = judged.get(TRAIN, {})
+    numbers = sorted({query for query, _ in training})
+    lots = drawn_for.by_lot(queries[number].id for number in numbers)
+    part_of = dict(zip(numbers, lots.tolist(), strict=True))
     for part, name in enumerate(PART_NAMES):
-        is_drawn = part == TRAIN or part not in known_parts
-        own = parts[TRAIN][:, part_of == part] if is_drawn else parts[part]
-        np.save(folder / f"{name}.npy", own)
+        own = judged.get(part, {}) if part != TRAIN else {}
+        own |= {pair: grade for pair, grade in training.items() if part_of[pair[0]] == part}
+        rows = [(*pair, grade) for pair, grade in sorted(own.items())]
+        np.save(folder / f"{name}.npy", np.array(rows, np.float64).reshape(-1, 3).T)
     bad_rows.settle(folder)
     facts = {**facts, "asks_titles": not reader.files()["queries"]}
     (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
-def _resolved(
-    rows: Sequence[JudgementRow],
-    files: dict[str, int],
-    documents: TextTable,
-    queries: TextTable,
-    bad_rows: BadRows,
-) -> np.ndarray:
-    """Return part, query, document, grade, line and file of sound judgements, [6, n] float64, which
-    holds any number of them; what is unknown or wrong is a bad row."""
-    query = queries.indices_of([row.query for row in rows])
-    document = documents.indices_of([row.document for row in rows])
-    grade = np.array([_grade(row.grade) for row in rows])
-    is_sound = (query >= 0) & (document >= 0) & ~np.isnan(grade)
-    for i in np.flatnonzero(~is_sound).tolist():
-        row, value, kind = rows[i], str(rows[i].grade), "grade"
-        rule = "a grade must be a number, 0 or more, higher for what is more relevant."
-        for name, id, number in (("document", row.document, document), ("query", row.query, query)):
-            if number[i] < 0:
-                value, kind = id, f"unknown {name}"
-                rule = f'no {name} has the id "{value}"; take the judgement out or add the {name}.'
-        bad_rows.add(BadRow(row.file, row.line, value, rule, kind))
-    file = [files.setdefault(row.file, len(files)) for row in rows]
-    part, line = [row.part for row in rows], [row.line for row in rows]
-    columns = (part, query, document, grade.astype(np.float32), line, file)
-    return np.stack([np.asarray(column, np.float64) for column in columns])[:, is_sound]
+def _judged(
+    rows: Iterator[JudgementRow], documents: TextTable, queries: TextTable, bad_rows: BadRows
+) -> dict[int, dict[tuple[int, int], float]]:
+    """Return part -> numbers of query and document -> grade; what is unknown, no grade or
+    contradicts an earlier one is a bad row."""
+    found: dict[int, dict[tuple[int, int], float]] = {}
+    while some := list(islice(rows, JUDGEMENTS_AT_ONCE)):
+        of_query = queries.indices_of([row.query for row in some]).tolist()
+        of_document = documents.indices_of([row.document for row in some]).tolist()
+        for row, query, document in zip(some, of_query, of_document, strict=True):
+            own, grade = found.setdefault(row.part, {}), _grade(row.grade)
+            value, kind, rule = str(row.grade), "grade", ""
+            if query < 0:
+                value, kind = row.query, "unknown query"
+                rule = f'no query has the id "{value}"; take the judgement out or add the query.'
+            elif document < 0:
+                value, kind = row.document, "unknown document"
+                rule = f'no document has the id "{value}"; take the judgement out or add it.'
+            elif grade is None:
+                rule = "a grade must be a number, 0 or more, higher for what is more relevant."
+            elif (before := own.setdefault((query, document), grade)) != grade:
+                kind = "contradiction"
+                rule = (
+                    f"query {row.query} and document {row.document} have the grade {before:g} "
+                    "further up; decide on one."
+                )
+            if rule:
+                bad_rows.add(BadRow(row.file, row.line, value, rule, kind))
+    return found
 
 
-def _grade(value: Any) -> float:
-    """Return a grade as a number, NaN where it is none."""
+def _grade(value: Any) -> float | None:
+    """Return a grade in single precision, `None` where it is none."""
     try:
-        number = float(value)
+        number = float(np.float32(float(value)))
     except (TypeError, ValueError):
-        return math.nan
-    return number if 0 <= number < math.inf else math.nan
-
-
-def _unique(
-    rows: np.ndarray, files: list[str], documents: TextTable, queries: TextTable, bad_rows: BadRows
-) -> np.ndarray:
-    """Return query, document and grade, [3, n], sorted, each pair once; a pair with two grades is
-    a bad row."""
-    rows = rows[:, np.lexsort((rows[1], rows[0]))]  # stable: the order of the files
-    is_first = np.ones(rows.shape[1], bool)
-    is_first[1:] = (rows[:2, 1:] != rows[:2, :-1]).any(0)
-    first = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
-    for i in np.flatnonzero(rows[2] != rows[2, first]).tolist():
-        query, document, before, before_line, before_file = rows[:, first[i]].tolist()
-        grade, line, file = rows[2:, i].tolist()
-        rule = (
-            f"query {queries[int(query)].id} and document {documents[int(document)].id} have the "
-            f"grade {before:g} at {files[int(before_file)]}:{int(before_line)}; decide on one."
-        )
-        bad_rows.add(BadRow(files[int(file)], int(line), f"{grade:g}", rule, "contradiction"))
-    return rows[:3, is_first]
+        return None
+    return number if 0 <= number < math.inf else None

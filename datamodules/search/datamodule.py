@@ -14,6 +14,7 @@ from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import hand_over_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import write_batches
+from datamodules.search.candidates import Bm25Options
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
 from datamodules.search.queries import (
     JudgedQueries,
@@ -40,24 +41,16 @@ FOUND_COLUMNS = ("query_id", "query", "rank", "score", "address", "title", "snip
 SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 
 
-def kept_documents(
-    collection: Collection, encoding: TextEncoding, is_whole: bool = False
-) -> TokenRows:
-    """Return the tokens of all documents, tokenised once into the cache.
-
-    Args:
-        is_whole: keep what is beyond the length that an encoder sees, too.
-    """
-    most = None if is_whole else encoding.limits.max_length
+def kept_documents(collection: Collection, encoding: TextEncoding) -> TokenRows:
+    """Return the tokens of all documents, whole, tokenised once into the cache."""
     facts = ["documents", collection.fingerprint]
-    return kept_tokens(facts, encoding, lambda: (d.whole for d in collection.documents), most)
+    return kept_tokens(facts, encoding, lambda: (d.whole for d in collection.documents), None)
 
 
-def kept_queries(queries: Queries, encoding: TextEncoding, is_whole: bool = False) -> TokenRows:
-    """Return the tokens of queries, by their place; arguments as of `kept_documents`."""
-    most = None if is_whole else encoding.limits.max_query_length
+def kept_queries(queries: Queries, encoding: TextEncoding) -> TokenRows:
+    """Return the tokens of queries, by their place, as `kept_documents`."""
     facts = ["queries", queries.digest]
-    return kept_tokens(facts, encoding, lambda: (query.text for query in queries), most)
+    return kept_tokens(facts, encoding, lambda: (query.text for query in queries), None)
 
 
 def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
@@ -77,6 +70,8 @@ class SearchDataModule(EncodedTextDataModule):
         on_bad_rows: `error` names the first, `reject` leaves them out.
         predict_output: where a prediction goes; `None` is a name in the run folder.
         predict_queries: a file as `file_queries` reads it, instead of judged queries.
+        bm25: how the words of a text are scored, as first stage and beside a model; `None` leaves
+            BM25 out, which spares indexing the collection.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
     """
 
@@ -86,11 +81,13 @@ class SearchDataModule(EncodedTextDataModule):
         on_bad_rows: Literal["error", "reject"] = "error",
         predict_output: str | None = None,
         predict_queries: str | None = None,
+        bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
         self.collection_request, self.on_bad_rows = collection, on_bad_rows
         self.predict_output, self.predict_queries = predict_output, predict_queries
+        self.bm25 = bm25
 
     @cached_property
     def collection(self) -> Collection:

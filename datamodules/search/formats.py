@@ -1,13 +1,18 @@
 """Files of a collection in their formats: lines of BEIR, and folders of pages."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.files.documents import decoded_html, files_in, parsed, visible_lines
+from datamodules.files.documents import (
+    decoded_html,
+    files_in,
+    parsed,
+    read_documents,
+    visible_lines,
+)
 from datamodules.files.rows import (
     HALF_RULE,
     JSON_SUFFIXES,
@@ -106,9 +111,7 @@ class BeirReader:
             if given:
                 return expand_files(given, f"data.collection.files.{role}", BEIR_SUFFIXES)
             if not (found := sorted(folder.glob(pattern))):
-                is_packed = any(folder.glob(f"{pattern}.gz"))
-                packed = " It is compressed; unpack it." * is_packed
-                raise FileNotFoundError(f"{folder} has no {role} ({pattern}).{packed}")
+                raise FileNotFoundError(f"{folder} has no {role} ({pattern}).")
             return found
 
         self.texts = {
@@ -184,12 +187,11 @@ def record_of(row: dict[str, Any]) -> TextRecord:
         RowFault: a value is missing or no text.
     """
     key = "_id" if "_id" in row else "id"
-    is_number = isinstance(row.get(key), int) and not isinstance(row[key], bool)
-    url = row.get("url")
+    id, text, url = row.get(key), row.get("text"), row.get("url")
     values: dict[str, Any] = {
-        key: str(row[key]) if is_number else row.get(key),
-        "title": "" if row.get("title") is None else row["title"],
-        "text": "" if row.get("text", 0) is None else row.get("text"),
+        key: str(id) if isinstance(id, int) else id,
+        "title": row.get("title") or "",
+        "text": "" if text is None and "text" in row else text,
         "url": url if isinstance(url, str) else "",
     }
     for name, value in values.items():
@@ -201,7 +203,41 @@ def record_of(row: dict[str, Any]) -> TextRecord:
     return TextRecord(*values.values())
 
 
-def value_of(row: dict[str, Any], names: tuple[str, ...]) -> Any:
+class QueryRow(NamedTuple):
+    """A query; its id, page (or a list of them) and grade are `None` where a row has none."""
+
+    line: int
+    query: str
+    id: Any = None
+    page: Any = None
+    grade: Any = None
+
+
+def query_rows(path: Path) -> Iterator[QueryRow]:
+    """Yield the rows of a table or jsonl of queries; lines of text (.txt) have their number as id.
+
+    Raises:
+        ValueError: a row has no query, or one that no text in UTF-8 can hold.
+    """
+    if path.suffix.lower() == ".txt":
+        for line, query in enumerate(next(read_documents(path)).text.split("\n"), start=1):
+            if query.strip():
+                yield QueryRow(line, query.strip(), str(line))
+        return
+    for line, row in value_rows(path):
+        query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
+        if not isinstance(query, str) or not query.strip():
+            raise ValueError(
+                f"{path}:{line}: the row has no {' or '.join(QUERY_COLUMNS)}; it has "
+                f"{', '.join(map(str, row)) or 'nothing'}."
+            )
+        if half := half_character(f"{query}{id}"):
+            raise ValueError(f'{path}:{line}: "{half}" {HALF_RULE}')
+        page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
+        yield QueryRow(line, query.strip(), id, page, grade)
+
+
+def value_of(row: dict[str, Any], names: Sequence[str]) -> Any:
     """Return the first value of these columns that is there, `None` without one."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
@@ -233,6 +269,7 @@ class PagesReader:
         self.pages = [path for path in pages if path.resolve() not in own]
         self._ids: dict[str, str] = {}  # path, name or address -> id
         self._titles: list[TextRow] = []
+        self._pairs: list[JudgementRow] = []  # with the page as the user names it
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role."""
@@ -242,23 +279,21 @@ class PagesReader:
         """Yield every page, then every query or title; `documents` come first."""
         if role == "documents":
             yield from self._documents()
-        elif not self.asked:
-            yield from self._titles
+        elif self.asked:
+            yield from self._queries()
         else:
-            for number, (query, row) in enumerate(self._firsts.items(), start=1):
-                yield TextRow(TextRecord(str(number), "", query), Path(row.file), row.line)
+            yield from self._titles
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
-        """Yield every pair of a query and a page that is there."""
+        """Yield every pair of a query and a page that is there, when all rows have been read."""
         for title in () if self.asked else self._titles:
             yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
-        numbers = {query: str(number) for number, query in enumerate(self._firsts, start=1)}
-        for row in self._wishes:
+        for row in self._pairs:
             if (page := self._ids.get(row.document.strip("/"))) is None:
                 rule = "no page has this path, name or address; correct it, or add the page."
                 bad_rows.add(BadRow(row.file, row.line, row.document, rule, "unknown document"))
             else:
-                yield row._replace(query=numbers[row.query], document=page)
+                yield row._replace(document=page)
 
     def _documents(self) -> Iterator[TextRow]:
         by_name: dict[str, list[str]] = {}
@@ -274,31 +309,20 @@ class PagesReader:
             if len(ids) == 1:
                 self._ids.setdefault(name, ids[0])
 
-    @cached_property
-    def _wishes(self) -> list[JudgementRow]:
-        """Rows of the tables, with the words of the query and the page as the user names it."""
-        wishes = []
+    def _queries(self) -> Iterator[TextRow]:
+        """Yield each query where it comes first; their ids count them from 1."""
+        numbers: dict[str, str] = {}
         for path in self.asked:
-            for line, row in value_rows(path):
-                query, pages = value_of(row, QUERY_COLUMNS), value_of(row, PAGE_COLUMNS)
-                if not isinstance(query, str) or not query.strip() or not pages:
-                    raise ValueError(
-                        f"{path}:{line}: the row needs a query and its page (columns query and "
-                        f"page); it has {', '.join(map(str, row)) or 'nothing'}."
-                    )
-                grade = value_of(row, GRADE_NAMES)
-                for page in pages if isinstance(pages, list) else [pages]:
-                    values = (query.strip(), str(page), 1.0 if grade is None else grade)
-                    wishes.append(JudgementRow(TRAIN, str(path), line, *values))
-        return wishes
-
-    @cached_property
-    def _firsts(self) -> dict[str, JudgementRow]:
-        """Query -> the first row that has it; ids of queries count them from 1."""
-        firsts: dict[str, JudgementRow] = {}
-        for row in self._wishes:
-            firsts.setdefault(row.query, row)
-        return firsts
+            for row in query_rows(path):
+                if not row.page:
+                    raise ValueError(f"{path}:{row.line}: the row names no page (column page).")
+                if row.query not in numbers:
+                    numbers[row.query] = str(len(numbers) + 1)
+                    yield TextRow(TextRecord(numbers[row.query], "", row.query), path, row.line)
+                grade = 1.0 if row.grade is None else row.grade
+                for page in row.page if isinstance(row.page, list) else [row.page]:
+                    values = (str(path), row.line, numbers[row.query], str(page), grade)
+                    self._pairs.append(JudgementRow(TRAIN, *values))
 
 
 Reader = BeirReader | PagesReader

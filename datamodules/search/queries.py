@@ -7,6 +7,8 @@ equal scores by document id, the last first.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,27 +16,14 @@ import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, new_file
-from datamodules.files.documents import read_documents
-from datamodules.files.rows import HALF_RULE, BadRow, BadRows, half_character
-from datamodules.files.tables import check_file, value_rows
-from datamodules.search.collection import (
-    COLLECTION_VERSION,
-    Judgements,
-    TextTable,
-    write_texts,
-)
-from datamodules.search.formats import (
-    QUERY_COLUMNS,
-    QUERY_TABLES,
-    TextRecord,
-    TextRow,
-    value_of,
-)
+from datamodules.files.rows import BadRow, BadRows
+from datamodules.files.tables import check_file
+from datamodules.search.collection import COLLECTION_VERSION, Judgements, TextTable, write_texts
+from datamodules.search.formats import QUERY_TABLES, TextRecord, TextRow, query_rows
 
 NO_DOCUMENT = -1  # where a row has fewer
 NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
-RUN_COLUMNS = ("query", "Q0", "document", "rank", "score", "tag")
 TAG = "unisono"  # of our runs
 
 
@@ -137,26 +126,12 @@ def file_queries(path: Path) -> Queries:
     source = digest_of([COLLECTION_VERSION, path.suffix, file_digest(path)])
 
     def rows() -> Iterator[TextRow]:
-        if path.suffix.lower() == ".txt":
-            text = next(read_documents(path)).text
-            for line, query in enumerate(text.split("\n"), start=1):
-                if query.strip():
-                    yield TextRow(TextRecord(str(line), "", query.strip()), path, line)
-            return
         known: set[str] = set()  # a table of queries and pages names a query several times
-        for line, row in value_rows(path):
-            query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
-            if not isinstance(query, str) or not query.strip():
-                raise ValueError(
-                    f"{path}:{line}: the row has no {' or '.join(QUERY_COLUMNS)} "
-                    f"(data.predict_queries); it has {', '.join(map(str, row))}."
-                )
-            if half := half_character(f"{query}{id}"):
-                raise ValueError(f'{path}:{line}: "{half}" {HALF_RULE}')
-            if id is not None or query not in known:
-                known.add(query)
-                record = TextRecord(str(line if id is None else id), "", query.strip())
-                yield TextRow(record, path, line)
+        for row in query_rows(path):
+            if row.id is not None or row.query not in known:
+                known.add(row.query)
+                id = str(row.line if row.id is None else row.id)
+                yield TextRow(TextRecord(id, "", row.query), path, row.line)
 
     def write(folder: Path) -> None:
         repeated = BadRows("collect")
@@ -171,7 +146,7 @@ def file_queries(path: Path) -> Queries:
 
 
 def numbers_digest(numbers: np.ndarray) -> str:
-    """Return a digest of different numbers."""
+    """Return the hex digest of a set of numbers."""
     return digest_of([len(numbers), int(hash_ids(numbers).sum(dtype=np.uint64))])
 
 
@@ -188,11 +163,10 @@ def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: an id holds a blank, or scores are not descending numbers.
+        ValueError: an id holds a blank, or a score is no number.
     """
     with new_file(path) as file:
         for ranking in rankings:
-            last = math.inf
             pairs = zip(ranking.documents, ranking.scores, strict=True)
             for rank, (document, score) in enumerate(pairs, start=1):
                 for id in (ranking.query, document):
@@ -201,13 +175,19 @@ def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
                             f'the id "{id}" must be one word, since blanks divide the columns of '
                             "TREC's files; replace them."
                         )
-                if not -math.inf < score <= last:
-                    raise ValueError(
-                        f"query {ranking.query}: the score of rank {rank} is {score}, and the one "
-                        f"before it {last}; scores must be numbers and never rise."
-                    )
-                last = score
+                if not math.isfinite(score):
+                    raise ValueError(f"query {ranking.query}: the score of {document} is {score}.")
                 file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {TAG}\n")
+
+
+class RunLine(NamedTuple):
+    """A line of a run, and its number in the file."""
+
+    number: int
+    query: str
+    document: str
+    rank: int
+    score: float
 
 
 def read_run(path: Path) -> Iterator[Ranking]:
@@ -216,44 +196,41 @@ def read_run(path: Path) -> Iterator[Ranking]:
     Raises:
         ValueError: a line breaks a rule, or a query or document comes again.
     """
-    query, rows = "", dict[str, tuple[float, int]]()  # document -> score and rank, negative
     done: set[str] = set()
+    for query, lines in groupby(_run_lines(path), key=attrgetter("query")):
+        found: dict[str, RunLine] = {}
+        for line in lines:
+            if query in done:
+                rule = "this query stands further up; sort the run."
+                raise _bad_line(path, line.number, query, rule)
+            if line.document in found:
+                rule = f"the document is ranked twice for query {query}; keep one of the lines."
+                raise _bad_line(path, line.number, line.document, rule)
+            found[line.document] = line
+        done.add(query)
+        ordered = sorted(found.values(), key=lambda line: (-line.score, line.rank))
+        yield Ranking(query, [line.document for line in ordered], [line.score for line in ordered])
 
-    def ranking() -> Ranking:
-        documents = sorted(rows, key=rows.__getitem__)
-        return Ranking(query, documents, [-rows[document][0] for document in documents])
 
-    def bad(line: int, value: str, rule: str) -> ValueError:
-        return ValueError(str(BadRow(str(path), line, value, rule)))
-
+def _run_lines(path: Path) -> Iterator[RunLine]:
     # What is not UTF-8 becomes an id that no text has.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        for line, text in enumerate(file, start=1):
-            values = text.split()
-            if not values:
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
                 continue
-            if len(values) != len(RUN_COLUMNS):
-                rule = f"the line has {len(values)} columns, and must have {len(RUN_COLUMNS)} with "
-                rule += f"blanks between them: {', '.join(RUN_COLUMNS)}."
-                raise bad(line, text.strip(), rule)
-            own, _, document, rank, score, _ = values
             try:
-                place, number = int(rank), float(score)
+                query, _, document, rank, score, _ = text.split()
+                line = RunLine(number, query, document, int(rank), float(score))
             except ValueError:
-                place, number = 0, math.nan
-            if not math.isfinite(number):
-                rule = "rank must be a whole number and score a number; correct the line."
-                raise bad(line, f"{rank} {score}", rule)
-            if own != query:
-                if rows:
-                    yield ranking()
-                if own in done:
-                    raise bad(line, own, "this query stands further up; sort the run.")
-                query, rows = own, {}
-                done.add(query)
-            if document in rows:
-                rule = f"the document is ranked twice for query {query}; keep one of the lines."
-                raise bad(line, document, rule)
-            rows[document] = (-number, place)
-    if rows:
-        yield ranking()
+                line = None
+            if line is None or not math.isfinite(line.score):
+                rule = (
+                    "a line has 6 columns with blanks between them (query, Q0, document, rank, "
+                    "score, tag), rank a whole number and score a number; correct it."
+                )
+                raise _bad_line(path, number, text.strip(), rule)
+            yield line
+
+
+def _bad_line(path: Path, number: int, value: str, rule: str) -> ValueError:
+    return ValueError(str(BadRow(str(path), number, value, rule)))

@@ -16,11 +16,12 @@ from datamodules.core.batches import padded
 from datamodules.core.plan import rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
-from datamodules.search.bm25 import open_bm25
 from datamodules.search.candidates import (
+    Bm25Options,
     CandidateOptions,
     GroupOptions,
     candidate_lists,
+    open_bm25,
 )
 from datamodules.search.collection import Collection
 from datamodules.search.datamodule import (
@@ -66,6 +67,7 @@ class RankingDataset(PlannedDataset):
         encoding: TextEncoding,
         queries: Queries,
         options: CandidateOptions,
+        bm25: Bm25Options | None,
         judgements: JudgedQueries | None = None,
         groups: GroupOptions | None = None,
         seed: int = 0,
@@ -75,8 +77,9 @@ class RankingDataset(PlannedDataset):
         self.collection, self.encoding, self.queries = collection, encoding, queries
         self.options, self.judgements = options, judgements
         self.groups, self.seed, self.with_baselines = groups, seed, with_baselines
-        self.bm25 = None if options.bm25 is None else open_bm25(collection, options.bm25)
-        self.lists = candidate_lists(options, options.top, collection, queries, "candidates")
+        self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
+        listed = (options.top, collection, queries, "data.candidates")
+        self.lists = candidate_lists(options, bm25, *listed)
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
         self._tokens_per_byte = tokens_per_byte(encoding, collection)
@@ -86,7 +89,7 @@ class RankingDataset(PlannedDataset):
         lists = [self.lists.fingerprint] if self.lists else []
         drawn = groups and asdict(groups)
         facts = [collection.fingerprint, encoding.digest, lists, len(places), drawn]
-        self.fingerprint = digest_of([*facts, options.bm25 and asdict(options.bm25)])
+        self.fingerprint = digest_of([*facts, bm25 and asdict(bm25)])
         self.target_counts = {TERM: None}
         widths = (len(self.candidates(place)) for place in places) if is_even else ()
         self.width = max(widths, default=1)
@@ -269,7 +272,7 @@ class RankingDataModule(SearchDataModule):
     @property
     def scores_first(self) -> bool:
         """Whether each candidate, in training too, has the score of a first stage."""
-        return self.candidates.source == "run" or self.candidates.bm25 is not None
+        return self.candidates.source == "run" or self.bm25 is not None
 
     def check_stage(self, stage: Stage) -> None:
         """Raise where the stage has no query, or its file of them breaks a rule."""
@@ -286,7 +289,7 @@ class RankingDataModule(SearchDataModule):
         """
         collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
         return RankingDataset(
-            *(collection, encoding, queries, self.candidates, judgements),
+            *(collection, encoding, queries, self.candidates, self.bm25, judgements),
             groups=self.groups if stage == "train" else None,
             seed=self.seed,
             with_baselines=stage == "test",

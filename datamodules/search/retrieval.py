@@ -27,8 +27,14 @@ from datamodules.core.store import (
     write_arrays,
 )
 from datamodules.files.splitting import PART_NAMES
-from datamodules.search.bm25 import Bm25Options, Hits, open_bm25
-from datamodules.search.candidates import HardNegatives, candidate_lists
+from datamodules.search.candidates import (
+    FIRST_DEPTH,
+    Bm25Options,
+    HardNegatives,
+    Hits,
+    candidate_lists,
+    open_bm25,
+)
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import (
     TERM,
@@ -84,14 +90,11 @@ class TrainingMix:
             raise ValueError(
                 f"mix.{', mix.'.join(KINDS)} must be 0 or more, one of them above 0, got {times}."
             )
-        for name in ("removal", "token_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"mix.{name} must be 0 to 1, got {getattr(self, name)}.")
-
-    @property
-    def reads_whole(self) -> bool:
-        """Whether texts are read beyond the encoder's lengths: tokens are dropped from all."""
-        return self.token_dropout > 0
+        if not (0 <= self.removal <= 1 and 0 <= self.token_dropout <= 1):
+            raise ValueError(
+                "mix.removal and mix.token_dropout must be 0 to 1, got "
+                f"{self.removal} and {self.token_dropout}."
+            )
 
     def counts(self, collection: Collection, judged: JudgedQueries) -> dict[str, int]:
         """Return kind -> how many pairs of it there are, each counted once.
@@ -142,9 +145,9 @@ class OwnTexts(TokenRows):
 
     def drawn(
         self, number: int, kind: str, removal: float, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray | None, int | None]:
-        """Return the tokens of a query that a document asks itself, those of the document without
-        it (`None` is all of it), and the place of the sentence that it is, `None` of a title.
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the tokens of a query that a document asks itself, and those of the document
+        without it; `None` is all of it.
 
         Args:
             number: of the document.
@@ -153,17 +156,17 @@ class OwnTexts(TokenRows):
         """
         first, end = self.first_rows[number : number + 2].tolist()
         if kind == "titles" and self.can_ask[first]:
-            return self[first], self[first + 1], None
+            return self[first], self[first + 1]
         num_sentences = (end - first - 2) // 2
         places = self.can_ask[first + 2 : first + 2 + num_sentences].nonzero()[0]
         place = int(places[rng.integers(len(places)) if len(places) > 1 else 0])
         query = self[first + 2 + place]
         if rng.random() >= removal or num_sentences == 1:
-            return query, None, place
+            return query, None
         starts, part = self.starts, end - num_sentences
         before = self.tokens[starts[part - (place == 0)] : starts[part + place]]
         behind = self.tokens[starts[part + max(place, 1) + 1] : starts[end]]
-        return query, np.concatenate([before, behind]), place
+        return query, np.concatenate([before, behind])
 
 
 def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
@@ -202,17 +205,14 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
 
 
 class Pair(NamedTuple):
-    """One draw: kind and number among those of the kind, token ids of the query, numbers of the
-    document that answers and of hard negatives [K], their token ids, all documents known to answer
-    [R], and the place of the sentence that is the query, `None` of another."""
+    """One draw: its kind, token ids of the query, numbers of the document that answers and of hard
+    negatives [K], their token ids, and all documents known to answer [R]."""
 
     kind: str
-    number: int
     query: np.ndarray
     documents: np.ndarray
     texts: list[np.ndarray]
     known: np.ndarray
-    sentence: int | None
 
 
 class PairDataset(PlannedDataset):
@@ -223,6 +223,7 @@ class PairDataset(PlannedDataset):
         queries: the same, with their texts.
         mix: how often each kind comes.
         negatives: which documents come along as hard negatives.
+        bm25: how it scores, where it finds them.
         seed: key of all that is drawn, together with epoch and sample id.
 
     Raises: as of `run_lists`, and ValueError where nothing is left to train on, or negatives are to
@@ -237,14 +238,15 @@ class PairDataset(PlannedDataset):
         queries: Queries,
         mix: TrainingMix,
         negatives: HardNegatives,
+        bm25: Bm25Options | None,
         seed: int,
     ) -> None:
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
         self.judged, self.queries, self.negatives = judged, queries, negatives
         judgements, lists = judged.judgements, None
         if negatives.count:
-            asked = (collection, queries, "data.negatives")
-            lists = candidate_lists(negatives, negatives.depth, *asked)
+            listed = (negatives.depth, collection, queries, "data.negatives")
+            lists = candidate_lists(negatives, bm25, *listed)
             if lists is None and not (judgements.grade <= RELEVANT_ABOVE).any():
                 raise ValueError(
                     'negatives.source is "judged", but no document was judged and found not '
@@ -253,8 +255,8 @@ class PairDataset(PlannedDataset):
         self.lists = lists
         self.counts = mix.counts(collection, judged)
         self.ends = np.cumsum([self.counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
-        self.document_tokens = kept_documents(collection, encoding, mix.reads_whole)
-        self.query_tokens = kept_queries(queries, encoding, mix.reads_whole)
+        self.document_tokens = kept_documents(collection, encoding)
+        self.query_tokens = kept_queries(queries, encoding)
         of_document = estimated_lengths(encoding, collection)
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
         is_relevant = judgements.grade > RELEVANT_ABOVE
@@ -270,7 +272,8 @@ class PairDataset(PlannedDataset):
                 self.shares[self.relevant.part(place)] = shares / shares[-1]
         of_kinds = zip(KINDS, (of_query, of_document, of_document), strict=True)
         self.lengths = np.concatenate([np.tile(own, getattr(mix, kind)) for kind, own in of_kinds])
-        pool = [asdict(negatives) | {"run": None}, lists and lists.fingerprint]
+        drawn = asdict(negatives) | {"run": None, "bm25": bm25 and asdict(bm25)}
+        pool = [drawn, lists and lists.fingerprint]
         self.fingerprint = digest_of([asdict(mix), pool, collection.fingerprint, encoding.digest])
         self.target_counts = {TERM: None}
 
@@ -297,17 +300,17 @@ class PairDataset(PlannedDataset):
                 pool = np.setdiff1d(self.pool(number), known)
                 count = min(self.negatives.count, len(pool))
                 documents = np.append(documents, rng.choice(pool, count, replace=False))
-            query, sentence = self.query_tokens[number], None
+            query = self.query_tokens[number]
             texts = [self.document_tokens[document] for document in documents.tolist()]
         else:
             assert self.own is not None
-            query, rest, sentence = self.own.drawn(number, kind, self.mix.removal, rng)
+            query, rest = self.own.drawn(number, kind, self.mix.removal, rng)
             documents = known = np.array([number])
             texts = [self.document_tokens[number] if rest is None else rest]
         if self.mix.token_dropout:
             texts = [self._kept(ids, rng) for ids in texts]
             query = self._kept(query, rng)
-        return Pair(kind, number, query, documents, texts, known, sentence)
+        return Pair(kind, query, documents, texts, known)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """Return the padded batch of several samples [B] as they are in this epoch."""
@@ -337,14 +340,11 @@ class PairDataset(PlannedDataset):
         return ids[is_kept[which]] if is_kept.any() else ids
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the kind, the query and the ids of the documents."""
+        """Return the kind, the query as it is read, and the ids of the documents."""
         pair = self.pair(sample_id, rng_for(self.seed, epoch, sample_id))
-        answer, *others = (self.collection.documents[number] for number in pair.documents.tolist())
-        query = self.queries[pair.number].text if pair.kind == "judged" else answer.title
-        if pair.sentence is not None:
-            query = document_sentences(answer.text)[0][pair.sentence]
-        negatives = " ".join(other.id for other in others)
-        return {"kind": pair.kind, "query": query, "answer": answer.id, "negatives": negatives}
+        query = self.encoding.tokenizer.decode(pair.query)
+        answer, *others = (self.collection.documents[n].id for n in pair.documents.tolist())
+        return {"kind": pair.kind, "query": query, "answer": answer, "negatives": " ".join(others)}
 
 
 class TextsDataset(PlannedDataset):
@@ -354,8 +354,6 @@ class TextsDataset(PlannedDataset):
         documents: [D] numbers of those that are encoded, ascending.
         judged: judgements of the queries; `None` in prediction.
         bm25: how the first stage scores; `None` leaves it out.
-        depth: documents of the first stage.
-        is_whole: read the tokens that a training keeps which drops some of them.
     """
 
     def __init__(
@@ -366,15 +364,13 @@ class TextsDataset(PlannedDataset):
         documents: np.ndarray,
         judged: JudgedQueries | None = None,
         bm25: Bm25Options | None = None,
-        depth: int = 0,
-        is_whole: bool = False,
     ) -> None:
         self.collection, self.encoding = collection, encoding
         self.queries, self.documents, self.judged = queries, documents, judged
-        self.document_tokens = kept_documents(collection, encoding, is_whole)
-        self.query_tokens = kept_queries(queries, encoding, is_whole)
+        self.document_tokens = kept_documents(collection, encoding)
+        self.query_tokens = kept_queries(queries, encoding)
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
-        self.depth = min(depth, len(documents)) if bm25 else 0
+        self.depth = min(FIRST_DEPTH, len(documents)) if bm25 else 0
         of_queries = np.full(len(queries), encoding.limits.max_query_length)
         of_documents = estimated_lengths(encoding, collection)[documents]
         self.lengths = np.concatenate([of_queries, of_documents]).astype(np.int64)
@@ -456,9 +452,6 @@ class RetrievalDataModule(SearchDataModule):
         negatives: which documents come along as hard negatives.
         num_others: evaluation searches the judged documents and so many others instead of the
             whole collection, which is easier: its figures say so. `None` searches all.
-        bm25: the first stage that is measured beside the retriever, and fused with it; `None`
-            leaves it out.
-        bm25_depth: documents of the first stage for each query.
         predict_part: part whose judged queries a prediction encodes and searches with.
         predict_depth: documents of each query in the run that a prediction writes.
         search: collection, output, tokenizer and more, see `SearchDataModule`.
@@ -474,20 +467,17 @@ class RetrievalDataModule(SearchDataModule):
         mix: TrainingMix = TrainingMix(),
         negatives: HardNegatives = HardNegatives(),  # noqa: B008 - frozen
         num_others: int | None = None,
-        bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
-        bm25_depth: int = 1000,
         predict_part: Literal["train", "validation", "test", "all"] = "test",
         predict_depth: int = 1000,
         **search: Any,
     ) -> None:
         super().__init__(**search)
-        if bm25_depth < 1 or predict_depth < 1 or (num_others is not None and num_others < 0):
+        if predict_depth < 1 or (num_others is not None and num_others < 0):
             raise ValueError(
-                "bm25_depth and predict_depth must be at least 1, and num_others 0 or more, got "
-                f"{bm25_depth}, {predict_depth} and {num_others}."
+                "predict_depth must be at least 1, and num_others 0 or more, got "
+                f"{predict_depth} and {num_others}."
             )
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
-        self.bm25, self.bm25_depth = bm25, bm25_depth
         self.predict_part, self.predict_depth = predict_part, predict_depth
 
     def check_stage(self, stage: Stage) -> None:
@@ -514,12 +504,11 @@ class RetrievalDataModule(SearchDataModule):
         if stage == "train":
             own = judged.with_relevant()
             queries = self.queries(own.queries)
-            facts = (self.mix, self.negatives, self.seed)
+            facts = (self.mix, self.negatives, self.bm25, self.seed)
             return PairDataset(collection, encoding, own, queries, *facts)
         documents = chosen_documents(judged, num_documents, self.num_others)
-        first = (self.bm25, self.bm25_depth, self.mix.reads_whole)
         queries = self.queries(judged.queries)
-        return TextsDataset(collection, encoding, queries, documents, judged, *first)
+        return TextsDataset(collection, encoding, queries, documents, judged, self.bm25)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the encoded texts, and whatever the model's `search` finds in them, whole or not

@@ -64,7 +64,7 @@ class LitRanker(EncodedTextModule):
         if self.adds_prior and not self.trainer.datamodule.scores_first:
             raise ValueError(
                 "model.prior needs a first stage's score of every candidate; leave "
-                "data.candidates.bm25 as it is, or set model.prior to false."
+                "data.bm25 as it is, or set model.prior to false."
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.core.planned import ModelFacts
-from datamodules.search.bm25 import open_bm25
+from datamodules.search.candidates import FIRST_DEPTH, open_bm25
 from datamodules.search.datamodule import TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking
 from datamodules.text.encoding import TextEncoding
@@ -48,7 +48,7 @@ WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the valida
 
 @dataclass(frozen=True)
 class Fusion:
-    """How BM25's scores and those of the retriever are added, each for its best data.bm25_depth
+    """How BM25's scores and those of the retriever are added, each for its best `FIRST_DEPTH`
     documents and first brought to 0 … 1 for each query, see `unit_range`.
 
     Args:
@@ -451,13 +451,13 @@ class LitRetriever(EncodedTextModule):
         """
         data, weight = self.trainer.datamodule, self.fusion_weight()
         bm25 = None if weight is None else open_bm25(data.collection, data.bm25)
-        depth = data.predict_depth if bm25 is None else max(data.predict_depth, data.bm25_depth)
+        depth = data.predict_depth if bm25 is None else max(data.predict_depth, FIRST_DEPTH)
         asked = list(data.datasets["predict"].queries)
         for start in range(0, len(asked), QUERIES_OF_RUN):
             part = slice(start, start + QUERIES_OF_RUN)
             found = search(queries[part], documents, depth, self.device, self.feedback)
             if bm25 is not None and weight is not None:
-                hits = bm25.search([query.text for query in asked[part]], data.bm25_depth)
+                hits = bm25.search([query.text for query in asked[part]], FIRST_DEPTH)
                 first, first_scores = map(torch.from_numpy, hits)
                 found = Found(*fused(*found, first, first_scores, weight))
             for query, rows, scores in zip(asked[part], *found, strict=True):

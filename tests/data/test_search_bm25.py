@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from datamodules.files.splitting import VALIDATION
-from datamodules.search.bm25 import Bm25, Bm25Options, open_bm25
+from datamodules.search.candidates import Bm25, Bm25Options, open_bm25
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from tests.search_collections import write_beir, write_lines
 
@@ -90,15 +90,13 @@ def test_stopwords_and_stems_are_options() -> None:
         Bm25Options(stemmer="klingon").words()
 
 
-def test_options_out_of_range_are_refused(collection: Collection) -> None:
-    with pytest.raises(ValueError, match="k1 must be 0 or more, got -1"):
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"k1 must be 0 or more .* got -1 and 0\.4"):
         Bm25Options(k1=-1)
-    with pytest.raises(ValueError, match="b must be 0 to 1, got 2"):
+    with pytest.raises(ValueError, match=r"got 0\.9 and 2"):
         Bm25Options(b=2)
     with pytest.raises(ValueError, match='stopwords must be none or english, got "latin"'):
         Bm25Options(stopwords="latin")
-    with pytest.raises(ValueError, match="k must be 1 or more, got 0"):
-        open_bm25(collection).search(["a"], 0)
 
 
 @pytest.mark.real_data

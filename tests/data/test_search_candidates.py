@@ -12,8 +12,12 @@ import torch
 from datamodules.core.plan import rng_for
 from datamodules.core.store import cache_root
 from datamodules.search import candidates as candidates_file
-from datamodules.search.bm25 import Bm25Options, open_bm25
-from datamodules.search.candidates import CandidateOptions, GroupOptions
+from datamodules.search.candidates import (
+    Bm25Options,
+    CandidateOptions,
+    GroupOptions,
+    open_bm25,
+)
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import Ranking, read_run, write_run
 from datamodules.search.ranking import RankingDataset
@@ -106,8 +110,8 @@ def test_the_first_stage_of_judged_documents_is_bm25(folder, collection):
 def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder):
     options = {"candidates": CandidateOptions("bm25", top=10), "groups": MINED}
     train = built(folder, "train", **options)
-    facts = (train.collection, train.encoding, train.queries, train.options, train.judgements)
-    whole = RankingDataset(*facts)
+    facts = (train.collection, train.encoding, train.queries, train.options, Bm25Options())
+    whole = RankingDataset(*facts, train.judgements)
     for place in range(5):
         documents, _, priors = drawn(whole, place)
         known = dict(zip(documents.tolist(), priors.tolist(), strict=True))
@@ -190,9 +194,7 @@ def test_a_run_is_read_in_the_order_of_its_scores(tmp_path: Path) -> None:
 
 def test_a_file_is_never_overwritten_and_a_failure_leaves_none(tmp_path: Path) -> None:
     path = tmp_path / "mine.run"
-    with pytest.raises(ValueError, match=r"q1: the score of rank 2 is 2, and the one before it 1"):
-        write_run(path, [Ranking("q1", ["a", "b"], [1, 2])])
-    with pytest.raises(ValueError, match="scores must be numbers and never rise"):
+    with pytest.raises(ValueError, match="query q1: the score of a is nan"):
         write_run(path, [Ranking("q1", ["a"], [float("nan")])])
     with pytest.raises(ValueError, match='the id "a b" must be one word, since blanks divide'):
         write_run(path, [Ranking("q1", ["a b"], [1])])
@@ -207,10 +209,13 @@ def test_a_file_is_never_overwritten_and_a_failure_leaves_none(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["q Q0 b 2 0.5"], r"mine.run:2: .*: the line has 5 columns, and must have 6 with blanks"),
-        (["q Q0 b two 0.5 x"], 'mine.run:2: "two 0.5": rank must be a whole number and score a'),
-        (["q Q0 b 2 high x"], 'mine.run:2: "2 high": rank must be a whole number and score a num'),
-        (["q Q0 b 2 nan x"], 'mine.run:2: "2 nan": rank must be a whole number and score a numbe'),
+        (["q Q0 b 2 0.5"], r"mine.run:2: .*: a line has 6 columns with blanks between"),
+        (
+            ["q Q0 b two 0.5 x"],
+            'mine.run:2: "q Q0 b two .* rank a whole number and score a',
+        ),
+        (["q Q0 b 2 high x"], 'mine.run:2: "q Q0 b 2 high x": a line has 6 columns'),
+        (["q Q0 b 2 nan x"], 'mine.run:2: "q Q0 b 2 nan x": a line has 6 columns'),
         (["q Q0 a 2 0.5 x"], 'mine.run:2: "a": the document is ranked twice for query q; keep one'),
         (["p Q0 a 1 1 x", "q Q0 b 2 0 x"], 'run:3: "q": this query stands further up; sort'),
     ],

@@ -10,8 +10,7 @@ import torch
 
 from datamodules.core.plan import rng_for
 from datamodules.files.splitting import TRAIN
-from datamodules.search.bm25 import open_bm25
-from datamodules.search.candidates import HardNegatives
+from datamodules.search.candidates import Bm25Options, HardNegatives, open_bm25
 from datamodules.search.collection import (
     Collection,
     CollectionRequest,
@@ -49,7 +48,7 @@ def pairs(
     judged = JudgedQueries(collection.judgements(TRAIN))
     own = judged.with_relevant()
     queries = Queries(collection.queries, own.queries, collection.fingerprint)
-    return PairDataset(collection, encoding, own, queries, mix, negatives, seed=5)
+    return PairDataset(collection, encoding, own, queries, mix, negatives, Bm25Options(), seed=5)
 
 
 def drawn(dataset: PairDataset, sample_id: int, epoch: int) -> tuple[list[int], list[int]]:
@@ -140,7 +139,7 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collecti
     [
         (lambda: TrainingMix(judged=-1), r"mix\.judged, .* must be 0 or more, .* got \[-1, 0, 0\]"),
         (lambda: TrainingMix(0, 0), r"one of them above 0, got \[0, 0, 0\]"),
-        (lambda: TrainingMix(removal=2), r"mix\.removal must be 0 to 1, got 2"),
+        (lambda: TrainingMix(removal=2), r"mix\.removal and .* must be 0 to 1, got 2 and 0"),
         (lambda: HardNegatives(-1), r"negatives\.count must be 0 or more"),
         (lambda: HardNegatives(1, "bm25", depth=3, skip=3), r"less one, got 1, 3 and 3"),
         (

@@ -38,31 +38,26 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
     return TextEncoding({"tokenizer": tokenizer.to_dict(), "text": {**LIMITS, **limits}})
 
 
-def kept(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> tuple:
+def kept(collection: Collection, encoding: TextEncoding) -> tuple:
     everything = np.arange(len(collection.queries))
     queries = Queries(collection.queries, everything, collection.fingerprint)
-    documents = kept_documents(collection, encoding, is_whole)
-    return documents, kept_queries(queries, encoding, is_whole)
+    return kept_documents(collection, encoding), kept_queries(queries, encoding)
 
 
-def check(collection: Collection, encoding: TextEncoding, is_whole: bool = False) -> None:
+def check(collection: Collection, encoding: TextEncoding) -> None:
     """Checks that kept tokens are those of the texts as they are now."""
-    documents, queries = kept(collection, encoding, is_whole)
-    limits = encoding.limits
-    most = (None, None) if is_whole else (limits.max_length, limits.max_query_length)
+    documents, queries = kept(collection, encoding)
     for number in range(len(collection.documents)):
-        ids = encoding.ids(collection.documents[number].whole)[: most[0]]
+        ids = encoding.ids(collection.documents[number].whole)
         assert documents[number].tolist() == ids.tolist()
     for number in range(len(collection.queries)):
-        ids = encoding.ids(collection.queries[number].text)[: most[1]]
+        ids = encoding.ids(collection.queries[number].text)
         assert queries[number].tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"max_length": 20},
-        {"max_query_length": 3},
         {"lower_case": False},
         {"kind": "bpe"},
     ],
@@ -73,12 +68,6 @@ def test_other_ways_to_read_a_text_give_other_tokens(folder: Path, changed: dict
     check(collection, encoding_of())
     check(collection, encoding_of(**changed))
     check(collection, encoding_of())
-
-
-def test_cut_tokens_are_never_taken_for_whole_ones(folder: Path) -> None:
-    collection = opened(folder)
-    check(collection, encoding_of())
-    check(collection, encoding_of(), is_whole=True)
 
 
 @pytest.mark.parametrize("file", ["corpus.jsonl", "queries.jsonl"])

@@ -210,7 +210,6 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
     [
         (CandidateOptions, {"source": "run"}, r"candidates.run None; a run goes with source run"),
         (CandidateOptions, {"run": "a.trec"}, r'"judged" and candidates.run .a.trec.; a run goes'),
-        (CandidateOptions, {"source": "bm25", "bm25": None}, r"source bm25 needs candidates.bm25"),
         (GroupOptions, {"size": 1}, r"size must be at least 2, .* got 1, 0 and 0"),
         (GroupOptions, {"mined": 8}, r"groups.mined 0 to one less .*got 8, 8 and 0"),
         (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank 0 or more, got 8, 3 and -1"),
@@ -221,7 +220,7 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
             r"groups.mined goes with .* got 0, True and",
         ),
         (GroupOptions, {"mined": 3}, r"mined documents are unjudged, .* got 3, False and 0"),
-        (CandidateOptions, {"top": 20}, r"top is 20, but all judged documents are ranked"),
+        (CandidateOptions, {"top": 0}, r"candidates.top must be at least 1, got 0"),
     ],
 )
 def test_options_in_conflict_are_refused(make, options, message):
@@ -245,15 +244,22 @@ def fitted(folder, tmp_path, model, **options):
     toy_trainer(tmp_path, max_steps=1).fit(ranker(**model), ranking_data(folder, **options))
 
 
-def test_a_prior_without_a_first_stage_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"model.prior needs a first"):
-        fitted(folder, tmp_path, {"prior": True}, candidates=CandidateOptions(bm25=None))
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ({"prior": True}, {"bm25": None}, r"model.prior needs a first"),
+        ({}, {"candidates": BM25, "bm25": None}, r"source is bm25, and data.bm25 null"),
+    ],
+)
+def test_what_needs_bm25_is_refused_without(folder, tmp_path, model, options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(folder, tmp_path, model, **options)
 
 
 @pytest.mark.parametrize(
     ("rankings", "message"),
     [
-        ([("other", "d1")], r"candidates.run .*ranks none of the 30 .*\"q0\"; name"),
+        ([("other", "d1")], r"0.trec ranks none of the 30 .*\"q0\"; name"),
         ([("q0", "no")], r'document "no" of query "q0" is not in the collection'),
         ([("q0", "d1"), ("q0", "d2")], r'1.trec: query "q0" is in another of the runs too'),
     ],
@@ -272,7 +278,7 @@ def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankin
     [
         ("q.md", "salt\n", r"q.md"),
         ("q.csv", "a,b\nsalt,1\n", r"q.csv:2: the row has no query or .*; it has a, b"),
-        ("q.tsv", "id\tquery\na\tsalt\na\thay\n", r'q.tsv:3: "a": this id stands at .*q.tsv:2 a'),
+        ("q.tsv", "id\tquery\na\tsalt\na\thay\n", r'q.tsv:3: "a": a row further up has this id'),
         ("q.jsonl", '{"_id": "a"}\n', r"q.jsonl:1: the row has no query or .*; it has _id"),
         ("q.txt", "\n", r"q.txt holds no query"),
     ],

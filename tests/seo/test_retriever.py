@@ -14,7 +14,7 @@ from rich.console import Console
 
 from datamodules import RetrievalDataModule
 from datamodules.files.splitting import TEST
-from datamodules.search.bm25 import open_bm25
+from datamodules.search.candidates import HardNegatives, open_bm25
 from datamodules.search.queries import read_run
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
@@ -130,11 +130,12 @@ def test_validation_can_leave_documents_out_and_says_so(
     retriever_run: Path, tmp_path: Path, capsys
 ) -> None:
     module, data = retriever(retriever_run, {})
-    data.num_others, data.bm25 = 5, None
+    data.negatives, data.bm25 = HardNegatives(), None
     with pytest.raises(ValueError, match=r"model\.fusion adds BM25's scores, and data\.bm25 is"):
         toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
     module, data = retriever(retriever_run, {})
-    data.num_others, data.bm25, module.fusion = 5, None, None
+    data.negatives, module.fusion = HardNegatives(), None
+    data.num_others, data.bm25 = 5, None
     toy_trainer(tmp_path, max_steps=1, callbacks=[]).fit(module, data)
     content = json.loads((tmp_path / "ranking-val.json").read_text())
     judged = np.unique(data.collection.judgements(1).document)
@@ -236,7 +237,7 @@ LAST = "checkpoints/last.ckpt"
 def test_the_written_run_is_what_a_test_measures(
     retriever_run: Path, tmp_path: Path, predict_depth: int
 ) -> None:
-    _, data = retriever(retriever_run, {"bm25_depth": 20, "predict_depth": predict_depth})
+    _, data = retriever(retriever_run, {"predict_depth": predict_depth})
     data.predict_output = str(tmp_path / "out")
     module = LitRetriever.load_from_checkpoint(retriever_run / LAST)
     module.fusion = Fusion(0.4)
@@ -307,8 +308,8 @@ def test_queries_of_a_file_search_as_those_of_the_collection(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bm25_depth": 0}, r"must be at least 1, .* got 0, 1000 and None"),
-        ({"num_others": -1}, r"num_others 0 or more, got 1000, 1000 and -1"),
+        ({"predict_depth": 0}, r"must be at least 1, .* got 0 and None"),
+        ({"num_others": -1}, r"num_others 0 or more, got 1000 and -1"),
     ],
 )
 def test_wrong_options_are_refused(options, message) -> None:

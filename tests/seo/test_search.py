@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.search.bm25 import Bm25Options, open_bm25
+from datamodules.search.candidates import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
