@@ -27,6 +27,7 @@ USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
 REQUEUE_SIGNALS = (signal.SIGTERM, *([] if USR1 is None else [USR1]))
 REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and from a launcher
 SHOWN_IDS = 20
+LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is by then
 FAILURE, STACKS = "failure.json", "stacks"
 # What gloo and nccl say on the ranks that are left when another one is gone.
 LOST = (
@@ -235,6 +236,10 @@ class FailureReport(Callback):
             # Lightning's own strategies, of a script, keep theirs to themselves.
             timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
             self._timeout_s = timeout.total_seconds() if timeout else None
+            if trainer.strategy.root_device.type == "cuda":  # where nccl's recorder writes
+                folder = Path(trainer.default_root_dir).absolute() / STACKS / "nccl"
+                folder.mkdir(parents=True, exist_ok=True)
+                os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder}/rank_")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take away what an earlier attempt left in the folder, which is chosen by now."""
@@ -299,7 +304,7 @@ class FailureReport(Callback):
         report = {**self._place, "sample_ids": ids}
         report["error"] = f"{type(exception).__name__}: {exception}"
         exception.__dict__["is_lost"] = is_lost
-        exception.add_note(_note_of(report, run, ended if is_lost else None))
+        exception.add_note(_note_of(report, run, exception, ended if is_lost else None))
         if not is_lost:
             run.mkdir(parents=True, exist_ok=True)
             temporary = run / f"failure.{os.getpid()}"
@@ -309,7 +314,7 @@ class FailureReport(Callback):
             temporary.unlink()
 
 
-def _note_of(report: dict[str, Any], run: Path, lost: str | None) -> str:
+def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | None) -> str:
     """Return what the user reads beside an error at a place; `lost` says what became of the other
     rank, where the error is that it does not answer."""
     where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
@@ -319,6 +324,12 @@ def _note_of(report: dict[str, Any], run: Path, lost: str | None) -> str:
         return (
             f"{where}: the connection to another rank is lost; {lost}.{stacks} What is saved is "
             "whole: --ckpt_path auto goes on."
+        )
+    if LOADER_KILLED in str(error):
+        return (
+            f"{where}: a process that loads data was killed, most often because the memory of this "
+            "machine was used up. What is saved is whole: --ckpt_path auto goes on; fewer "
+            "data.num_workers take less memory."
         )
     again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
     return f"{where}, samples {shown(report['sample_ids'])}.{again * (report['verb'] == 'fit')}"

@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
 from lit_models.training.metrics import LossSum, hash_ids
-from lit_models.training.optim import gradients
+from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
 Row = dict[str, Any]  # a line of it
+DEFAULT_LOG_INTERVAL = 50  # Lightning's
 _NUM_FLAGS = 3  # in front of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
 _LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
@@ -356,7 +357,7 @@ class Ledger(Callback):
                 if name in counted
             )
             self._append(self.latest | ({} if agree else {"planned_targets": planned}))
-        if trainer.is_global_zero and facts["step"] % trainer.log_every_n_steps == 0:
+        if trainer.is_global_zero and facts["step"] % log_interval(trainer) == 0:
             line = self.latest
             values = {
                 "train/loss": line["loss"],
@@ -407,3 +408,13 @@ def of_all_ranks(value: Any) -> list[Any]:
 def tells_samples(trainer: Trainer) -> bool:
     """Return whether this rank's samples count: those of one rank of a tensor group do."""
     return not getattr(trainer.strategy, "repeats_samples", False)
+
+
+def log_interval(trainer: Trainer) -> int:
+    """Return steps between two points of the loggers: `trainer.log_every_n_steps`, or where that
+    is Lightning's 50, fewer for 50 points of a short run."""
+    interval = trainer.log_every_n_steps
+    if interval != DEFAULT_LOG_INTERVAL:
+        return interval
+    steps = budgeted_steps(trainer.lightning_module)
+    return interval if steps is None else max(1, min(interval, steps // 50))

@@ -516,7 +516,10 @@ class AppendingCSVLogger(Logger):
             return []
         try:
             with self.path.open(newline="", encoding="utf-8") as file:
-                return list(csv.DictReader(file, restval=""))
+                reader = csv.DictReader(file, restval="")
+                if "step" not in (reader.fieldnames or ["step"]):
+                    raise ValueError("no column step")
+                return list(reader)
         except (ValueError, csv.Error) as error:
             raise damaged_file(self.path, error) from error
 

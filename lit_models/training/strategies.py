@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -59,8 +61,10 @@ from lit_models.training.sharding import check_tensor_plan, sharded_like, split_
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 Backend = Literal["gloo", "nccl", "mpi"]
+PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}  # of nccl
 DEPRECATIONS = (  # of what Lightning calls itself
     "torch.distributed.nn.functional.all_gather is deprecated",
     "`isinstance(treespec, LeafSpec)` is deprecated",
@@ -98,13 +102,30 @@ def strategy_name(strategy: Any) -> str:
 
 
 class ManagedProcesses(ParallelStrategy):
-    """Processes of one group, which end together; mixed in before Lightning's class."""
+    """Processes of one group that forms or says why, and end together; mixed in before Lightning's
+    class."""
 
     def setup_environment(self) -> None:
-        """Form the process group."""
+        """Form the process group.
+
+        Raises:
+            RuntimeError: the port of the rendezvous belongs to another program.
+        """
         for text in DEPRECATIONS:  # a spawned rank has none of its parent's filters
             warnings.filterwarnings("ignore", message=re.escape(text))
-        super().setup_environment()
+        if self.root_device.type == "cuda":
+            for name, value in FLIGHT_RECORDER.items():
+                os.environ.setdefault(name, value)
+        try:
+            super().setup_environment()
+        except dist.DistNetworkError as error:
+            if not any(text in str(error) for text in PORT_TAKEN):
+                raise
+            raise RuntimeError(
+                f"port {os.environ.get('MASTER_PORT', '?')} is taken by another program. Set "
+                "MASTER_PORT to a free one on all nodes, or unset it on a single node: a free one "
+                "is then chosen."
+            ) from error
         atexit.register(leave_group)
 
     def setup(self, trainer: Trainer) -> None:
@@ -121,7 +142,7 @@ class ManagedProcesses(ParallelStrategy):
         super().setup(trainer)
 
     def ended_children(self) -> str:
-        """Return which ranks that this process started are gone, in words."""
+        """Return which ranks that this process started are gone or stopped, in words."""
         endings: list[str] = []
         procs = getattr(self.launcher, "procs", [])
         children = [child for child in procs if isinstance(child, subprocess.Popen)]
@@ -134,6 +155,8 @@ class ManagedProcesses(ParallelStrategy):
                 endings.append(f"rank {rank} was ended by {signal.Signals(-status).name}")
             elif status:
                 endings.append(f"rank {rank} ended with status {status}")
+            elif status is None and psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
+                endings.append(f"rank {rank} (process {child.pid}) is stopped, as by SIGSTOP")
         if procs:
             # Lightning's observer of this list would kill this process while it says what happened.
             self.launcher.procs = list(procs)  # type: ignore[union-attr]

@@ -1,5 +1,6 @@
 """Callbacks by which a run is slow, or something in it really breaks."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -22,7 +23,7 @@ class SignalledAt(Callback):
 
 
 class FailsAt(Callback):
-    """The last rank raises an error, hangs or is killed.
+    """The last rank raises an error, hangs, is killed, is stopped or loses a loader worker.
 
     SIGKILL comes as from a cluster: no handler runs, the others must notice.
     """
@@ -35,8 +36,10 @@ class FailsAt(Callback):
         if trainer.global_step == self.step and is_mine:
             if self.how == "raise":
                 raise LookupError("a word that no dictionary has")
-            if self.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "lose a worker":
+                multiprocessing.active_children()[0].kill()
+            elif self.how != "hang":
+                os.kill(os.getpid(), {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}[self.how])
             self.hang_for_ever()
 
     def hang_for_ever(self):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,14 @@ import pytest
 
 from lit_models.training.checkpoints import damage
 from tests.conftest import TOY
-from tests.distributed.launch import in_world, run_clean, unisono_here
+from tests.distributed.launch import (
+    ended,
+    in_world,
+    processes_of,
+    run_clean,
+    started,
+    unisono_here,
+)
 
 pytestmark = pytest.mark.slow
 BREAKS = """
@@ -82,6 +90,28 @@ def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
     assert '"rank": 0' in stacks[0]
 
 
+def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
+    output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=TWO_RANKS))
+    shown = " ".join(output.split())
+    lost = r"error: rank 0, fit, epoch 0, step \d: the connection to another rank is lost;"
+    assert re.search(rf"{lost} rank 1 \(process \d+\) is stopped, as by SIGSTOP\.", shown), output
+    assert "rank 0 made no progress" not in shown
+    assert not (tmp_path / "run" / "failure.json").exists()  # nobody failed
+
+
+def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
+    output = failed(training(tmp_path, "lose a worker", "--data.num_workers=1"))
+    shown = " ".join(output.split())
+    assert re.search(r"error: RuntimeError: DataLoader worker \(pid \d+\) is killed", shown)
+    place = "rank 0, fit, epoch 0, step 5: a process that loads data was killed, most often because"
+    assert place in shown, output
+    assert "fewer data.num_workers" in shown
+    assert "free space" not in shown
+    assert "the disk is full" not in shown
+    report = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert (report["rank"], report["step"]) == (0, 5)
+
+
 def test_who_presses_ctrl_c_twice_ends_a_run_that_hangs(tmp_path: Path) -> None:
     ledger = tmp_path / "run" / "ledger.jsonl"
 
@@ -105,6 +135,24 @@ def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None
     output = failed(training(tmp_path, None, *SPAWN, schedule, too_long))
     assert "warmup is 5000 steps, but the run has" in output
     assert "Traceback" not in output
+
+
+def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process, mark = started(
+            "-m", "lit_models", *training(tmp_path, None, *DDP), MASTER_PORT=str(port)
+        )
+        try:
+            output, _ = process.communicate(timeout=60)
+            assert processes_of(mark) == []
+        finally:
+            ended(process, mark)
+    assert process.returncode == 1
+    assert output.count(f"port {port} is taken by another program") == 1, output
+    assert "Traceback" not in output, output
 
 
 @pytest.fixture

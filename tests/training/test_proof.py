@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +206,16 @@ def test_a_run_killed_behind_its_last_checkpoint_gets_its_end_when_started_again
     write(run, lines_of(run)[:-1])
     fit(run, resume=True)
     assert verify_run(run).status == Status.PROVEN
+
+
+@pytest.mark.parametrize(("given", "points"), [({}, 14), ({"log_every_n_steps": 5}, 2)])
+def test_a_short_run_is_logged_at_every_step(tmp_path: Path, given: dict, points: int) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    logger = CSVLogger(tmp_path, name="", version="")
+    toy_trainer(tmp_path, logger=logger, callbacks=[Ledger()], **given).fit(
+        LitToy(partial(torch.optim.AdamW, lr=0.01)), ToyData()
+    )
+    header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    place = header.split(",").index("train/loss")
+    assert sum(bool(row.split(",")[place]) for row in rows) == points

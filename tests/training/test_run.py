@@ -400,13 +400,6 @@ def test_a_row_that_a_kill_cut_short_does_not_stop_the_next_run(tmp_path: Path) 
     assert [r["step"] for r in rows(path)] == ["1", "2"]
 
 
-def test_a_damaged_file_is_named_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_bytes(b"\x9d\x00\xff")
-    with pytest.raises(ValueError, match=r"metrics\.csv is damaged .* copy it again"):
-        AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.0}, 1)
-    assert (tmp_path / "metrics.csv").read_bytes() == b"\x9d\x00\xff"
-
-
 def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -422,3 +415,11 @@ def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
+
+
+@pytest.mark.parametrize("content", [b"\x9d\x00\xff", b"mine,yours\n1,2\n"])
+def test_a_damaged_file_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics\.csv is damaged .* copy it again"):
+        AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.0}, 1)
+    assert (tmp_path / "metrics.csv").read_bytes() == content

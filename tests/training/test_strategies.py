@@ -1,10 +1,12 @@
 """Strategies without a second process: names, options, tensor groups, and what is refused."""
 
 import json
+import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.cli import parsed_options
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.training import rules, status
+from lit_models.training import FailureReport, rules, status
 from lit_models.training.rules import (
     STRATEGY_CLASSES,
     Settings,
@@ -31,6 +33,7 @@ from lit_models.training.rules import (
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
+    ReplicatedStrategy,
     replicated,
     strategy_name,
 )
@@ -266,3 +269,17 @@ def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
         check(replace(four, tensor_parallel_size=1), {}, [])
     with pytest.raises(ValueError, match="tensor_parallel_size is 3, which does not divide"):
         check(replace(four, tensor_parallel_size=3), {}, [])
+
+
+@mock.patch.dict(os.environ, {"TORCH_FR_BUFFER_SIZE": "7"})
+def test_processes_on_gpus_keep_their_last_exchanges_for_the_run_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(ReplicatedStrategy, "root_device", torch.device("cuda", 0))
+    monkeypatch.setattr(DDPStrategy, "setup_environment", lambda self: None)
+    strategy = ReplicatedStrategy()
+    strategy.setup_environment()
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "7"  # the user's own
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    facts = {"global_rank": 0, "world_size": 2, "default_root_dir": tmp_path}
+    FailureReport().setup(SimpleNamespace(strategy=strategy, **facts), LitToy(), "fit")
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/stacks/nccl/rank_"
+    assert (tmp_path / "stacks" / "nccl").is_dir()
