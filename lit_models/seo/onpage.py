@@ -11,6 +11,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -43,7 +44,6 @@ NAMED_BY = ", ".join(  # an element that stands for a text
     f'[{name}]:not([{name}=""])' for name in ("aria-label", "aria-labelledby", "title", "alt")
 )
 WIDTH, LABEL = 80, 17
-NAMED = "the pages named"
 
 
 class PageFinding(NamedTuple):
@@ -350,7 +350,7 @@ def _in_words(value: Any) -> str:
     return " ".join(sorted(set(value))) if isinstance(value, list) else str(value or "")
 
 
-def shown_site(name: str, reports: Sequence[PageReport]) -> str:
+def shown_site(reports: Sequence[PageReport]) -> str:
     """Return how many pages of a site break which rules, most first."""
     sound = sum(not report.findings for report in reports)
     words = sum(report.facts["words"] for report in reports) / len(reports)
@@ -359,7 +359,7 @@ def shown_site(name: str, reports: Sequence[PageReport]) -> str:
         for rule in dict.fromkeys((f.check, f.rule) for f in report.findings):
             pages[rule].append(report.name)
     lines = [
-        textwrap.fill(f"── {name}: {len(reports):,} pages", WIDTH),
+        f"── {len(reports):,} pages",
         f"{sound:,} without a finding; {words:,.0f} words in the mean",
     ]
     for (check, broken), names in sorted(pages.items(), key=lambda item: -len(item[1])):
@@ -373,18 +373,17 @@ def _row(label: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=f"{label:<{LABEL}} ", subsequent_indent=indent)
 
 
-def write_tables(path: Path, sites: Mapping[str, Sequence[PageReport]]) -> list[Path]:
+def write_tables(path: Path, reports: Sequence[PageReport]) -> list[Path]:
     """Write a row per page, and beside it a row per finding; return both paths."""
     pages: list[dict[str, Any]] = []
     findings: list[dict[str, Any]] = []
-    for site, reports in sites.items():
-        for report in reports:
-            place = {"site": site, "page": report.name}
-            pages.append({**place, "findings": len(report.findings), **dict(_cells(report.facts))})
-            findings += [{**place, **finding._asdict()} for finding in report.findings]
+    for report in reports:
+        cells = dict(_cells(report.facts))
+        pages.append({"page": report.name, "findings": len(report.findings), **cells})
+        findings += [{"page": report.name, **finding._asdict()} for finding in report.findings]
     paths = [path, path.with_name(f"{path.stem}-findings{path.suffix}")]
     heads = [list(dict.fromkeys(name for row in pages for name in row))]
-    heads.append(["site", "page", *PageFinding._fields])
+    heads.append(["page", *PageFinding._fields])
     for target, rows, names in zip(paths, (pages, findings), heads, strict=True):
         columns = {name: [row.get(name) for row in rows] for name in names}
         write_batches(target, [pa.RecordBatch.from_pydict(columns)], overwrite=True)
@@ -401,44 +400,29 @@ def _cells(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the reports of pages and a summary of each site, and write their tables."""
+    """Print the report of a page, or the summary of a site and write the tables of its pages."""
     parser = argparse.ArgumentParser(
         "python -m lit_models.seo.onpage",
-        description="Check pages: what they say of themselves, and which rules they break. Files "
-        "are taken as one site, each folder as another.",
+        description="Check a page, or all pages as one site: what they say of themselves, and "
+        "which rules they break.",
     )
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE_OR_FOLDER")
     parser.add_argument(
         "--csv",
         type=Path,
-        help="table with a row per page, written again; a second one, with -findings in its name, "
-        "has a row per finding. A folder makes onpage.csv",
+        default=Path("onpage.csv"),
+        help="table of a site with a row per page, written again; a second one, with -findings in "
+        "its name, has a row per finding",
     )
     options = parser.parse_args(arguments)
-    has_folder = any(path.is_dir() for path in options.pages)
-    sites = {name: check_site(pages) for name, pages in _sites(options.pages)}
-    for name, reports in sites.items():
-        if name == NAMED:
-            print("\n".join(map(shown_report, reports)))
-        if name != NAMED or len(reports) > 1:
-            print(shown_site(name, reports))
-    if table := options.csv or (Path("onpage.csv") if has_folder else None):
-        of_pages, of_findings = write_tables(table, sites)
+    paths = [files_in(p, SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
+    reports = check_site((str(path), path.read_bytes()) for path in chain(*paths))
+    if len(reports) == 1:
+        print(shown_report(reports[0]))
+    else:
+        print(shown_site(reports))
+        of_pages, of_findings = write_tables(options.csv, reports)
         print(f"each page in {of_pages}, each finding in {of_findings}")
-
-
-def _sites(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[tuple[str, bytes]]]]:
-    """Yield the name of each site and its pages, read one by one and named by their paths in it."""
-    files = [path for path in paths if not path.is_dir()]
-    for path in files:
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; name a file of HTML, or a folder.")
-    if files:
-        yield NAMED, ((str(path), path.read_bytes()) for path in files)
-    for folder in [path for path in paths if path.is_dir()]:
-        inner = files_in(folder, SUFFIXES, "the site")
-        pages = ((path.relative_to(folder).as_posix(), path.read_bytes()) for path in inner)
-        yield str(folder), pages
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.html"], "nowhere.html does not exist; name a file of HTML, or a folder."),
+        (["nowhere.html"], "No such file or directory: 'nowhere.html'"),
         (["empty"], "the folder empty holds no text; its files must end in .html"),
         (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
     ],
@@ -211,7 +211,7 @@ def test_pages_of_a_site_that_repeat_each_other_are_named():
     assert reports[1].findings[-1].evidence.startswith("a: W0 W1")
 
 
-def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, capsys):
+def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("bakery/index.html", "bakery/shop/pie.htm", "garden/a.html", "garden/notes.txt"):
         path = tmp_path / name
@@ -222,17 +222,16 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     for words in (
-        "── bakery: 2 pages",
+        "── 3 pages",
         "1 without a finding",
-        "1 x 1 to 60 characters are shown whole",
-        "── garden: 1 pages",
+        "2 x 1 to 60 characters are shown whole",
         "each page in onpage.csv, each finding in onpage-findings.csv",
     ):
         assert words in printed
     with open("onpage.csv", newline="") as file:
         pages = list(csv.DictReader(file))
-    assert [page["page"] for page in pages] == ["index.html", "shop/pie.htm", "a.html"]
-    assert [page["site"] for page in pages] == ["bakery", "bakery", "garden"]
+    names = ["bakery/index.html", "bakery/shop/pie.htm", "garden/a.html"]
+    assert [page["page"] for page in pages] == names
     assert (pages[0]["title"], pages[0]["images_without"], pages[1]["images_without"]) == (
         "Pies", "0", "1",
     )  # fmt: skip
@@ -240,10 +239,10 @@ def test_folders_are_sites_with_a_summary_and_tables(tmp_path, monkeypatch, caps
         findings = list(csv.DictReader(file))
     counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
     assert counts == [int(page["findings"]) for page in pages]
-    assert {f["check"] for f in findings if f["page"] == "a.html"} >= {"title", "images"}
-    main(["bakery/index.html", "--csv=one.csv"])
-    assert "── bakery/index.html" in capsys.readouterr().out
-    assert (tmp_path / "one-findings.csv").read_text() == "site,page,check,rule,evidence,place\n"
+    assert {f["check"] for f in findings if f["page"] == names[2]} >= {"title", "images"}
+    (tmp_path / "garden" / "b.html").write_text(SOUND.replace("pie", "plum"), encoding="utf-8")
+    main(["garden/b.html"])
+    assert "── garden/b.html" in capsys.readouterr().out
 
 
 REPEATED = {
