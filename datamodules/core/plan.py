@@ -338,20 +338,6 @@ def derive_batching(
     return Batching(global_batch_size, share, accumulation)
 
 
-def padding_share(plan: Plan, lengths: np.ndarray, batching: Batching, num_replicas: int) -> float:
-    """Return the share of positions that are padding, over 200 steps spread over the epoch."""
-    used = padded = 0
-    for step in range(0, plan.num_steps, max(1, plan.num_steps // 200)):
-        for replica in range(num_replicas):
-            ids = plan.step_ids(step)
-            for chunk, weights in deal(
-                ids, lengths, num_replicas, replica, batching.accumulate_grad_batches
-            ):
-                used += int(lengths[chunk][weights > 0].sum())
-                padded += int(lengths[chunk].max()) * len(chunk)
-    return 1 - used / padded if padded else 0.0
-
-
 def count_targets(ids: np.ndarray, target_counts: dict[str, np.ndarray | None]) -> dict[str, float]:
     """Return term -> number of targets of these samples."""
     return {

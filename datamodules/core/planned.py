@@ -37,7 +37,6 @@ from datamodules.core.plan import (
     iterate_micro_batches,
     iterate_whole_batches,
     make_plan,
-    padding_share,
 )
 
 RESERVED = frozenset(
@@ -118,10 +117,7 @@ def auto_workers(local_processes: int, on_cpu: bool) -> int:
     `local_processes` on this machine; none where training itself computes on the CPUs."""
     if on_cpu:
         return 0
-    cpus = usable_cpus()
-    # srun may bind each task to CPUs of its own, which no other one shares.
-    is_bound = cpus < int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
-    shared = cpus if is_bound else cpus // max(1, local_processes)
+    shared = usable_cpus() // max(1, local_processes)
     return min(max(int(os.environ.get("SLURM_CPUS_PER_TASK") or shared), LEAST_WORKERS), 16)
 
 
@@ -284,7 +280,6 @@ class PlannedDataModule(LightningDataModule):
         self.model = ModelFacts()
         self.recipe: dict[str, Any] | None = None  # by which the data were read last
         self.rehearsed: Rehearsed | None = None
-        self._is_told_of_files = False
         self.datasets: dict[Stage, PlannedDataset] = {}
         self._plans: dict[tuple[PlanRequest, int], Plan] = {}
         self.done_batches: frozenset[int] = frozenset()
@@ -352,7 +347,8 @@ class PlannedDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Build the datasets of the stage and derive accumulation for this many devices."""
-        self._warn_of_shared_files()
+        if not self.datasets:
+            self._warn_of_shared_files()
         if stage == "predict":  # whose files may be others by now
             self.datasets.pop("predict", None)
         if self.trainer is not None:
@@ -387,15 +383,14 @@ class PlannedDataModule(LightningDataModule):
                 setattr(self.trainer, name, limit * batching.accumulate_grad_batches)
 
     def _warn_of_shared_files(self) -> None:
-        """Warn once of a file that is for training and judges it as well."""
+        """Warn of a file that is for training and judges it as well."""
         named: dict[int, Any] = getattr(self, "files", {})
         sets = [
             {Path(found).resolve() for entry in entries for found in [entry, *glob.glob(entry)]}
             for entries in ([f] if isinstance(f, str) else f or [] for f in named.values())
         ]
         shared = sets[0].intersection(set().union(*sets[1:])) if sets else set()
-        if shared and not self._is_told_of_files:
-            self._is_told_of_files = True
+        if shared:
             rank_zero_only(log.warning)(
                 f"{min(shared)} is named for training and for validation or test: the model is "
                 "judged on what it has learned by heart. Name other files, or leave those of "
@@ -448,9 +443,9 @@ class PlannedDataModule(LightningDataModule):
         if not state_dict or "train" not in self.datasets:
             return
         now = asdict(self.request("train"))
-        if state_dict["plan_digest"] != self.request("train").digest():
-            then = state_dict["plan"]
-            changes = [f"{k}: {then.get(k)} -> {now[k]}" for k in now if now[k] != then.get(k)]
+        then = state_dict["plan"]
+        changes = [f"{k}: {then.get(k)} -> {now[k]}" for k in now if now[k] != then.get(k)]
+        if changes:
             raise ValueError(
                 f"the checkpoint follows another plan ({'; '.join(changes)}): the data or the "
                 "batch options have changed. A resumed run must use each sample once; restore the "
@@ -495,19 +490,16 @@ class PlannedDataModule(LightningDataModule):
     def plan_facts(self) -> dict[str, Any]:
         """Plain values of the training plan, for the banner and topology.json: `steps_per_epoch`
         and `samples_per_epoch` are those of this run's limits, `planned_steps` of all."""
-        dataset, plan, replicas = self.datasets["train"], self.plan("train", 0), self.num_replicas
-        batching, lengths = self.batching, dataset.lengths
+        plan = self.plan("train", 0)
         most = self.trainer.max_steps if self.trainer is not None else -1
         steps = min(self.steps_per_epoch, most) if most >= 0 else self.steps_per_epoch
-        padding = padding_share(plan, lengths, batching, replicas) if dataset.is_padded else 0.0
         return {
-            "num_samples": len(lengths),
-            "num_replicas": replicas,
-            **asdict(batching),
+            "num_samples": len(plan.order),
+            "num_replicas": self.num_replicas,
+            **asdict(self.batching),
             "steps_per_epoch": steps,
             "samples_per_epoch": plan.samples_in(steps),
             "planned_steps": plan.num_steps,
-            "padding_share": padding,
             "plan_digest": self.request("train").digest(),
             "rehearsal": asdict(self.rehearsed) if self.rehearsed else None,
         }

@@ -56,7 +56,6 @@ class Audit:
         labels: how often each label is there, by the name of the column.
         notes: label and sentence of what else is known.
         warnings: one sentence each.
-        errors: what is wrong with the data as a whole.
         bad_rows: every row that breaks a rule, in order.
         excerpt: a row of training in pieces: its text, and whether it is trained on.
     """
@@ -69,14 +68,13 @@ class Audit:
     labels: dict[str, Mapping[str, int]] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
     bad_rows: list[BadRow] = field(default_factory=list)
     excerpt: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
         """Whether a run can use everything."""
-        return not (self.bad_rows or self.errors)
+        return not self.bad_rows
 
     def leaks(self) -> Iterator[tuple[str, str, int]]:
         """Yield two parts, and how many different examples of the second are in the first."""
@@ -116,11 +114,9 @@ class Audit:
             _say(console, "warning", warning, "yellow")
         if self.excerpt:
             self._show_excerpt(console)
-        for error in self.errors:
-            _say(console, "errors", error, "red")
         if self.is_sound:
             _say(console, "sound", "every row can be used", "green")
-        elif self.bad_rows:
+        else:
             _show_bad_rows(console, self.bad_rows)
 
     def _show_parts(self, console: "Console") -> None:

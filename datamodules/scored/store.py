@@ -8,7 +8,7 @@ import logging
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -197,22 +197,14 @@ def _number(cell: str) -> float | None:
 def trained_heads(
     trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
 ) -> dict[str, LabelOptions]:
-    """Return the heads of a model; columns may be named anew, its kinds and classes stay.
-
-    Raises:
-        ValueError: the data declares a head of another kind.
-    """
+    """Return the heads of a model; the data's own may name other columns and separators."""
     heads = {}
     for name, facts in trained.items():
-        names = ("kind", "column", "classes", "separator")
-        own = (given or {}).get(name) or LabelOptions(*(facts[key] for key in names))
-        if own.kind != facts["kind"]:
-            raise ValueError(
-                f"data.heads.{name} is {own.kind}, the model was trained with {facts['kind']}; "
-                "take the model's."
-            )
-        is_free = own.classes is None and own.kind in ("ordinal", "multiclass")
-        heads[name] = replace(own, classes=facts["classes"]) if is_free else own
+        own = {"column": facts["column"], "separator": facts["separator"]}
+        if given and name in given:
+            own["column"] = given[name].column or name
+            own["separator"] = given[name].separator or facts["separator"]
+        heads[name] = LabelOptions(kind=facts["kind"], classes=facts["classes"], **own)
     return heads
 
 
@@ -349,11 +341,6 @@ def _rows(
     names = [texts] if isinstance(texts, str) else list(texts)
     separators: dict[str, str | None] = dict.fromkeys([*names, *([group] if group else ())])
     separators |= {head.column: head.options.separator for head in heads}
-    if path.suffix.lower() not in JSON_SUFFIXES:
-        table = Table(path, request.table)
-        table.check(names, "columns.text")
-        for head in heads:
-            table.check([head.column], f"heads.{head.name}.column")
     for line, values in value_rows(path, list(separators), bad_rows.add, request.table):
         try:
             cells = {name: _cell_text(values.get(name), mark) for name, mark in separators.items()}

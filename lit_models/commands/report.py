@@ -385,7 +385,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     memory = [one.get("allocated_bytes") or one.get("resident_bytes") or 0
               for one in top.get("memory", [])]  # fmt: skip
     sizes = sorted({f"{size / (1 << 30):,.2f} GiB" for size in memory if size})
-    batch, padding = plan.get("global_batch_size"), plan.get("padding_share")
+    batch = plan.get("global_batch_size")
     facts = {
         "host:rank:device": ", ".join(top.get("host_rank_device", [])),
         "strategy": top.get("strategy"),
@@ -397,7 +397,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
         f"{plan.get('micro_batch_size')} × {plan.get('accumulate_grad_batches')} accumulated",
         "samples per second": mean("samples_per_s", ",.1f") or rate,
         "tokens per second": mean("tokens_per_s", ",.0f"),
-        "padding": mean("padding_share", ".1%") or (padding and f"{padding:.1%}"),
+        "padding": mean("padding_share", ".1%"),
         "of the device's peak": mean("mfu", ".1%"),
         "seconds per step": f"{run.median_seconds:.4g} (median)" if run.lineage else None,
         "memory of a rank": " to ".join(dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,

@@ -415,8 +415,8 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         if plan["steps_per_epoch"] < plan["planned_steps"]:  # limits of the run
             steps = f"{steps} of {plan['planned_steps']:,}"
             samples = f"{samples} of {plan['num_samples']:,}"
-        rest = f"{plan['padding_share']:.1%} padding, plan {plan['plan_digest'][:12]}"
-        lines += [("global batch", batch), ("epoch", f"{steps} steps, {samples} samples, {rest}")]
+        epoch = f"{steps} steps, {samples} samples, plan {plan['plan_digest'][:12]}"
+        lines += [("global batch", batch), ("epoch", epoch)]
     if exactness["level"] == "bitwise":
         chunks, copies = exactness["num_chunks"], exactness["gradient_copies"]
         text = f"bitwise: {chunks} chunks a step, {copies} x the gradients"

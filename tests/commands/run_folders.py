@@ -24,7 +24,7 @@ TOPOLOGY: dict[str, Any] = {
     "memory": [{"resident_bytes": 1 << 30, "allocated_bytes": None}],
     "precision": "32-true",
     "plan": {"global_batch_size": 8, "num_replicas": 2, "micro_batch_size": 4,
-             "accumulate_grad_batches": 1, "padding_share": 0.25},
+             "accumulate_grad_batches": 1},
     "exactness": {"level": "gradient"},
     "versions": {"torch": "2.13"},
     "warnings": ["two devices share a core"],
