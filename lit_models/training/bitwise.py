@@ -174,8 +174,7 @@ class BitwiseSum(Callback):
         if stage != "fit":
             return
         strategy, data = trainer.strategy, getattr(trainer, "datamodule", None)
-        is_single = isinstance(strategy, SingleDeviceStrategy)
-        name = "auto" if is_single else strategy_name(strategy)
+        name = None if isinstance(strategy, SingleDeviceStrategy) else strategy_name(strategy)
         check_run(name, trainer.precision, trainer.world_size)
         if not isinstance(pl_module, ExactModule) or not isinstance(data, PlannedDataModule):
             raise ValueError(

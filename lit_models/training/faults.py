@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
@@ -192,20 +191,18 @@ class Watch:
         threading.Thread(target=self._look, daemon=True, name="watch").start()
 
     def _look(self) -> None:
-        wrote_at: float | None = None
         while not self.is_over.wait(min(5.0, self.timeout_s / 20)):
             if self.beat is None:
                 continue
             since, place = self.beat
             waited = time.monotonic() - since
-            if waited > 0.8 * self.timeout_s and wrote_at != since:
+            if waited > 0.8 * self.timeout_s:
                 folder = self.run / STACKS
                 folder.mkdir(parents=True, exist_ok=True)
                 with open(folder / f"rank-{self.rank}.txt", "w", encoding="utf-8") as file:
                     file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
                     file.flush()
                     faulthandler.dump_traceback(file, all_threads=True)
-                wrote_at = since
             # Those who wait for this rank have ended by now; it must not stay behind alone.
             if waited > 1.2 * self.timeout_s:
                 text = f"rank {self.rank} made no progress for {waited:.0f} s in {place}: it hangs"
@@ -219,8 +216,9 @@ class FailureReport(Callback):
 
     A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
     connection, keep silent about theirs. With several processes a rank that makes no progress for
-    `trainer.strategy.timeout` writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the
-    time before the first batch and the merge of predictions have no limit.
+    `trainer.strategy.timeout` of a strategy of this project writes its stack to `stacks/rank-N.txt`
+    and ends. Preparing data, the time before the first batch and the merge of predictions have no
+    limit.
     """
 
     def __init__(self) -> None:
@@ -234,8 +232,8 @@ class FailureReport(Callback):
         self._timeout_s = None
         if trainer.world_size > 1:
             # Lightning's own strategies, of a script, keep theirs to themselves.
-            timeout = getattr(trainer.strategy, "timeout", default_pg_timeout)
-            self._timeout_s = timeout.total_seconds() if timeout else None
+            timeout = getattr(trainer.strategy, "timeout", None)
+            self._timeout_s = timeout and timeout.total_seconds()
             if trainer.strategy.root_device.type == "cuda":  # where nccl's recorder writes
                 folder = Path(trainer.default_root_dir).absolute() / STACKS / "nccl"
                 folder.mkdir(parents=True, exist_ok=True)

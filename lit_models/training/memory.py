@@ -63,8 +63,7 @@ def choose_strategy(
         return None
     state = 0 if is_cpu or not is_training else state_bytes(module, precision)
     if state == 0:
-        what = "processes on CPUs" if is_cpu else "devices, each with all weights"
-        return "ddp", f"strategy ddp: {count} {what}"
+        return "ddp", f"strategy ddp: {count} devices, each with all weights"
     assert isinstance(verdict.devices, list)
     memory = min(torch.cuda.get_device_properties(i).total_memory for i in verdict.devices)
     name = "ddp" if state <= STATE_SHARE * memory else "fsdp"
@@ -110,9 +109,6 @@ class Rehearsal(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self.checkpoint = checkpoint
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.checkpoint = None  # fsdp loads it behind `on_fit_start`
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Model and optimizer are on the device, the loaders are not made yet."""

@@ -47,32 +47,25 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
         plan: name pattern -> split, of its `tensor_plan()`.
         size: devices of a tensor group.
     """
-    asked = f"tensor_parallel_size is {size}, but"
-    if not plan:
-        raise ValueError(
-            f"{asked} {type(module).__name__} has no tensor_plan(), which says how its layers are "
-            "split; own decoders, Llama, Mistral and Qwen have one. Leave it out: fsdp shards any "
-            "module without it."
-        )
-    for name, layer, split in planned_layers(module, plan):
-        if split.style != "input" and type(layer) is not nn.Linear:
-            raise ValueError(
-                f"{asked} {name} is a {type(layer).__name__}, and only plain linear layers can be "
-                "split. Leave out what has changed it, such as model.lora, or tensor_parallel_size."
-            )
-    if is_compiled(module):
-        raise ValueError(
-            f"{asked} blocks are compiled, which does not know split layers; set "
-            "model.computation.compile to false, or leave tensor_parallel_size out."
-        )
+    changed = [
+        f"{name} is a {type(layer).__name__}, no plain linear layer (model.lora?)"
+        for name, layer, split in planned_layers(module, plan)
+        if split.style != "input" and type(layer) is not nn.Linear
+    ]
     units = {split.unit: split.count for split in plan.values() if split.unit}
-    wrong = [f"{unit} {count}" for unit, count in units.items() if count % size]
-    if wrong:
-        common = math.gcd(*units.values())
-        fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+    uneven = [f"it does not divide {unit} {n}" for unit, n in units.items() if n % size]
+    reason = None
+    if not plan:
+        reason = f"{type(module).__name__} has no tensor_plan(), as own decoders, Llama, Mistral "
+        reason += "and Qwen have it"
+    elif is_compiled(module):
+        reason = "blocks are compiled (model.computation.compile)"
+    elif changed or uneven:
+        reason = [*changed, *uneven][0]
+    if reason is not None:
         raise ValueError(
-            f"tensor_parallel_size {size} does not divide {' nor '.join(wrong)}; sizes that fit "
-            f"this network: {fitting}. Take one of them, or change the network."
+            f"tensor_parallel_size is {size}, but {reason}; change that, or leave "
+            "tensor_parallel_size out: fsdp shards any module without it."
         )
 
 

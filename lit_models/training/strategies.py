@@ -55,6 +55,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_models.training.checkpoints import gathered, put_together, write_folder
+from lit_models.training.dropout import ExactDropout
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers
 
@@ -323,8 +324,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         assert module is not None
         if self.tensor_parallel_size > 1 and trainer.state.fn == TrainerFn.FITTING:
             rate = max((m.p for m in module.modules() if isinstance(m, nn.Dropout)), default=0.0)
-            facts = [getattr(callback, "exactness_facts", {}) for callback in trainer.callbacks]
-            if rate and not any(fact.get("exact_dropout") for fact in facts):
+            if rate and not any(isinstance(c, ExactDropout) for c in trainer.callbacks):
                 raise ValueError(
                     f"tensor_parallel_size is {self.tensor_parallel_size}, and the network has "
                     f"dropout {rate}, whose masks each device of a tensor group would draw by "
