@@ -1,5 +1,6 @@
 """Faults planted one by one, and around one process: the doctor names each, with its way out."""
 
+import ctypes
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ from lit_models.commands.doctor import (
     worst,
 )
 from lit_models.errors import USAGE, run_guarded
-from tests.distributed.launch import LAUNCHERS, ROOT, ended, free_port, run, started
+from tests.distributed.launch import ended, free_port, in_world, started, unisono_here
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -84,23 +85,29 @@ def test_unequal_and_busy_gpus_are_a_warning(monkeypatch):
     assert "GPU 1: 30.0 of 40.0 GiB" in found[1].what
 
 
+def doctor(environ, *options):
+    """Run it in this process, where the environment is that of a rank."""
+    os.environ.update(environ)
+    return unisono_here("doctor", "--json", *options)
+
+
+def findings(output):
+    return json.loads(output[output.index("{") :])["findings"]
+
+
 def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
-    command = ["-m", "lit_models", "doctor", "--collectives", "--devices=2", "--json"]
-    done = run(*command, f"--folder={tmp_path}")
-    assert done.returncode == 0, done.stdout
-    report = json.loads(done.stdout)
-    found = {f["check"]: f for f in report["findings"]}
-    assert report["worst"] != "error"
+    output = in_world(1, doctor, {}, "--collectives", "--devices=2", f"--folder={tmp_path}")
+    found = {f["check"]: f for f in findings(output)}
+    assert not errors(found.values())
     assert "the known sum of 64 MiB" in found["all-reduce"]["what"]
     assert found["group"]["what"].startswith("2 ranks by gloo")
 
 
 def test_a_rank_that_does_not_find_rank_0_says_so_itself(tmp_path):
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=1", "--json"]
-    done = run(*command, f"--folder={tmp_path}", **environ, MASTER_PORT=str(free_port()))
-    assert done.returncode == 1, done.stdout
-    found = {f["check"]: f for f in json.loads(done.stdout[done.stdout.index("{") :])["findings"]}
+    environ["MASTER_PORT"] = str(free_port())
+    command = ("--collectives", "--timeout_s=1", f"--folder={tmp_path}")
+    found = {f["check"]: f for f in findings(in_world(1, doctor, environ, *command, status=1))}
     assert "rank 1 of 2 on" in found["group"]["what"]
     assert "found no group at 127.0.0.1" in found["group"]["what"]
     assert "firewall" in found["group"]["todo"]
@@ -116,7 +123,7 @@ def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monk
             monkeypatch.setenv(name, value)
         options = ["--collectives=true", "--timeout_s=1", "--json=true"]
         assert run_guarded(lambda: run_command("doctor", options)) == 1
-    found = {f["check"]: f["what"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    found = {f["check"]: f["what"] for f in findings(capsys.readouterr().out)}
     assert (
         f"found no group at 127.0.0.1:{port} (The server socket has failed to listen"
         in (found["group"])
@@ -137,7 +144,7 @@ def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
     assert [process.returncode for process, _ in ranks] == [1, 1], "\n".join(printed)
     reasons = ("2/3 clients joined", "wait timeout after 8000ms")
     for rank, (text, reason) in enumerate(zip(printed, reasons, strict=True)):
-        found = {f["check"]: f["what"] for f in json.loads(text[text.index("{") :])["findings"]}
+        found = {f["check"]: f["what"] for f in findings(text)}
         assert f"rank {rank} of 3 on" in found["group"]
         assert reason in found["group"]
 
@@ -156,14 +163,22 @@ def test_a_world_or_a_time_that_cannot_be_meant_is_refused(option, message, caps
     assert message in capsys.readouterr().err
 
 
-# Mounted in a namespace of their own: the machine keeps its /dev/shm.
-SCRIPT = """
-set -e
+NEW_MOUNTS = 0x20000  # CLONE_NEWNS of unshare(2)
+# In a namespace of their own: the machine keeps its /dev/shm.
+MOUNTS = """
+mount --make-rprivate /
 mount -t tmpfs -o size=65m tmpfs /dev/shm
 head -c 64M /dev/zero > /dev/shm/full
 mount -t tmpfs -o ro tmpfs {runs}
-exec {python} -m lit_models doctor --json --devices=2 --folder={runs}
 """
+
+
+def doctor_of_a_faulty_machine(folder, environ):
+    assert ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0
+    runs = folder / "runs"
+    subprocess.run(["sh", "-ec", MOUNTS.format(runs=shlex.quote(str(runs)))], check=True)
+    sys.path.insert(0, str(folder / "site"))
+    return doctor(environ, "--devices=2", f"--folder={runs}")
 
 
 def test_each_fault_around_a_doctor_is_named_with_its_fix(tmp_path):
@@ -173,22 +188,9 @@ def test_each_fault_around_a_doctor_is_named_with_its_fix(tmp_path):
     metadata = tmp_path / "site" / "lightning-2.6.3.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.6.3\n")
-    environ = {
-        **{k: v for k, v in os.environ.items() if k not in LAUNCHERS},
-        "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}",
-        "PYTHONWARNINGS": "ignore",
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NAME": "train",
-        "SLURM_NTASKS": "1",
-    }
-    runs, python = shlex.quote(str(tmp_path / "runs")), shlex.quote(sys.executable)
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", SCRIPT.format(runs=runs, python=python)],
-        **{"cwd": ROOT, "env": environ, "text": True, "timeout": 150},
-        capture_output=True,
-    )
-    assert done.returncode == 1, done.stderr
-    found = errors(json.loads(done.stdout)["findings"])
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1"}
+    output = in_world(1, doctor_of_a_faulty_machine, tmp_path, environ, status=1)
+    found = errors(findings(output))
     for check, what, todo in (
         ("shared memory", "MiB free in /dev/shm", "--shm-size"),
         ("run folder", "cannot be written (Read-only file system)", "--trainer.default_root_dir"),
