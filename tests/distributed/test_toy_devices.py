@@ -18,13 +18,13 @@ from tests.distributed.launch import in_world
 from tests.distributed.test_matrix import assert_same, facts
 from tests.toy import assert_same_samples, ledger_lines
 
-EPOCHS = {"max_epochs": 4, "max_steps": 28, "gradient_clip_val": None}
+EPOCHS = {"max_epochs": 2, "max_steps": 14, "gradient_clip_val": None}
 ONE = {"name": "one", "family": "toy", "strategy": "auto", "trainer": EPOCHS}
 TWO = {
     "ddp": {"strategy": "ddp"},
     "ddp of Lightning": {"strategy": "ddp", "is_named": True},
 }
-STEPS, CHUNKS, SIZE = 20, 8, 16
+STEPS, CHUNKS, SIZE = 10, 8, 16
 SPLIT = "2, then 4 devices"
 
 
@@ -34,7 +34,7 @@ def bitwise(name: str, steps: int = STEPS, is_bitwise: bool = True, **more: Any)
         **{"name": name, "family": "toy_dropout", "strategy": "ddp", "stages": (), **more},
         "data": {"num_samples": 100, "global_batch_size": SIZE, "micro_batch_size": SIZE // CHUNKS},
         "trainer": {"precision": 32, **limits},
-        "last": {"every_n_steps": 10},
+        "last": {"every_n_steps": STEPS // 2},
         "callbacks": [ExactDropout(), *([BitwiseSum()] if is_bitwise else [])],
     }
 
@@ -59,7 +59,7 @@ def test_a_run_does_not_depend_on_the_devices_and_uses_each_sample_once(runs, na
     assert facts(two)["test"]["test/count"] == len((two / "coded.csv").read_text().split()) == 21
     for run in (one, two):
         verdict = verify_run(run)
-        assert (verdict.findings, len(verdict.epochs)) == ([], 4)
+        assert (verdict.findings, len(verdict.epochs)) == ([], 2)
 
 
 def state(folder: Path) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def differences(one: Path, other: Path) -> list[str]:
 @pytest.mark.parametrize("other", ["2 devices", "4 devices", SPLIT])
 def test_weights_and_moments_have_the_same_bits(runs: Path, other: str) -> None:
     lines = ledger_lines(runs / other)
-    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert lines[-1]["world_size"] == int(other.removesuffix(" devices")[-1])
     assert differences(runs / "1 device", runs / other) == []
 

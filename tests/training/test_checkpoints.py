@@ -2,16 +2,15 @@
 
 import functools
 import os
+import resource
 import signal
-import subprocess
-import sys
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger
+from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
 from lit_models.training.checkpoints import (
     AtomicCheckpointIO,
     damage,
@@ -100,21 +99,19 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
+def saved_on_a_full_disk(path):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    big = {"state_dict": {"new": torch.ones(100_000)}}
+    AtomicCheckpointIO().save_checkpoint(big, path)
+
+
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(1)}}, path)
-    script = (
-        "import resource, signal, sys, torch\n"
-        "from lit_models.training.checkpoints import AtomicCheckpointIO\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "big = {'state_dict': {'new': torch.ones(100_000)}}\n"
-        "AtomicCheckpointIO().save_checkpoint(big, sys.argv[1])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "could not be written" in done.stderr
-    assert "The one before it is kept" in done.stderr
+    output = in_world(1, saved_on_a_full_disk, path, status=1)
+    assert "could not be written" in output
+    assert "The one before it is kept" in output
     assert read_checkpoint(path)["state_dict"]["old"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
@@ -221,20 +218,15 @@ def test_a_mapped_tensor_takes_no_memory_until_it_is_read(tmp_path):
         assert psutil.Process().memory_info().rss - before < 10e6
 
 
-@pytest.mark.slow
+def killed_before_the_folder_is_renamed(path):
+    checkpoints.put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    save(path, 8)  # the marker is written
+
+
 def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(tmp_path):
     path = tmp_path / "checkpoints" / "last.ckpt"
     save(path, 4)
-    script = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from lit_models.training import checkpoints as sharded\n"
-        "from tests.training.test_checkpoints import save\n"
-        "sharded.put_in_place = lambda *_: os.kill(os.getpid(), 9)\n"  # the marker is written
-        "save(Path(sys.argv[1]), 8)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    in_world(1, killed_before_the_folder_is_renamed, path, status=-signal.SIGKILL)
     assert (path.parent / ".last.ckpt.unfinished" / "meta.pt").exists()
     assert newest_checkpoint(tmp_path) == path
     assert read_checkpoint(path)["global_step"] == 4
