@@ -53,24 +53,13 @@ def file_digest(path: Path) -> str:
     The cache remembers it by place, size, inode and times of the file, of which that of the last
     change of any kind cannot be set back.
     """
-    memory = _memory(path)
-    remembered = memory.read_text() if memory.exists() else ""
-    return remembered or _remembered(path, content_digest(path))
-
-
-def _memory(path: Path) -> Path:
-    """Return the file that remembers the digest of another, as it is now."""
     status = path.stat()
     facts = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    return cache_root() / "digests" / digest_of([str(path.resolve()), *facts])
-
-
-def _remembered(path: Path, digest: str) -> str:
-    """Return the digest of a file, which is kept for later."""
-    memory = _memory(path)
+    memory = cache_root() / "digests" / digest_of([str(path.resolve()), *facts])
     with _writing_to(memory.parent):
-        write_whole(memory, digest)
-    return digest
+        if not memory.exists():
+            write_whole(memory, content_digest(path))
+        return memory.read_text()
 
 
 def content_digest(path: Path) -> str:
@@ -85,40 +74,33 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         folder: its final name; it exists only when complete.
         make: fills the temporary folder that it is given.
     """
-    if folder.exists():
-        fault = _damage(folder)
-        if fault is None:
-            return folder
-        warnings.warn(f"the cache folder {folder} is made again: {fault}.", stacklevel=2)
-        with _writing_to(folder):
+    with _writing_to(folder.parent):
+        if folder.exists():
+            fault = _damage(folder)
+            if fault is None:
+                return folder
+            warnings.warn(f"the cache folder {folder} is made again: {fault}.", stacklevel=2)
             damaged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             with suppress(FileNotFoundError):  # another process was quicker
                 folder.replace(damaged / "damaged")
             shutil.rmtree(damaged)
-    with _writing_to(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with _writing_to(folder.parent, is_reading=True):
+        try:
             make(temporary)
-            sums: dict[str, tuple[int, str]] = {
+            sums = {
                 path.relative_to(temporary).as_posix(): (path.stat().st_size, content_digest(path))
                 for path in sorted(temporary.rglob("*"))
                 if path.is_file()
             }
             (temporary / CHECKSUMS).write_text(json.dumps(sums), "utf-8")
-        try:
-            os.rename(temporary, folder)
-        except OSError as error:
-            if not folder.exists():  # else another process was quicker
-                raise RuntimeError(
-                    f"{folder} could not be made from {temporary}; check the disk."
-                ) from error
-        else:
-            for name, (_, digest) in sums.items():
-                _remembered(folder / name, digest)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            try:
+                os.rename(temporary, folder)
+            except OSError:
+                if not folder.exists():  # else another process was quicker
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -128,26 +110,22 @@ def _damage(folder: Path) -> str | None:
     try:
         sums = json.loads((folder / CHECKSUMS).read_text("utf-8"))
         for name, (size, digest) in sums.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is gone"
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
-            if file_digest(path) != digest:
-                return f"{name} holds other bytes than were written"
-    except (FileNotFoundError, ValueError, AttributeError, TypeError):
-        return f"it has no readable {CHECKSUMS}"
+            if (folder / name).stat().st_size != size or file_digest(folder / name) != digest:
+                return f"{name} is not what was written"
+    except (FileNotFoundError, ValueError, AttributeError, TypeError) as error:
+        return str(error)
     return None
 
 
 @contextmanager
-def _writing_to(folder: Path, is_reading: bool = False) -> Iterator[None]:
-    """Name the way out where the cache is no place to write to; where tables are read as well,
-    only a full disk is surely the cache's."""
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Name the way out where the cache is no place to write to. What is read beside it has errors
+    of its own, but for a full disk, which is surely the cache's."""
     try:
         yield
     except OSError as error:
-        if is_reading and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not is_full and not str(error.filename).startswith(str(folder)):
             raise
         raise RuntimeError(
             f"the cache folder {folder} cannot be written ({error.strerror}); free space or name "
@@ -157,8 +135,6 @@ def _writing_to(folder: Path, is_reading: bool = False) -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Let the content of a file, or the names in a folder, reach the disk."""
-    if os.name == "nt":  # which syncs neither folders nor what is open for reading
-        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

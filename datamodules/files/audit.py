@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 WIDTH = 80
 LABEL = 11  # columns of the word that a line begins with
 NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
-EXCERPT_LENGTH = 1200  # characters
-OPENS, CLOSES = "⟦", "⟧"  # around what is trained on
 
 
 @dataclass
@@ -57,7 +55,6 @@ class Audit:
         notes: label and sentence of what else is known.
         warnings: one sentence each.
         bad_rows: every row that breaks a rule, in order.
-        excerpt: a row of training in pieces: its text, and whether it is trained on.
     """
 
     noun: str
@@ -69,7 +66,6 @@ class Audit:
     notes: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     bad_rows: list[BadRow] = field(default_factory=list)
-    excerpt: list[tuple[str, bool]] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
@@ -112,8 +108,6 @@ class Audit:
             _say(console, "overlap", sentence, "yellow" if count else "")
         for warning in self.warnings:
             _say(console, "warning", warning, "yellow")
-        if self.excerpt:
-            self._show_excerpt(console)
         if self.is_sound:
             _say(console, "sound", "every row can be used", "green")
         else:
@@ -132,21 +126,6 @@ class Audit:
             shown = (f"{value:,}" if isinstance(value, int) else value for value in values)
             table.add_row(part.name, *shown)
         console.print(table)
-
-    def _show_excerpt(self, console: "Console") -> None:
-        from rich.panel import Panel
-        from rich.text import Text
-
-        text, left = Text(), EXCERPT_LENGTH
-        for piece, is_trained in self.excerpt:
-            shown = piece if len(piece) <= left else piece[: max(left, 1)] + " …"
-            style = "bold green" if is_trained else "dim"
-            text.append(f"{OPENS}{shown}{CLOSES}" if is_trained else shown, style)
-            left -= len(piece)
-            if left <= 0:
-                break
-        title = f"a row of training: {OPENS}trained on{CLOSES}, not trained on"
-        console.print(Panel(text, title=title, title_align="left", width=WIDTH))
 
 
 def _say(console: "Console", label: str, text: str, style: str = "") -> None:

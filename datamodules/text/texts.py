@@ -5,7 +5,6 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
-from datamodules.core.batches import IGNORED, TERM
+from datamodules.core.batches import TERM
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
@@ -279,26 +278,7 @@ class LanguageModelDataModule(PlannedDataModule):
             if dataset.is_padded:
                 share = dataset.lengths.sum() / (num_rows * self.context_length)
                 audit.parts[-1].columns["used"] = f"{100 * share:.1f} %"
-            if number == TRAIN:
-                audit.excerpt = trained_pieces(dataset, store.tokenizer)
         return audit
-
-
-def trained_pieces(dataset: RowDataset, tokenizer: TextTokenizer) -> list[tuple[str, bool]]:
-    """Return a row from the middle of a dataset, cut where training begins and ends: the text of
-    each piece, and whether it is trained on."""
-    found: list[tuple[str, bool]] = []
-    for piece in dataset.example(len(dataset.lengths) // 2, 0):
-        tokens = np.append(piece.input_ids, np.maximum(piece.labels[-1:], 0))
-        is_trained = np.append(False, piece.labels != IGNORED)
-        if piece.labels[-1] == IGNORED:  # the token is not known
-            tokens, is_trained = tokens[:-1], is_trained[:-1]
-        borders = [0, *(np.flatnonzero(np.diff(is_trained)) + 1), len(tokens)]
-        for start, end in pairwise(borders):
-            decode = tokenizer.decode_continuation if found else tokenizer.decode
-            text = decode(tokens[start:end], skip_special_tokens=False)
-            found.append((text, bool(is_trained[start])))
-    return found
 
 
 class TextDataModule(LanguageModelDataModule):

@@ -36,10 +36,9 @@ def sample(prompt: str, completion: str) -> dict:
     return {"prompt": prompt, "completion": completion}
 
 
-def shown(audit: Audit, colours: bool = False) -> str:
+def shown(audit: Audit) -> str:
     out = io.StringIO()
-    system = "standard" if colours else None
-    audit.show(Console(file=out, width=WIDTH, force_terminal=colours, color_system=system))
+    audit.show(Console(file=out, width=WIDTH, color_system=None))
     return out.getvalue()
 
 
@@ -99,21 +98,6 @@ def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
         "used": f"{100 * 29 / 32:.1f} %",
     }
     assert "; 1 longer than 9" in " ".join(shown(audit).split())
-
-
-def test_what_is_trained_on_is_marked_in_colour_and_without(tmp_path: Path) -> None:
-    audit = instructions(tmp_path, sample("What?", " That."), context_length=32)
-    assert audit.excerpt == [("<|endoftext|>What?", False), (" That.<|endoftext|>", True)]
-    assert "<|endoftext|>What?⟦ That.<|endoftext|>⟧" in shown(audit)
-    assert "\x1b[1;32m⟦ That.<|endoftext|>⟧\x1b[0m" in shown(audit, colours=True)
-
-
-def test_a_long_excerpt_is_cut_and_brackets_are_no_markup(tmp_path: Path) -> None:
-    audit = instructions(tmp_path, sample("[bold]x[/bold]", "y" * 3000), context_length=4096)
-    text = shown(audit)
-    assert "[bold]x[/bold]⟦yyy" in text
-    assert text.count("y") < 1250
-    assert "…⟧" in text
 
 
 def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path: Path) -> None:
