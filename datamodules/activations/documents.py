@@ -13,23 +13,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datamodules import demo
 from datamodules.core.batches import ALL
 from datamodules.core.plan import hash_ids
-from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.documents import TEXT_SUFFIXES, read_documents, text_files
+from datamodules.files.documents import TEXT_SUFFIXES, read_documents
 from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
-from datamodules.files.tables import Files
 from datamodules.text.packing import cut_into_pieces
-from datamodules.text.store import TokenRequest, TokenStore
-from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, options_of_model
+from datamodules.text.store import TokenStore
+from datamodules.text.texts import CorpusDataModule
+from datamodules.tokenizers.text import TextTokenizer
 
 SEEDS_APART = 1_000_003  # more than positions of a document
 ATTRIBUTES = "attributes"  # column of the rows
 NONE = -1
-STORY_FILES = {TRAIN: ["train"], VALIDATION: ["validation"], TEST: ["test", "combinations"]}
 
 
 @dataclass(frozen=True)
@@ -174,41 +173,29 @@ def _rows_of(path: Path, text_column: str) -> Iterator[tuple[str, dict[str, str]
         yield str(row.values.get(text_column) or ""), known
 
 
-class DocumentsDataModule(PlannedDataModule):
+class DocumentsDataModule(CorpusDataModule):
     """Reads documents with the subject's tokenizer and chooses positions in them.
 
     Args:
-        train_files: txt, jsonl or parquet; without any file, embedded stories.
-        validation_files: `None` divides the training files by documents.
-        test_files: as validation_files.
-        tokenizer: of a subject with random weights; one in a folder brings its own.
         context_length: tokens of the longest document that the subject reads, the one that follows
             its last position included; longer ones are cut into pieces.
         positions: of the activations.
-        split: of the training files.
+        split: of the training files, by documents.
         text_column: of jsonl and parquet files, whose rows are documents.
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+        corpus: files (txt, jsonl or parquet; without any, embedded stories) and the tokenizer of a
+            subject with random weights, see `CorpusDataModule`; one in a folder brings its own.
     """
 
     def __init__(
         self,
-        train_files: Files = None,
-        validation_files: Files = None,
-        test_files: Files = None,
-        tokenizer: TokenizerOptions | None = None,
         context_length: int = 64,
         positions: PositionRule = PositionRule(),
         split: TextSplit = TextSplit(test_share=0.1),  # noqa: B008 - frozen
         text_column: str = "text",
-        **planned: Any,
+        **corpus: Any,
     ) -> None:
-        super().__init__(**planned)
-        files = (train_files, validation_files, test_files)
-        self.files: dict[int, Files] = dict(zip((TRAIN, VALIDATION, TEST), files, strict=True))
-        self.tokenizer_options = tokenizer
-        self.context_length, self.positions, self.split = context_length, positions, split
-        self.text_column = text_column if any(files) else "text"
-        self.store: Any = None  # a TokenStore, after `setup`
+        super().__init__(context_length=context_length, split=split, **corpus)
+        self.positions, self.text_column = positions, text_column
         if split.by != "documents":
             raise ValueError(
                 f'split.by is "{split.by}", and a lens may not share documents between parts; '
@@ -226,20 +213,17 @@ class DocumentsDataModule(PlannedDataModule):
     def open_store(self) -> TokenStore:
         """Return the documents as tokens, made at first use; a ValueError where there is no text or
         two parts hold the same document."""
-        options = options_of_model(self.model.tokenizer, self.tokenizer_options)
-        paths = {part: self.paths(part) for part in (TRAIN, VALIDATION, TEST)}
-        store = TokenRequest(paths, options, self.split, None, self.text_column).open()
+        store = self.store_request().open()
         check_parts(store)
         return store
 
-    def paths(self, part: int) -> list[Path]:
-        """Return the files of a part; the embedded stories where no file is named."""
-        if not any(self.files.values()):
-            from datamodules import demo  # made only where it is asked for
-
-            folder = demo.demo_stories()
-            return [folder / f"{name}.jsonl" for name in STORY_FILES[part]]
-        return text_files(self.files[part], f"data.{PART_NAMES[part]}_files")
+    def demo_files(self) -> dict[int, list[Path]]:
+        folder = demo.demo_stories()
+        return {
+            TRAIN: [folder / "train.jsonl"],
+            VALIDATION: [folder / "validation.jsonl"],
+            TEST: [folder / "test.jsonl", folder / "combinations.jsonl"],
+        }
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
         """Return the documents of a part, and the piece [N] and position [N] of each activation."""
@@ -249,10 +233,11 @@ class DocumentsDataModule(PlannedDataModule):
     def facts(self, part: int) -> DocumentFacts:
         """Return the attributes and files of a part's documents; a ValueError where a row's
         attributes are no mapping of names to words."""
-        files, hashes = self.paths(part) or self.paths(TRAIN), self.store.hashes(part)
+        request, hashes = self.store_request(), self.store.hashes(part)
+        files = request.files[part] or request.files[TRAIN]
         known: dict[int, tuple[int, dict[str, str]]] = {}
         for number, path in enumerate(files):
-            for text, words in _rows_of(path, self.text_column):
+            for text, words in _rows_of(path, request.text_column):
                 known.setdefault(text_hash(text), (number, words))
         names = list(dict.fromkeys(name for _, words in known.values() for name in words))
         every = {word for _, words in known.values() for word in words.values()}

@@ -53,7 +53,7 @@ a an and are as at be but by for from had has have he her his i if in into is it
 or our she so such that the their then there these they this to was we were what when where which
 who will with you your
 """
-STOPWORDS = {"english": frozenset(ENGLISH.split())}
+STOPWORDS = frozenset(ENGLISH.split())
 
 
 def words_of(text: str) -> list[str]:
@@ -110,9 +110,9 @@ def terms_by(stemmer: str | None, stopwords: str | None) -> Callable[[str], list
         ValueError: there is no list of such words, or no stemmer of the language.
         ImportError: the stemmer is not installed.
     """
-    if stopwords not in (None, *STOPWORDS):
-        raise ValueError(f'stopwords must be none or {" or ".join(STOPWORDS)}, got "{stopwords}".')
-    stem, stop = None, STOPWORDS[stopwords] if stopwords else frozenset()
+    if stopwords not in (None, "english"):
+        raise ValueError(f'stopwords must be none or english, got "{stopwords}".')
+    stem, stop = None, STOPWORDS if stopwords else frozenset()
     if stemmer is not None:
         import snowballstemmer  # which is needed for stems alone
 
@@ -141,8 +141,7 @@ class TextLimits:
         stopwords: language whose commonest words are left out; a text then becomes its terms.
 
     Raises:
-        ValueError: a length below 4, a query that leaves no room for a document, or an unknown
-            language.
+        ValueError: a query that leaves no room for a document, or an unknown language.
     """
 
     max_length: int = 256
@@ -153,12 +152,10 @@ class TextLimits:
 
     def __post_init__(self) -> None:
         terms_by(self.stemmer, self.stopwords)
-        if self.max_length < 4:
-            raise ValueError(f"text.max_length must be at least 4, got {self.max_length}.")
         if not 1 <= self.max_query_length <= self.max_length - 3:
             raise ValueError(
                 f"text.max_query_length must be 1 to {self.max_length - 3} (text.max_length less "
-                f"its marks), got {self.max_query_length}."
+                f"its marks), got {self.max_query_length}; it is a part of max_length."
             )
 
     def normalised(self, text: str) -> str:
@@ -247,7 +244,9 @@ class TextEncoding:
     def __init__(self, recipe: dict[str, Any]) -> None:
         tokenizer = self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
         self.limits = TextLimits(**recipe["text"])
-        ids = {name: tokenizer.backend.token_to_id(t) for name, t in tokenizer.special_tokens}
+        ids = {
+            name: tokenizer.backend.token_to_id(t) for name, t in tokenizer.special_tokens.items()
+        }
         begin, separator = ids.get("cls_token"), ids.get("sep_token")
         begin = tokenizer.begin_id if begin is None else begin
         separator = tokenizer.end_id if separator is None else separator

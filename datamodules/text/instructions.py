@@ -13,19 +13,20 @@ import numpy as np
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
-from datamodules.files.rows import BadRow, BadRows, JsonRow, RowFault, refuse, sound_rows
+from datamodules.files.rows import (
+    SUFFIXES,
+    BadRow,
+    BadRows,
+    JsonRow,
+    RowFault,
+    refuse,
+    sound_rows,
+)
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.prompts import ASSISTANT, SHAPES, asked, check_characters
-from datamodules.text.store import (
-    CorpusRequest,
-    TokenStore,
-    TokenStream,
-    naming_places,
-    part_files,
-    token_dtype,
-)
+from datamodules.text.store import CorpusRequest, TokenStore, naming_places, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
@@ -33,10 +34,6 @@ TooLong = Literal["cut", "leave_out"]
 EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete the row."
 STORE_VERSION = 5
 ROWS_PER_BATCH = 1024
-DTYPES = {  # of a part: the type of each array; that of tokens depends on the vocabulary
-    **{"starts": np.int64, "num_positions": np.int64, "hashes": np.uint64, "is_trained": bool},
-    **{"files": np.int32, "lines": np.int64, "texts": np.uint8, "text_ends": np.int64},
-}
 
 
 class Instruction(NamedTuple):
@@ -73,13 +70,6 @@ class MarkedText(NamedTuple):
     spans: list[tuple[int, int]]  # first and past-the-last character of each
     ends: bool = True  # end-of-text goes behind it
     is_end_trained: bool = True
-
-
-class TrainedTokens(NamedTuple):
-    """ids [n] int64; is_trained [n] bool."""
-
-    ids: np.ndarray
-    is_trained: np.ndarray
 
 
 def tokens_within(
@@ -137,8 +127,9 @@ class Marker:
         ends = not text.rstrip().endswith(self.special)
         return MarkedText(row, text, spans, ends, roles[-1] == ASSISTANT)
 
-    def tokens(self, marked: Sequence[MarkedText]) -> list[TrainedTokens]:
-        """Return the tokens of each text; one that lies partly in an answer belongs to it."""
+    def tokens(self, marked: Sequence[MarkedText]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the tokens of each text, ids [n] int64 and whether they are trained on [n] bool;
+        one that lies partly in an answer belongs to it."""
         texts = [text.text for text in marked]
         places = [f"{text.row.file}:{text.row.line}" for text in marked]
         encodings = naming_places(self.tokenizer.encode_with_offsets, texts, places)
@@ -156,7 +147,7 @@ class Marker:
             if text.ends:
                 ids = np.append(ids, self.tokenizer.end_id)
                 is_trained = np.append(is_trained, text.is_end_trained)
-            found.append(TrainedTokens(ids, is_trained))
+            found.append((ids, is_trained))
         return found
 
     def _answer(self, messages: tuple[dict, ...], i: int, text: str) -> tuple[int, int]:
@@ -195,43 +186,12 @@ class Marker:
         return is_trained
 
 
-@dataclass(frozen=True, eq=False)
-class InstructionStream(TokenStream):
-    """The samples of one part, each a document.
-
-    Args:
-        is_trained: [n] bool.
-        files: [D] int32, index in the store's `files`.
-        lines: [D] int64.
-        texts: [m] uint8, `Instruction.extra` of all samples in UTF-8.
-        text_ends: [D] int64, where that of each sample ends.
-    """
-
-    is_trained: np.ndarray
-    files: np.ndarray
-    lines: np.ndarray
-    texts: np.ndarray
-    text_ends: np.ndarray
-
-    def extra(self, sample: int) -> str:
-        """Return the text that is kept beside a sample."""
-        start = self.text_ends[sample - 1] if sample else 0
-        return self.texts[start : self.text_ends[sample]].tobytes().decode()
-
-
-class InstructionStore(TokenStore):
-    """As `TokenStore`, of instructions."""
-
-    stream_type = InstructionStream
-
-
 @dataclass(frozen=True)
 class InstructionRequest(CorpusRequest):
     """As `CorpusRequest`; the separator stands between a prompt and its completion."""
 
     separator: str = ""
     kind = "instructions"
-    store_type = InstructionStore
 
     def facts(self) -> dict[str, Any]:
         own = {"names": self._names(), "separator": self.separator, "rows": STORE_VERSION}
@@ -300,12 +260,12 @@ class InstructionRequest(CorpusRequest):
         marker, bad_rows, content = self.marker(tokenizer), BadRows("reject"), hashlib.sha256()
         byte_lengths = tokenizer.byte_lengths()
         num_bytes = [0] * len(PART_NAMES)
-        with part_files(folder, {"tokens": token_dtype(tokenizer.vocab_size), **DTYPES}) as files:
+        with part_files(folder, tokenizer.vocab_size) as files:
             rows = self._marked(marker, len(parts), bad_rows)
             while batch := list(islice(rows, ROWS_PER_BATCH)):
                 tokens = marker.tokens([text for *_, text in batch])
-                for (index, file, text), made in zip(batch, tokens, strict=True):
-                    row, (ids, is_trained) = text.row, made
+                for (index, file, text), (ids, is_trained) in zip(batch, tokens, strict=True):
+                    row = text.row
                     part, arrays = parts[index], files[parts[index]]
                     if byte_lengths is not None:
                         num_bytes[part] += int(byte_lengths[ids].sum())
@@ -436,6 +396,7 @@ class InstructionDataModule(LanguageModelDataModule):
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
+    suffixes = SUFFIXES
     noun = "samples"
     too_long: TooLong = "cut"
 
@@ -457,7 +418,6 @@ class InstructionDataModule(LanguageModelDataModule):
 
     def part_dataset(self, part: int) -> InstructionDataset:
         """Return the samples of a part that fit."""
-        assert self.store is not None
         options = (self.context_length, self.layout, self.too_long)
         return InstructionDataset(self.store, part, *options)
 

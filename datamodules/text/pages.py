@@ -224,7 +224,6 @@ class PagesDataModule(InstructionDataModule):
         """Return the pages of a part that fit; evaluation has one page per sample."""
         if part == TRAIN:
             return super().part_dataset(part)
-        assert self.store is not None
         return SnippetDataset(self.store, part, self.context_length, "documents", self.too_long)
 
     def build_prompts(self) -> PromptDataset:

@@ -11,9 +11,9 @@ import logging
 import time
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -39,6 +39,13 @@ STORE_VERSION = 4
 STRETCH_CHARACTERS = 1 << 18  # of a text that is tokenised at once
 BATCH_CHARACTERS = 1 << 20  # of the texts that the threads of the tokenizer share
 SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announced
+STREAM_ARRAYS: dict[
+    str, Any
+] = {  # of a part: the type of each array; that of tokens depends on the vocabulary
+    **{"tokens": None, "starts": np.int64, "num_positions": np.int64, "hashes": np.uint64},
+    **{"is_trained": bool, "files": np.int32, "lines": np.int64},
+    **{"texts": np.uint8, "text_ends": np.int64},
+}
 T = TypeVar("T")
 
 
@@ -51,29 +58,42 @@ class TokenStream:
         starts: [D] int64, first position of each document.
         num_positions: [D] int64, positions that predict a token.
         hashes: [D] uint64, equal for documents whose text in this part is equal.
+        is_trained: [n] bool; it and the following ones of instructions alone, each a document.
+        files: [D] int32, index in the store's `files`.
+        lines: [D] int64.
+        texts: [m] uint8, text that is kept beside the tokens of all samples, in UTF-8.
+        text_ends: [D] int64, where that of each sample ends.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     num_positions: np.ndarray
     hashes: np.ndarray
-    place: tuple[Path, int] | None = field(default=None, kw_only=True)
+    is_trained: Any = None
+    files: Any = None
+    lines: Any = None
+    texts: Any = None
+    text_ends: Any = None
+    place: tuple[Path, int] | None = None
 
     @classmethod
     def opened(cls, folder: Path, part: int) -> Self:
         """Return a part of a store, its files memory-mapped."""
-        names = [one.name for one in fields(cls) if not one.kw_only]
-        paths = (folder / f"{PART_NAMES[part]}.{name}.npy" for name in names)
-        return cls(*map(mapped_array, paths), place=(folder, part))
+        paths = {name: folder / f"{PART_NAMES[part]}.{name}.npy" for name in STREAM_ARRAYS}
+        arrays = {name: mapped_array(path) for name, path in paths.items() if path.exists()}
+        return cls(**arrays, place=(folder, part))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol) if self.place is None else (self.opened, self.place)
 
+    def extra(self, sample: int) -> str:
+        """Return the text that is kept beside a sample."""
+        start = self.text_ends[sample - 1] if sample else 0
+        return self.texts[start : self.text_ends[sample]].tobytes().decode()
+
 
 class TokenStore(ArrayFolder):
     """A folder of token streams, complete and opened read-only."""
-
-    stream_type: ClassVar[type[TokenStream]] = TokenStream
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -90,9 +110,9 @@ class TokenStore(ArrayFolder):
         """The rows that are left out because they break a rule."""
         return read_rejected(self.folder)
 
-    def stream(self, part: int) -> Any:
+    def stream(self, part: int) -> TokenStream:
         """Return the stream of one part: 0 train, 1 validation, 2 test."""
-        return self.stream_type.opened(self.folder, part)
+        return TokenStream.opened(self.folder, part)
 
     def hashes(self, part: int) -> np.ndarray:
         """Return those of a stream, [D] uint64."""
@@ -116,7 +136,6 @@ class CorpusRequest:
     given: TextTokenizer | None = None
 
     kind: ClassVar[str]  # of the stores, which share a folder of the cache
-    store_type: ClassVar[type[TokenStore]] = TokenStore
 
     def folder(self) -> Path:
         """Return the store's place in the cache, a digest of all that it depends on."""
@@ -164,17 +183,20 @@ class CorpusRequest:
             if self.folder() != folder:
                 raise RuntimeError("a file of the data changed while it was read; start again.")
 
-        return self.store_type(made_once(folder, make))
+        return TokenStore(made_once(folder, make))
 
 
 @contextmanager
-def part_files(folder: Path, dtypes: Mapping[str, Any]) -> Iterator[list[dict[str, ArrayFile]]]:
+def part_files(
+    folder: Path, vocab_size: int, names: Iterable[str] = STREAM_ARRAYS
+) -> Iterator[list[dict[str, ArrayFile]]]:
     """Give the growing arrays of each part by name, as `TokenStream.opened` reads them."""
+    dtypes = STREAM_ARRAYS | {"tokens": token_dtype(vocab_size)}
     with ExitStack() as stack:
         yield [
             {
-                name: stack.enter_context(ArrayFile(folder / f"{part}.{name}.npy", dtype))
-                for name, dtype in dtypes.items()
+                name: stack.enter_context(ArrayFile(folder / f"{part}.{name}.npy", dtypes[name]))
+                for name in names
             }
             for part in PART_NAMES
         ]
@@ -294,8 +316,6 @@ def _write_tokens(
     begin_id, end_id = tokenizer.begin_id, tokenizer.end_id
     num_bytes, starts = [0] * len(PART_NAMES), [0] * len(PART_NAMES)
     has_ended = [False] * len(PART_NAMES)
-    dtypes = {"tokens": token_dtype(tokenizer.vocab_size), "starts": np.int64}
-    dtypes |= {"num_positions": np.int64, "hashes": np.uint64}
 
     def add(batch: list[_Stretch]) -> None:
         ids: list[np.ndarray] = [np.empty(0, np.int64)] * len(batch)
@@ -327,7 +347,8 @@ def _write_tokens(
             has_ended[part] = stretch.ends
             num_bytes[part] += len(stretch.text.encode())
 
-    with part_files(folder, dtypes) as files:
+    names = ("tokens", "starts", "num_positions", "hashes")
+    with part_files(folder, tokenizer.vocab_size, names) as files:
         batch: list[_Stretch] = []
         size = 0
         for stretch in stretches:

@@ -1,4 +1,4 @@
-"""Datamodules of language models: their base, with prompts for prediction, and text files."""
+"""Datamodules of tokenised files: their base, that of language models with prompts, and texts."""
 
 import json
 import logging
@@ -42,9 +42,8 @@ from datamodules.tokenizers.text import (
 log = logging.getLogger(__name__)
 
 
-class LanguageModelDataModule(PlannedDataModule):
-    """Makes the store of a stage and reads prompts for prediction; the base of texts, instructions
-    and pages. After `setup`, `tokenizer` and `store` are there.
+class CorpusDataModule(PlannedDataModule):
+    """Divides and tokenises files of texts; the base of language models and of the lens.
 
     Args:
         train_files: a path, a pattern or a folder, or several; without any file, embedded data.
@@ -53,22 +52,16 @@ class LanguageModelDataModule(PlannedDataModule):
         tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
             checkpoint's own wins in evaluation.
         context_length: most positions of a row.
-        layout: how rows are filled.
         split: how training files are divided.
-        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
-        predict_output: jsonl; `None` makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
-            the run folder.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
     Raises:
-        ValueError: no context, files of validation alone, or predict_output is of another kind.
+        ValueError: there is no context.
     """
 
-    store: TokenStore | None = None  # `None` before `setup`, and in prediction
-    separator = ""  # between a prompt and its completion
-    suffixes: tuple[str, ...] = SUFFIXES
-    noun = "documents"
-    on_bad_rows: OnBadRows = "error"
+    store: Any = None  # a `TokenStore` after `setup`, but in the prediction of language models
+    suffixes: tuple[str, ...] = TEXT_SUFFIXES
+    text_column = "text"  # of jsonl and parquet files, whose rows are documents
 
     def __init__(
         self,
@@ -77,33 +70,71 @@ class LanguageModelDataModule(PlannedDataModule):
         test_files: Files = None,
         tokenizer: TokenizerOptions | None = None,
         context_length: int = 256,
-        layout: Literal["packed", "blocks", "documents"] = "packed",
         split: TextSplit = TextSplit(),  # noqa: B008 - frozen
-        predict_files: Files = None,
-        predict_output: str | None = None,
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
         self.files = {TRAIN: train_files, VALIDATION: validation_files, TEST: test_files}
         self.tokenizer_options = tokenizer
-        self.context_length, self.layout, self.split = context_length, layout, split
-        self.predict_files, self.predict_output = predict_files, predict_output
+        self.context_length, self.split = context_length, split
         if context_length < 1:
             raise ValueError(f"context_length must be at least 1, got {context_length}.")
-        if validation_files and not train_files and not test_files:
-            raise ValueError("validation_files are given without train_files; name both.")
-        if predict_output is not None:
-            check_output(Path(predict_output))  # not after hours of prediction
 
     @abstractmethod
     def demo_files(self) -> dict[int, list[Path]]:
         """Return the embedded data, made at first use."""
 
-    @abstractmethod
     def request_of(
         self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
     ) -> CorpusRequest:
         """Return how files are read, with which tokenizer where no trained one is given."""
+        column = self.text_column if any(self.files.values()) else "text"
+        return TokenRequest(files, tokenizer, self.split, text_column=column)
+
+    def _options(self) -> TokenizerOptions:
+        return options_of_model(self.model.tokenizer, self.tokenizer_options)
+
+    def store_request(self, parts: Sequence[int] = (TRAIN, VALIDATION, TEST)) -> Any:
+        """Return what is read of the files of these parts, and how; the embedded data where no file
+        is named. A FileNotFoundError names a file that does not exist."""
+        files = {
+            part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
+            for part in parts
+        }
+        return self.request_of(files if any(files.values()) else self.demo_files(), self._options())
+
+
+class LanguageModelDataModule(CorpusDataModule):
+    """Makes the store of a stage and reads prompts for prediction; the base of texts, instructions
+    and pages. After `setup`, `tokenizer` and `store` are there.
+
+    Args:
+        layout: how rows are filled.
+        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
+        predict_output: jsonl; `None` makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
+            the run folder.
+        corpus: files, tokenizer, context and split, see `CorpusDataModule`.
+
+    Raises:
+        ValueError: predict_output is of another kind.
+    """
+
+    separator = ""  # between a prompt and its completion
+    noun = "documents"
+    on_bad_rows: OnBadRows = "error"
+
+    def __init__(
+        self,
+        layout: Literal["packed", "blocks", "documents"] = "packed",
+        predict_files: Files = None,
+        predict_output: str | None = None,
+        **corpus: Any,
+    ) -> None:
+        super().__init__(**corpus)
+        self.layout = layout
+        self.predict_files, self.predict_output = predict_files, predict_output
+        if predict_output is not None:
+            check_output(Path(predict_output))  # not after hours of prediction
 
     @abstractmethod
     def part_dataset(self, part: int) -> RowDataset:
@@ -121,21 +152,9 @@ class LanguageModelDataModule(PlannedDataModule):
         row = json.dumps({"prompt": "The"})
         return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
 
-    def _options(self) -> TokenizerOptions:
-        return options_of_model(self.model.tokenizer, self.tokenizer_options)
-
     def _trained_tokenizer(self) -> TextTokenizer | None:
         recipe = self.model.recipe
         return None if recipe is None else TextTokenizer.from_dict(recipe["tokenizer"])
-
-    def store_request(self, parts: Sequence[int] = (TRAIN, VALIDATION, TEST)) -> Any:
-        """Return what is read of the files of these parts, and how; the embedded data where no file
-        is named. A FileNotFoundError names a file that does not exist."""
-        files = {
-            part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
-            for part in parts
-        }
-        return self.request_of(files if any(files.values()) else self.demo_files(), self._options())
 
     def open_store(self, stage: str) -> TokenStore:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
@@ -298,8 +317,6 @@ class TextDataModule(LanguageModelDataModule):
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
-    suffixes = TEXT_SUFFIXES
-
     def __init__(
         self,
         train_files: Files = None,
@@ -313,17 +330,12 @@ class TextDataModule(LanguageModelDataModule):
 
     def part_dataset(self, part: int) -> TokenDataset:
         """Return the documents of a part."""
-        assert self.store is not None
         stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
         length, tokenizer = self.context_length, self.tokenizer
         if self.layout == "blocks":
             seed = self.seed if part == TRAIN else None
             return BlockDataset(stream, fingerprint, length, tokenizer, seed)
         return TokenDataset(stream, fingerprint, length, self.layout, tokenizer)
-
-    def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> TokenRequest:
-        column = self.text_column if any(self.files.values()) else "text"
-        return TokenRequest(files, tokenizer, self.split, text_column=column)
 
     def demo_files(self) -> dict[int, list[Path]]:
         if self.demo == "documentation":

@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +64,7 @@ class TextTokenizer:
     end_id: int
     begin_id: int | None = None
     chat_template: str | None = None
-    special_tokens: tuple[tuple[str, str], ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -180,7 +180,7 @@ class TextTokenizer:
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **dict(self.special_tokens),
+            **self.special_tokens,
         }
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
@@ -202,9 +202,7 @@ class TextTokenizer:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TextTokenizer":
         """Return the tokenizer that `to_dict` described."""
-        special_tokens = tuple(values["special_tokens"].items())
-        backend = Tokenizer.from_str(values["backend"])
-        return cls(**{**values, "backend": backend, "special_tokens": special_tokens})
+        return cls(**{**values, "backend": Tokenizer.from_str(values["backend"])})
 
     @cached_property
     def digest(self) -> str:
@@ -233,7 +231,7 @@ class TextTokenizer:
         return PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer(models.BPE()),
             chat_template=self.chat_template,
-            **dict(self.special_tokens),
+            **self.special_tokens,
         )
 
     @cached_property
@@ -457,7 +455,7 @@ def _folder_tokenizer(folder: Path) -> TextTokenizer:
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if (folder / TEMPLATE_FILE).is_file():
         template = (folder / TEMPLATE_FILE).read_text("utf-8")
-    tokens = tuple((name, token) for name, token in special.items() if ids[name] is not None)
+    tokens = {name: token for name, token in special.items() if ids[name] is not None}
     return TextTokenizer(backend, end_id, ids.get("bos_token"), template, tokens)
 
 
@@ -543,9 +541,9 @@ def _with_end(backend: Tokenizer, unknown: str = "") -> TextTokenizer:
     backend.add_special_tokens([END_OF_TEXT, *([unknown] if unknown else [])])
     end_id = backend.token_to_id(END_OF_TEXT)
     assert end_id is not None
-    special = [(name, END_OF_TEXT) for name in ("bos_token", "eos_token", "pad_token")]
-    special += [("unk_token", unknown)] if unknown else []
-    return TextTokenizer(backend, end_id, end_id, None, tuple(special))
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    special |= {"unk_token": unknown} if unknown else {}
+    return TextTokenizer(backend, end_id, end_id, None, special)
 
 
 def _check_vocabulary(kind: str, found: Any) -> None:

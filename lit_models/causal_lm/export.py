@@ -82,7 +82,7 @@ def model_layout(
         config["architectures"] = [type(network.model).__name__]
         config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-    ends, padding = config.get("eos_token_id"), dict(tokenizer.special_tokens).get("pad_token")
+    ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
     is_one_of_several = isinstance(ends, list) and tokenizer.end_id in ends
     config |= {
         "eos_token_id": ends if is_one_of_several else tokenizer.end_id,

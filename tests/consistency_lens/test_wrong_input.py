@@ -185,7 +185,8 @@ def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_
         sizes = {"max_positions": 32, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
         subject = SubjectOptions(layer=0, network=DecoderConfig(**sizes, positions=positions))
         module = lens_module(subject, lens=LensOptions(num_words=2, num_prompt=num_prompt))
-        lens_trainer(tmp_path / "run", max_steps=1).fit(module, story_data(tmp_path))
+        run = tmp_path / f"{positions}-{num_prompt}"
+        lens_trainer(run, max_steps=1).fit(module, story_data(tmp_path))
 
     fit("learned", 30)  # 30 + 1 + 2 - 1 = 32
     fit("rotary", 31)

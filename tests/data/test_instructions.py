@@ -438,7 +438,6 @@ def test_files_without_any_sound_row_are_refused(make: Make) -> None:
     [
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
         ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples apart'),
-        ({"validation_files": "x.jsonl"}, "validation_files are given without train_files"),
     ],
 )
 def test_wrong_options_are_refused(options: dict, message: str) -> None:
