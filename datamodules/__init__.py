@@ -9,7 +9,7 @@ _HOME = {
     "HISCO": "datamodules.tokenizers.codes",
     "OCC1950": "datamodules.tokenizers.codes",
     "ActivationDataModule": "datamodules.activations.datamodule",
-    "ActivationDumpDataModule": "datamodules.activations.dump",
+    "ActivationDumpDataModule": "datamodules.activations.store",
     "Augmentation": "datamodules.occupations.datamodule",
     "CodeBookOptions": "datamodules.occupations.store",
     "CodeSystem": "datamodules.tokenizers.codes",

@@ -23,9 +23,10 @@ from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
 from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.store import new_file
 from datamodules.files.audit import Audit
 from datamodules.files.splitting import PART_NAMES, TEST
-from datamodules.text.prompts import check_output, new_json_file
+from datamodules.text.prompts import OTHER_OUTPUT, check_output
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
 
@@ -303,7 +304,7 @@ class ActivationDataModule(DocumentsDataModule):
         dataset = self.datasets["predict"]
         assert isinstance(dataset, ActivationDataset)
         controls = self.model.options["controls"]
-        with new_json_file(path) as file:
+        with new_file(path, way_out=OTHER_OUTPUT) as file:
             for number in range(len(results["error"])):
                 values = {name: found[number] for name, found in results.items()}
                 line = explanation_line(dataset, number, values, controls)

@@ -196,11 +196,6 @@ class DocumentsDataModule(CorpusDataModule):
     ) -> None:
         super().__init__(context_length=context_length, split=split, **corpus)
         self.positions, self.text_column = positions, text_column
-        if split.by != "documents":
-            raise ValueError(
-                f'split.by is "{split.by}", and a lens may not share documents between parts; '
-                "leave it at documents."
-            )
 
     def prepare_data(self) -> None:
         self.open_store()

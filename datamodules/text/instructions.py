@@ -413,8 +413,6 @@ class InstructionDataModule(LanguageModelDataModule):
             train_files=train_files, context_length=context_length, layout=layout, **language_model
         )
         self.separator, self.on_bad_rows = separator, on_bad_rows
-        if self.split.by != "documents":
-            raise ValueError(f'split.by "{self.split.by}" would cut samples apart; use documents.')
 
     def part_dataset(self, part: int) -> InstructionDataset:
         """Return the samples of a part that fit."""

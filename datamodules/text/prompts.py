@@ -3,11 +3,10 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ SHAPES = (
 ROWS_AT_ONCE = 1024
 FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
+OTHER_OUTPUT = "or name another file with --data.predict_output"
 T = TypeVar("T")
 
 
@@ -303,6 +303,25 @@ class PromptDataset(PlannedDataset):
         )
         return {"input_ids": input_ids, "lengths": lengths}
 
+    def columns(
+        self, results: dict[str, np.ndarray], tokenizer: TextTokenizer
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the columns of each completion: its text, its tokens and the reason of its end.
+
+        Args:
+            results: completion_ids [N, M], num_tokens [N], num_characters [N] and finish_reason
+                [N], index in `FINISH_REASONS`.
+            tokenizer: of the model.
+        """
+        for number, cut in enumerate(self.num_cut.tolist()):
+            ids, size = results["completion_ids"][number], int(results["num_characters"][number])
+            yield {
+                "completion": completion_text(tokenizer, ids, size),
+                "num_tokens": int(results["num_tokens"][number]),
+                "finish_reason": FINISH_REASONS[int(results["finish_reason"][number])],
+                "prompt_tokens_cut": cut,
+            }
+
 
 class ChoiceDataset(PromptDataset):
     """Rows of one or more texts, whose ends are rated; gives `ChoiceBatch`."""
@@ -333,6 +352,19 @@ class ChoiceDataset(PromptDataset):
         batch["sample_index"] = samples[batch["document_ids"].clamp(min=0)]
         return {**batch, "choice_documents": torch.from_numpy(choices)}
 
+    def columns(
+        self, results: dict[str, np.ndarray], tokenizer: TextTokenizer
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the columns of each row: scores and tokens of its choices, and the place of the
+        best one, from 0; `results` are scores [N, C] in nats, NaN where a row has fewer choices,
+        and num_tokens [N, C]."""
+        for number, cut in enumerate(self.num_cut.tolist()):
+            is_there = ~np.isnan(results["scores"][number])
+            scores = results["scores"][number][is_there]
+            num_tokens = results["num_tokens"][number][is_there].tolist()
+            own = {"scores": scores.tolist(), "num_tokens": num_tokens}
+            yield {**own, "best": int(np.argmax(scores)), "prompt_tokens_cut": cut}
+
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the tokens of prompts that begin a document; no chat template wrote them."""
@@ -351,39 +383,6 @@ def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: i
     return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
-def completion_columns(
-    results: dict[str, np.ndarray], tokenizer: TextTokenizer, num_cut: np.ndarray
-) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each completion: its text, its tokens and the reason of its end.
-
-    Args:
-        results: completion_ids [N, M], num_tokens [N], num_characters [N] and finish_reason [N],
-            index in `FINISH_REASONS`.
-        tokenizer: of the model.
-        num_cut: [N] tokens at the beginning of a prompt that the model did not see.
-    """
-    for number, cut in enumerate(num_cut.tolist()):
-        characters = int(results["num_characters"][number])
-        yield {
-            "completion": completion_text(tokenizer, results["completion_ids"][number], characters),
-            "num_tokens": int(results["num_tokens"][number]),
-            "finish_reason": FINISH_REASONS[int(results["finish_reason"][number])],
-            "prompt_tokens_cut": cut,
-        }
-
-
-def score_columns(results: dict[str, np.ndarray], num_cut: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each row with choices: their scores and tokens, and the place of the
-    best one, from 0; `results` are scores [N, C] in nats, NaN where a row has fewer choices, and
-    num_tokens [N, C]."""
-    for number, cut in enumerate(num_cut.tolist()):
-        is_there = ~np.isnan(results["scores"][number])
-        found = {
-            name: results[name][number][is_there].tolist() for name in ("scores", "num_tokens")
-        }
-        yield {**found, "best": int(np.argmax(found["scores"])), "prompt_tokens_cut": cut}
-
-
 def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path: Path) -> None:
     """Write each row with more columns, whole or not at all, and never over an existing file.
 
@@ -399,7 +398,7 @@ def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path:
     """
     names: dict[tuple[str, ...], list[str]] = {}
     num_rows = num_results = 0
-    with new_json_file(path) as file:
+    with new_file(path, way_out=OTHER_OUTPUT) as file:
         for row, columns in zip_longest(rows, results):
             num_rows, num_results = num_rows + bool(row), num_results + bool(columns)
             if row is None or columns is None:
@@ -426,11 +425,3 @@ def check_output(path: Path) -> None:
         raise ValueError(
             f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'
         )
-
-
-@contextmanager
-def new_json_file(path: Path) -> Iterator[IO[str]]:
-    """Give a file that gets its name when all went well; FileExistsError where it is taken."""
-    check_output(path)
-    with new_file(path, way_out="or name another file with --data.predict_output") as file:
-        yield file

@@ -39,9 +39,8 @@ STORE_VERSION = 4
 STRETCH_CHARACTERS = 1 << 18  # of a text that is tokenised at once
 BATCH_CHARACTERS = 1 << 20  # of the texts that the threads of the tokenizer share
 SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announced
-STREAM_ARRAYS: dict[
-    str, Any
-] = {  # of a part: the type of each array; that of tokens depends on the vocabulary
+# Of a part: the type of each array; that of tokens depends on the vocabulary.
+STREAM_ARRAYS: dict[str, Any] = {
     **{"tokens": None, "starts": np.int64, "num_positions": np.int64, "hashes": np.uint64},
     **{"is_trained": bool, "files": np.int32, "lines": np.int64},
     **{"texts": np.uint8, "text_ends": np.int64},
@@ -318,14 +317,9 @@ def _write_tokens(
     has_ended = [False] * len(PART_NAMES)
 
     def add(batch: list[_Stretch]) -> None:
-        ids: list[np.ndarray] = [np.empty(0, np.int64)] * len(batch)
-        for continues in (False, True):
-            rows = [row for row, stretch in enumerate(batch) if stretch.continues == continues]
-            encode = partial(tokenizer.encode_batch, continues=continues)
-            texts, places = [batch[row].text for row in rows], [batch[row].place for row in rows]
-            for row, tokens in zip(rows, naming_places(encode, texts, places), strict=True):
-                ids[row] = tokens
-        for stretch, tokens in zip(batch, ids, strict=True):
+        encode = partial(tokenizer.encode_batch, continues=batch[0].continues)
+        texts, places = [stretch.text for stretch in batch], [stretch.place for stretch in batch]
+        for stretch, tokens in zip(batch, naming_places(encode, texts, places), strict=True):
             part, arrays = stretch.part, files[stretch.part]
             stream = arrays["tokens"]
             if stretch.is_first:
@@ -352,10 +346,10 @@ def _write_tokens(
         batch: list[_Stretch] = []
         size = 0
         for stretch in stretches:
-            batch.append(stretch)
-            size += len(stretch.text)
-            if size >= BATCH_CHARACTERS:
+            if batch and (size >= BATCH_CHARACTERS or batch[-1].continues != stretch.continues):
                 add(batch)
                 batch, size = [], 0
+            batch.append(stretch)
+            size += len(stretch.text)
         add(batch)
     return num_bytes

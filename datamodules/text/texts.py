@@ -25,10 +25,8 @@ from datamodules.text.prompts import (
     ChoiceDataset,
     PromptDataset,
     check_output,
-    completion_columns,
     read_prompts,
     read_rows,
-    score_columns,
     write_rows,
 )
 from datamodules.text.store import CorpusRequest, TokenRequest, TokenStore
@@ -56,10 +54,12 @@ class CorpusDataModule(PlannedDataModule):
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
     Raises:
-        ValueError: there is no context.
+        ValueError: there is no context, or the split cuts what must stay whole.
     """
 
     store: Any = None  # a `TokenStore` after `setup`, but in the prediction of language models
+    noun = "documents"
+    cuts_documents = False  # whether parts may share a document
     suffixes: tuple[str, ...] = TEXT_SUFFIXES
     text_column = "text"  # of jsonl and parquet files, whose rows are documents
 
@@ -79,6 +79,10 @@ class CorpusDataModule(PlannedDataModule):
         self.context_length, self.split = context_length, split
         if context_length < 1:
             raise ValueError(f"context_length must be at least 1, got {context_length}.")
+        if split.by != "documents" and not self.cuts_documents:
+            raise ValueError(
+                f'data.split.by "{split.by}" would cut {self.noun} apart; leave it at documents.'
+            )
 
     @abstractmethod
     def demo_files(self) -> dict[int, list[Path]]:
@@ -120,7 +124,6 @@ class LanguageModelDataModule(CorpusDataModule):
     """
 
     separator = ""  # between a prompt and its completion
-    noun = "documents"
     on_bad_rows: OnBadRows = "error"
 
     def __init__(
@@ -199,13 +202,10 @@ class LanguageModelDataModule(CorpusDataModule):
         Raises:
             ValueError: there is no trained model, or the user's tokenizer is not the model's.
         """
-        if self.model.recipe is None and self.model.tokenizer is None:
-            raise ValueError(
-                "predict needs a trained model: give --ckpt_path or --model.pretrained, in a "
-                "script trainer.ckpt_path = path before it, or "
-                "LitCausalLM.load_from_checkpoint(path)."
-            )
-        return self._trained_tokenizer() or make_tokenizer(self._options(), iter(()))
+        if self.model.recipe is None and self.model.tokenizer is not None:
+            return make_tokenizer(self._options(), iter(()))
+        recipe: Any = self.trained_recipe("predict")
+        return TextTokenizer.from_dict(recipe["tokenizer"])
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage, and say what does not fit; a ValueError where nothing
@@ -264,9 +264,7 @@ class LanguageModelDataModule(CorpusDataModule):
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Yield what is written beside each row."""
         dataset: Any = self.datasets["predict"]
-        if isinstance(dataset, ChoiceDataset):
-            return score_columns(results, dataset.num_cut)
-        return completion_columns(results, self.prompt_tokenizer(), dataset.num_cut)
+        return dataset.columns(results, self.prompt_tokenizer())
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the completions or scores; `results` as `complete` returns them."""
@@ -316,6 +314,8 @@ class TextDataModule(LanguageModelDataModule):
             document of at most 60 words, divided into files already.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
+
+    cuts_documents = True
 
     def __init__(
         self,

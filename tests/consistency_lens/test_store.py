@@ -111,7 +111,7 @@ def test_a_dump_that_ends_while_it_is_merged_leaves_no_store_and_goes_on_later(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"datamodules.activations.dump.{place}", fail)
+        patch.setattr(f"datamodules.activations.store.{place}", fail)
         with pytest.raises(OSError, match="No space left on device.*acts"):
             dumped(target, files)
     assert not target.exists()

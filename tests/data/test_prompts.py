@@ -15,8 +15,8 @@ from datamodules.core.plan import MicroBatch
 from datamodules.core.planned import collated
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import (
+    Prompt,
     PromptDataset,
-    completion_columns,
     read_prompts,
     read_rows,
     recent,
@@ -160,7 +160,8 @@ def write_completions(
         "num_characters": np.maximum(lengths - 1, 0),
         "finish_reason": np.arange(len(texts)) % 4,
     }
-    write_rows(rows, completion_columns(results, TOKENIZER, np.array(num_cut)), path)
+    prompts = PromptDataset([[Prompt([1], 0, cut)] for cut in num_cut])
+    write_rows(rows, prompts.columns(results, TOKENIZER), path)
 
 
 def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
