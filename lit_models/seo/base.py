@@ -21,7 +21,12 @@ from lit_models.causal_lm.adapters import (
 )
 from lit_models.causal_lm.adapters import freeze as freeze_by_name
 from lit_models.causal_lm.pretrained import read_config, weight_files
-from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.seo.encoders import (
+    Pooling,
+    PretrainedEncoder,
+    TextEncoder,
+    TransformerEncoder,
+)
 from lit_models.training.checkpoints import misfits
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups
@@ -42,6 +47,7 @@ class EncodedTextModule(ExactModule):
         lr_scheduler: factory; none keeps the rate constant.
         encoder: factory of an encoder from scratch, given the size of the vocabulary.
         pretrained: folder of a Hugging Face encoder, instead of `encoder`.
+        pooling: how the tokens of a row become one vector.
         lora: adapters on layers of the encoder, which else stands still.
         freeze: parameters of the network that stand still, by patterns of their names.
         layer_decay: factor of the learning rate per encoder layer below the top.
@@ -58,6 +64,7 @@ class EncodedTextModule(ExactModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         encoder: EncoderFactory = TransformerEncoder,
         pretrained: str | None = None,
+        pooling: Pooling = "mean",
         lora: LoraOptions | None = None,
         freeze: list[str] | None = None,
         layer_decay: float = 1.0,
@@ -67,7 +74,7 @@ class EncodedTextModule(ExactModule):
         self.save_hyperparameters()
         self.kind = type(self).__name__  # fsdp will put another class in front
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
-        self.encoder_factory, self.pretrained = encoder, pretrained
+        self.encoder_factory, self.pretrained, self.pooling = encoder, pretrained, pooling
         self.lora, self.freeze_patterns = lora, freeze
         self.init_from = init_from
         self.network = None  # of `make_network`, once the recipe is known
@@ -96,6 +103,7 @@ class EncodedTextModule(ExactModule):
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         encoder = self._encoder(recipe, data)
+        encoder.pooling = self.pooling
         recipe["kind"] = self.kind
         if recipe["lora"] is not None:
             add_lora(encoder, recipe["lora"])

@@ -22,23 +22,20 @@ class TextEncoder(nn.Module):
 
     Attributes:
         width: D.
+        pooling: the mean or the maximum over tokens, or the first token's; the module sets it.
     """
 
     width: int
+    pooling: Pooling = "mean"
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        how: Pooling,
-        segment_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
         """Return one vector per row [R, D].
 
         Args:
             input_ids: [R, T] int64, padded at the right.
             attention_mask: [R, T] bool, true at tokens, at least one in each row.
-            how: the mean or the maximum over tokens, or the first token's.
             segment_ids: [R, T] int64, 0 = query or the only text, 1 = document; none is all 0.
         """
         raise NotImplementedError
@@ -46,6 +43,15 @@ class TextEncoder(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """Return the layers from the lowest to the highest."""
         raise NotImplementedError
+
+    def pooled(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return one vector per row [R, D] of hidden states [R, T, D]."""
+        if self.pooling == "first":
+            return hidden[:, 0]
+        mask = attention_mask[..., None]
+        if self.pooling == "max":
+            return hidden.masked_fill(~mask, -torch.inf).amax(1)
+        return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 class TransformerEncoder(TextEncoder):
@@ -80,11 +86,7 @@ class TransformerEncoder(TextEncoder):
         nn.init.normal_(self.segments.weight, std=0.1)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        how: Pooling,
-        segment_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
         if segment_ids is None:
             segment_ids = torch.zeros_like(input_ids)
@@ -92,7 +94,7 @@ class TransformerEncoder(TextEncoder):
         rotary = rotary_table(hidden.shape[1], self.head_size, hidden)
         for layer in self.layers:
             hidden = layer(hidden, attention_mask, rotary)
-        return pooled(self.norm(hidden), attention_mask, how)
+        return self.pooled(self.norm(hidden), attention_mask)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
@@ -124,17 +126,13 @@ class PretrainedEncoder(TextEncoder):
         self.width = model.config.hidden_size
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        how: Pooling,
-        segment_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
         given: dict[str, Tensor] = {}
         if segment_ids is not None and getattr(self.model.config, "type_vocab_size", 0) > 1:
             given["token_type_ids"] = segment_ids
         output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
-        return pooled(output.last_hidden_state, attention_mask, how)
+        return self.pooled(output.last_hidden_state, attention_mask)
 
     @property
     def norm(self) -> nn.Module:
@@ -155,16 +153,6 @@ class PretrainedEncoder(TextEncoder):
             f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
             "known; take another encoder, such as BERT."
         )
-
-
-def pooled(hidden: Tensor, attention_mask: Tensor, how: Pooling) -> Tensor:
-    """Return one vector per row [R, D] of hidden states [R, T, D]; as `TextEncoder.forward`."""
-    if how == "first":
-        return hidden[:, 0]
-    mask = attention_mask[..., None]
-    if how == "max":
-        return hidden.masked_fill(~mask, -torch.inf).amax(1)
-    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 VECTOR_STD = 0.1
@@ -194,18 +182,14 @@ class BagEncoder(TextEncoder):
             self.log_weights.weight.copy_(log_weights[:, None])
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        how: Pooling,
-        segment_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
         table = self.vectors.weight
         same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
         times = same.sum(-1).clamp(min=1).to(table)  # copies of a token share what all count
         weights = self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times
-        if how != "mean":
-            return pooled(self.vectors(input_ids) * weights[..., None], attention_mask, how)
+        if self.pooling != "mean":
+            return self.pooled(self.vectors(input_ids) * weights[..., None], attention_mask)
         weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
         return F.embedding_bag(input_ids, table, mode="sum", per_sample_weights=weights.to(table))
 

@@ -62,22 +62,15 @@ class Temperature(nn.Module):
 
 
 class BiEncoder(nn.Module):
-    """One encoder for queries and documents.
+    """One encoder for queries and documents."""
 
-    Args:
-        pooling: how a row becomes one vector.
-    """
-
-    def __init__(
-        self, encoder: TextEncoder, pooling: Pooling, temperature: TemperatureOptions
-    ) -> None:
+    def __init__(self, encoder: TextEncoder, temperature: TemperatureOptions) -> None:
         super().__init__()
-        self.encoder, self.pooling = encoder, pooling
-        self.temperature = Temperature(temperature)
+        self.encoder, self.temperature = encoder, Temperature(temperature)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return unit vectors [R, W] of texts [R, T]."""
-        return F.normalize(self.encoder(input_ids, attention_mask, self.pooling), dim=-1)
+        return F.normalize(self.encoder(input_ids, attention_mask), dim=-1)
 
     def encode_samples(
         self,
@@ -147,7 +140,6 @@ class CrossEncoder(nn.Module):
     """A query and a document in one row, to one score.
 
     Args:
-        pooling: how a row becomes one vector.
         adds_prior: add the first stage's score times a learned weight. The network then begins
             with the first stage's order: its own part of the score is 0.
         has_offset: whether the loss can learn what is added to all scores alike. Where only
@@ -155,14 +147,10 @@ class CrossEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        encoder: TextEncoder,
-        pooling: Pooling,
-        adds_prior: bool = False,
-        has_offset: bool = False,
+        self, encoder: TextEncoder, adds_prior: bool = False, has_offset: bool = False
     ) -> None:
         super().__init__()
-        self.encoder, self.pooling = encoder, pooling
+        self.encoder = encoder
         # Without it the bias of the encoder's last norm would only move all scores alike.
         self.dense = nn.Linear(encoder.width, encoder.width)
         self.score = nn.Linear(encoder.width, 1, bias=has_offset)
@@ -190,8 +178,8 @@ class CrossEncoder(nn.Module):
         bounds, scores = [len(lengths) * part // num_parts for part in range(num_parts + 1)], []
         for start, end in pairwise(bounds):
             columns = (slice(start, end), slice(int(lengths[start:end].max())))
-            rows = (input_ids[columns], attention_mask[columns])
-            vector = self.encoder(*rows, self.pooling, segment_ids[columns])
+            rows = (input_ids[columns], attention_mask[columns], segment_ids[columns])
+            vector = self.encoder(*rows)
             scores.append(self.score(torch.tanh(self.dense(vector))).squeeze(-1))
         return torch.cat(scores)
 
@@ -391,14 +379,12 @@ class Head(nn.Module):
             weight: [B], 0 for a filler.
         """
         counted = is_labelled * (weight if target.dim() == 1 else weight[:, None])
-        # Zero times a gradient that is no number would be one that is none.
-        losses = self._losses(outputs, target.to(outputs.dtype).where(counted > 0, 0.0))
-        return LossSum.of(losses, counted)
+        return LossSum.of(self._losses(outputs, target, counted > 0), counted)
 
     def loss_of_texts(self, outputs: Tensor, target: Tensor, is_labelled: Tensor) -> Tensor:
         """Return the mean loss over the labels of each text [B], 0 where it has none; arguments as
         for `loss`."""
-        losses = self._losses(outputs, target.to(outputs.dtype).where(is_labelled, 0.0))
+        losses = self._losses(outputs, target, is_labelled)
         known = is_labelled.to(losses.dtype).reshape(len(losses), -1)
         return (losses.reshape(known.shape) * known).sum(1) / known.sum(1).clamp(min=1)
 
@@ -412,7 +398,9 @@ class Head(nn.Module):
             return outputs.sigmoid()
         return outputs.softmax(-1)
 
-    def _losses(self, outputs: Tensor, target: Tensor) -> Tensor:
+    def _losses(self, outputs: Tensor, target: Tensor, is_there: Tensor) -> Tensor:
+        # Zero times a gradient that is no number would be one that is none.
+        target = target.to(outputs.dtype).where(is_there, 0.0)
         if self.kind in ("ordinal", "multiclass"):
             return F.cross_entropy(outputs, target.long(), reduction="none")
         if self.kind == "regression":
@@ -447,8 +435,7 @@ class TextScorer(nn.Module):
     """A text, in one chunk or several, to the outputs of all heads.
 
     Args:
-        pooling: how the tokens of a chunk become one vector.
-        chunk_pooling: how the chunks of a long text do.
+        chunk_pooling: how the chunks of a long text become one vector.
         heads: by name.
         learns_weights: one log-variance per head is learnt.
     """
@@ -456,13 +443,12 @@ class TextScorer(nn.Module):
     def __init__(
         self,
         encoder: TextEncoder,
-        pooling: Pooling,
         chunk_pooling: Pooling,
         heads: dict[str, Head],
         learns_weights: bool,
     ) -> None:
         super().__init__()
-        self.encoder, self.pooling, self.chunk_pooling = encoder, pooling, chunk_pooling
+        self.encoder, self.chunk_pooling = encoder, chunk_pooling
         self.heads = nn.ModuleDict({PREFIX + name: head for name, head in heads.items()})
         self.log_variances = nn.ParameterDict(
             {PREFIX + name: nn.Parameter(torch.zeros(1)) for name in heads if learns_weights}
@@ -475,7 +461,7 @@ class TextScorer(nn.Module):
         row = torch.arange(len(chunk_of), device=chunk_of.device)
         place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
         with keyed_texts(self, chunk_of, place):
-            chunks = self.encoder(ids, mask, self.pooling)
+            chunks = self.encoder(ids, mask)
         vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
 

@@ -11,7 +11,7 @@ from datamodules.core.batches import RankingBatch
 from datamodules.search.datamodule import TERM
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
-from lit_models.seo.encoders import Pooling, TextEncoder
+from lit_models.seo.encoders import TextEncoder
 from lit_models.seo.metrics import (
     GatheredRows,
     QueryTable,
@@ -33,7 +33,6 @@ class LitRanker(EncodedTextModule):
 
     Args:
         loss: over a group.
-        pooling: how a pair becomes one vector.
         prior: add the first stage's score times a learned weight, so that training begins with
             the first stage's order.
         pairs_per_forward: pairs that are scored at once in evaluation and prediction, for memory.
@@ -50,13 +49,12 @@ class LitRanker(EncodedTextModule):
     def __init__(
         self,
         loss: RankingLoss = RankingLoss(),  # noqa: B008 - frozen
-        pooling: Pooling = "mean",
         prior: bool = False,
         pairs_per_forward: int = 256,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        self.loss, self.pooling, self.adds_prior = loss, pooling, prior
+        self.loss, self.adds_prior = loss, prior
         self.pairs_per_forward = pairs_per_forward
 
     def setup(self, stage: str) -> None:
@@ -71,7 +69,7 @@ class LitRanker(EncodedTextModule):
         self.val_metrics, self.test_metrics = RankingMetrics(), RankingMetrics()
         self.val_loss, self.test_loss = SumCount(), SumCount()
         self.tested = nn.ModuleDict({name: GatheredRows(*self.test_metrics) for name in SYSTEMS})
-        return CrossEncoder(encoder, self.pooling, self.adds_prior, self.loss.kind == "bce")
+        return CrossEncoder(encoder, self.adds_prior, self.loss.kind == "bce")
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), QueryTable()]

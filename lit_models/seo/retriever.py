@@ -23,7 +23,7 @@ from datamodules.search.datamodule import TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
-from lit_models.seo.encoders import Pooling, TextEncoder
+from lit_models.seo.encoders import TextEncoder
 from lit_models.seo.metrics import (
     GatheredRows,
     QueryTable,
@@ -87,7 +87,7 @@ class Found(NamedTuple):
     """The best documents of each query, best first; equal scores in the order of documents.
 
     Args:
-        documents: [Q, k] int64, rows of the searched matrix; -1 = there are fewer.
+        documents: [Q, k] int64, rows of the searched matrix; of fused ones -1 = there are fewer.
         scores: [Q, k] float32, -inf where there is none.
     """
 
@@ -265,8 +265,7 @@ class RetrievalEvaluation(nn.Module):
         self.num_documents, device = len(documents.id), documents.id.device
         depth = max(DEPTH, self.queries.first_document.shape[1])
         found = search(self.queries.vector, documents.vector, depth, device, feedback)
-        rows = found.documents.to(device)
-        self.found = torch.where(rows >= 0, documents.id[rows.clamp(min=0)], rows)
+        self.found = documents.id[found.documents.to(device)]
         self.scores = found.scores.to(device)
         first = self.queries.first_document
         # Those that were not encoded, in a limited run, are none.
@@ -334,7 +333,6 @@ class LitRetriever(EncodedTextModule):
     Logs val/METRIC of the encoder alone, and val/bm25_METRIC and val/fused_METRIC beside it.
 
     Args:
-        pooling: how a text becomes one vector.
         encode_chunk: texts of a training step whose activations are in memory at a time, for
             steps that are larger than the memory; about a third more time.
         fusion: how BM25's scores are added in evaluation and prediction; None leaves them apart.
@@ -351,7 +349,6 @@ class LitRetriever(EncodedTextModule):
 
     def __init__(
         self,
-        pooling: Pooling = "mean",
         temperature: TemperatureOptions = TemperatureOptions(),  # noqa: B008 - frozen
         encode_chunk: int | None = None,
         fusion: Fusion | None = None,
@@ -360,12 +357,12 @@ class LitRetriever(EncodedTextModule):
     ) -> None:
         super().__init__(**shared)
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
-        self.pooling, self.temperature = pooling, temperature
+        self.temperature = temperature
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         self.val_evaluation = RetrievalEvaluation()
         self.test_evaluation = RetrievalEvaluation()
-        return BiEncoder(encoder, self.pooling, self.temperature)
+        return BiEncoder(encoder, self.temperature)
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), QueryTable()]

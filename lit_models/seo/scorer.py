@@ -28,8 +28,7 @@ class LitTextScorer(EncodedTextModule):
     Args:
         heads: name -> loss and weight, where they are not the defaults of the head's kind; which
             heads there are, the data says.
-        pooling: how the tokens of a chunk become one vector.
-        chunk_pooling: how the chunks of a long text do.
+        chunk_pooling: how the chunks of a long text become one vector.
         task_weights: `fixed`, or by `uncertainty`: loss times exp(-s) plus s / 2 with a learnt s
             per head, the loss of `mse` halved (Kendall, Gal, Cipolla 2018); the fixed weights
             still count. `val/loss` always is the sum with the fixed weights.
@@ -41,14 +40,13 @@ class LitTextScorer(EncodedTextModule):
     def __init__(
         self,
         heads: dict[str, HeadOptions] | None = None,
-        pooling: Pooling = "mean",
         chunk_pooling: Pooling = "mean",
         task_weights: Literal["fixed", "uncertainty"] = "fixed",
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
         self.head_options, self.task_weights = heads or {}, task_weights
-        self.pooling, self.chunk_pooling = pooling, chunk_pooling
+        self.chunk_pooling = chunk_pooling
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
         heads = {n: [facts["kind"], facts["classes"]] for n, facts in recipe["heads"].items()}
@@ -70,7 +68,7 @@ class LitTextScorer(EncodedTextModule):
             for name, facts in declared.items()
         }
         learns = self.task_weights == "uncertainty"
-        return TextScorer(encoder, self.pooling, self.chunk_pooling, heads, learns)
+        return TextScorer(encoder, self.chunk_pooling, heads, learns)
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         head = name.split(".")[2].removeprefix(PREFIX)  # network.heads.head_a.output.weight

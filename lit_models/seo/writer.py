@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.functional.text.rouge import rouge_score
-from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import SnippetBatch
 from datamodules.text.encoding import sentences_of
@@ -23,6 +22,7 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.pretrained import most_positions
+from lit_models.seo.metrics import GatheredRows
 from lit_models.seo.onpage import LIMITS
 from lit_models.training.metrics import SampleResult, SumCount
 
@@ -67,29 +67,21 @@ class SnippetMetrics(nn.ModuleDict):
             self[f"{start}duplicates"].update(outputs, weight)
 
 
-class Duplicates(Metric):
+class Duplicates(GatheredRows):
     """The share of texts that another one equals but for case and spaces; kept as hashes."""
 
-    hashes: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("hashes", [], dist_reduce_fx="cat")
-
-    def update(self, texts: Sequence[str], weight: Tensor) -> None:
+    def update(self, texts: Sequence[str], weight: Tensor) -> None:  # type: ignore[override]
         """Add texts [B]; those of weight 0 do not count."""
         folded = [" ".join(text.casefold().split()).encode() for text in texts]
         digests = [hashlib.blake2b(text, digest_size=8).digest() for text in folded]
         numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
         hashes = torch.tensor(numbers, dtype=torch.int64, device=weight.device)
-        self.hashes.append(hashes[weight > 0])
+        super().update(weight > 0, id=hashes)
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Tensor:  # type: ignore[override]
         """Return the share, [] float64."""
-        kept = dim_zero_cat(self.hashes)
-        _, counts = kept.unique(return_counts=True)
-        repeated = counts[counts > 1].sum().double()
-        return repeated / max(len(kept), 1)
+        _, counts = super().compute().id.unique(return_counts=True)
+        return counts[counts > 1].sum().double() / counts.sum().clamp(min=1)
 
 
 def snippet_scores(

@@ -127,7 +127,7 @@ def peers(folder: Path) -> dict[str, Any]:
 def step(chunk: int | None) -> dict[str, Any]:
     """Take one training step's gradient over 256 texts, all at once or in chunks."""
     encoder = TransformerEncoder(1000, 256, 4, 4, 1024)
-    network = BiEncoder(encoder, "mean", TemperatureOptions())
+    network = BiEncoder(encoder, TemperatureOptions())
     ids, mask = torch.randint(1, 1000, (ROWS, POSITIONS)), torch.ones(ROWS, POSITIONS).bool()
     before, began = peak_mib(), time.perf_counter()
     vectors = network.encode_samples(ids, mask, False, ROWS, chunk)

@@ -49,7 +49,7 @@ def ranking_batch(samples, width=4):
 def scorer():
     torch.manual_seed(0)
     head = Head({"kind": "regression", "classes": None}, "mse", 16)
-    return keyed(TextScorer(ENCODER(), "mean", "mean", {"a": head}, False))
+    return keyed(TextScorer(ENCODER(), "mean", {"a": head}, False))
 
 
 @pytest.mark.parametrize("others", [(0, 1, 2), (2, 0), (1, 0, 1)])
@@ -66,7 +66,7 @@ def test_masks_of_a_text_in_chunks_are_its_own(others) -> None:
 def test_masks_of_a_group_are_its_own(others) -> None:
     torch.manual_seed(0)
     module = LitRanker(optimizer=torch.optim.SGD, encoder=ENCODER)
-    module.network, keys = keyed(CrossEncoder(ENCODER(), "mean"))
+    module.network, keys = keyed(CrossEncoder(ENCODER()))
     keys.begin(7, IDS[list(others)])
     together = module(ranking_batch(others))
     for place, sample in enumerate(others):
