@@ -25,6 +25,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
+from datamodules.core.batches import PlannedBatch
 from datamodules.core.plan import (
     Batching,
     MicroBatch,
@@ -39,9 +40,7 @@ from datamodules.core.plan import (
     make_plan,
 )
 
-RESERVED = frozenset(
-    {"sample_id", "weight", "step_index", "num_targets", "load", "step_denominators"}
-)
+RESERVED = frozenset(PlannedBatch.__annotations__)
 log = logging.getLogger(__name__)
 PREFETCHED = 4  # batches that each worker keeps ready
 LEAST_WORKERS = 2  # beside a GPU: batches made in the training process would keep it waiting

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 NUM_NAMED = 5  # faults in an error
+ENOUGH = 10_000  # rows: a wrong column makes all of them bad
 MOST_SHOWN = 60  # characters of a value
 REJECTED_FILE = "rejected.csv"
 OnBadRows = Literal["error", "reject", "collect"]
@@ -66,7 +67,8 @@ def refuse(rows: Sequence[BadRow], mode: OnBadRows = "error") -> None:
     if mode not in ("error", "reject", "collect"):
         raise ValueError(f'on_bad_rows must be "error" or "reject", got "{mode}".')
     if rows and mode == "error":
-        noun = "1 row breaks" if len(rows) == 1 else f"{len(rows):,} rows break"
+        more = " or more" if len(rows) >= ENOUGH else ""
+        noun = "1 row breaks" if len(rows) == 1 else f"{len(rows):,}{more} rows break"
         first = "\n".join(first_of_each(rows, NUM_NAMED))
         raise ValueError(
             f"{noun} the rules of the data:\n{first}\n--data.on_bad_rows=reject writes them to "
@@ -86,8 +88,10 @@ class BadRows:
         self.rows: list[BadRow] = []
 
     def add(self, row: BadRow) -> None:
-        """Takes one row."""
+        """Takes one row; where they are an error, enough of them end the reading."""
         self.rows.append(row)
+        if self.mode == "error" and len(self.rows) == ENOUGH:
+            refuse(self.rows)
 
     def add_fault(self, file: Path, line: int, fault: "RowFault") -> None:
         """Takes the row of a file that has this fault."""
@@ -120,16 +124,13 @@ def read_rejected(folder: Path) -> list[BadRow]:
         ]
 
 
-def hand_over_rejected(cache_folder: Path, run_folder: Path) -> int:
-    """Copies the rejected rows of a cache to the run folder; returns their number."""
-    count = len(read_rejected(cache_folder))
-    if not count:
-        return 0
-    run_folder.mkdir(parents=True, exist_ok=True)
-    target = run_folder / REJECTED_FILE
-    shutil.copyfile(cache_folder / REJECTED_FILE, target)
-    log.warning("%d rows were rejected; they are listed with the reason in %s", count, target)
-    return count
+def hand_over_rejected(cache_folder: Path, run_folder: Path) -> None:
+    """Copies the rejected rows of a cache to the run folder, and says how many there are."""
+    if count := len(read_rejected(cache_folder)):
+        run_folder.mkdir(parents=True, exist_ok=True)
+        target = run_folder / REJECTED_FILE
+        shutil.copyfile(cache_folder / REJECTED_FILE, target)
+        log.warning("%d rows were rejected; they are listed with the reason in %s", count, target)
 
 
 class JsonRow(NamedTuple):

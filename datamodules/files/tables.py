@@ -48,8 +48,8 @@ Files = str | list[str] | None
 OnBadRow = Callable[[BadRow], None]
 
 OPEN_QUOTE = (
-    "a quote opens a value and is not closed, which glues rows together; close it, or double a "
-    "quote that belongs to the text."
+    "a quote opens a value and is not closed, which glues rows together, or text follows it; close "
+    "it, or double a quote that belongs to the text."
 )
 LONE_RETURN = (
     "a carriage return stands inside the line; replace it by a blank, or by a line feed where all "
@@ -426,14 +426,8 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
                 fault = LONE_RETURN
         except csv.Error as error:
             values = []
-            fault = (
-                f"text follows the closing quote of a value ({error}); double the quotes inside a "
-                'quoted value ("").'
-            )
-            if len(taken) > 1 or "unexpected end of data" in str(error):
-                fault = OPEN_QUOTE
-            elif "new-line character" in str(error):
-                fault = LONE_RETURN
+            is_return = len(taken) == 1 and "new-line character" in str(error)
+            fault = LONE_RETURN if is_return else OPEN_QUOTE
         if fault:  # the other lines are read again
             waiting.extendleft(reversed(taken[1:]))
             del taken[1:]

@@ -155,7 +155,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
         ("t.csv", 'text,code\n"a,1\nb"x,2\n', r"t.csv:2: .*a quote opens a value and is not clo"),
         ("t.csv", 'text,code\na,1\nb,"2', r"t.csv:3: .*is not closed, which glues rows"),
-        ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*text follows the closing quote of a value"),
+        ("t.csv", 'text,code\n"a" b,1\n', r"t.csv:2: .*or text follows it; close"),
         ("t.csv", "text,code\na\rb,1\n", r"t.csv:2: .*carriage return stands inside the line"),
         ("t.csv", "text\ra\rb\r", r"t.csv:1: .*carriage return .*by a line feed where all"),
         ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
