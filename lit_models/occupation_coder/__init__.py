@@ -1,10 +1,5 @@
 """Job descriptions to occupation codes."""
 
-from collections.abc import Callable
-from typing import Any
-
 from lit_models import late_names
 
-__all__ = ["LitOccupationCoder"]
-
-__getattr__: Callable[[str], Any] = late_names(__name__)
+__getattr__ = late_names(__name__)

@@ -26,7 +26,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network
 from lit_models.training import ExactDropout, default_callbacks
 from tests.causal_lm.folders import made, packed_logits, saved
-from tests.causal_lm.tiny import SMALL, trained_on_blocks
+from tests.causal_lm.tiny import BLOCKS, SMALL, run
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
@@ -199,11 +199,13 @@ def fit(folder: Path, steps: int = 4, micro: int = 8, **options: Any) -> LitCaus
     """Train; `ckpt_path`, `dropped` and `precision` are the trainer's."""
     extra = [ExactDropout()] if options.pop("dropped", False) else []
     limits = {"max_steps": steps, "limit_val_batches": 0, "precision": options.pop("precision", 64)}
-    path, sizes = options.pop("ckpt_path", None), {"micro_batch_size": micro}
+    path = options.pop("ckpt_path", None)
     adamw = partial(torch.optim.AdamW, lr=0.05)
     module = LitCausalLM(adamw, network=DecoderConfig(**SHAPE), **options)
-    callbacks = [*default_callbacks(), *extra]
-    return trained_on_blocks(folder, module, sizes, path, callbacks=callbacks, **limits)
+    limits["callbacks"] = [*default_callbacks(), *extra]
+    data = {**BLOCKS, "micro_batch_size": micro}
+    run(folder, module, ckpt_path=path, is_known=False, limits=limits, **data)
+    return module
 
 
 def last(folder: Path) -> Path:
@@ -288,7 +290,8 @@ def test_exact_dropout_needs_rows_that_are_samples(tmp_path, kind):
         sizes = {"context_length": 16, "global_batch_size": 4, "micro_batch_size": 4}
         limits = {"max_steps": 1, "limit_val_batches": 0}
         callbacks = [*default_callbacks(), ExactDropout()]
-        trainer = toy_trainer(tmp_path / "run", callbacks=callbacks, **limits)
+        folder = tmp_path / f"{layout}-{dropout}"
+        trainer = toy_trainer(folder, callbacks=callbacks, **limits)
         trainer.fit(module, kind(path, layout=layout, **sizes))
 
     with pytest.raises(ValueError, match="exact_dropout needs data.layout packed or blocks"):

@@ -17,7 +17,7 @@ from lit_models.training import default_callbacks
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.folders import saved
-from tests.causal_lm.tiny import SMALL, completed, run, texts_of, trained_on_blocks
+from tests.causal_lm.tiny import BLOCKS, SMALL, completed, run, texts_of
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
@@ -160,8 +160,9 @@ def fit(folder, callbacks=(), positions="rotary", **options):
     network = DecoderConfig(dropout=0.1, positions=positions, **SMALL)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.01), network=network)
     options = {"logger": TensorBoardLogger(folder, name="board", version=""), **options}
-    callbacks = [*default_callbacks(), *callbacks]
-    return trained_on_blocks(folder, module, max_epochs=1, callbacks=callbacks, **options)
+    limits = {"max_epochs": 1, "callbacks": [*default_callbacks(), *callbacks], **options}
+    run(folder, module, limits=limits, **BLOCKS)
+    return module
 
 
 def test_a_run_with_samples_is_the_run_without_them(tmp_path, capsys):

@@ -12,7 +12,7 @@ from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.training import Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
-from tests.causal_lm.tiny import SENTENCE, SMALL, trained_on_blocks
+from tests.causal_lm.tiny import BLOCKS, SENTENCE, SMALL, run
 
 
 def fit(folder, own, compile=False, **options):
@@ -24,7 +24,7 @@ def fit(folder, own, compile=False, **options):
     callbacks = [c for c in default_callbacks() if not isinstance(c, Throughput)]
     callbacks = [callbacks[0], *own, *callbacks[1:]]
     limits = {"max_epochs": 1, "log_every_n_steps": 2, "callbacks": callbacks}
-    module = trained_on_blocks(folder, module, options, content=SENTENCE * 8, **limits)
+    run(folder, module, limits=limits, content=SENTENCE * 8, **{**BLOCKS, **options})
     return module, torch.get_rng_state()
 
 

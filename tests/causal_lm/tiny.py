@@ -16,7 +16,6 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.generation import generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.training import default_callbacks
 from lit_models.training.ledger import Ledger
 from tests.causal_lm.folders import of_transformers
 from tests.toy import toy_trainer
@@ -27,6 +26,7 @@ TEXT = SENTENCE * 20
 SHAPE = {"vocab_size": 257, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
 SMALL = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 LORA = LoraOptions(["q_proj"], 2, 16.0)
+BLOCKS = {"layout": "blocks", "micro_batch_size": 4, "split": TextSplit(by="tail")}
 SGD = partial(torch.optim.SGD, lr=0.05)
 # A small model in FOLDER/text.txt on a command line.
 MODEL_OPTIONS = [
@@ -102,26 +102,6 @@ def completed(network, prompts, options, keys=None, tokenizer=TOKENIZER):
     ]
 
 
-def trained_on_blocks(
-    folder: Path,
-    module: Any,
-    data: Any = None,
-    ckpt_path: Any = None,
-    content: str = TEXT,
-    **options: Any,
-) -> Any:
-    """Train a module on blocks of a text; `options` are the trainer's."""
-    folder.mkdir(exist_ok=True)
-    text = folder.parent / "text.txt"
-    text.write_text(content, encoding="utf-8")
-    seed_everything(1, verbose=False)
-    sizes = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 4, **(data or {})}
-    blocks = TextDataModule(str(text), layout="blocks", split=TextSplit(by="tail"), **sizes)
-    trainer = toy_trainer(folder, **{"callbacks": default_callbacks(), **options})
-    trainer.fit(module, blocks, ckpt_path=ckpt_path)
-    return module
-
-
 def model(lora: LoraOptions | None = None, **options: Any) -> LitCausalLM:
     own = {
         name: options.pop(name) for name in list(options) if name in DecoderConfig.__match_args__
@@ -136,6 +116,8 @@ def run(
     steps: int = 1,
     ckpt_path: Any = None,
     is_known: bool = True,
+    limits: dict[str, Any] | None = None,
+    content: str = TEXT,
     **data: Any,
 ) -> Path:
     """Train or evaluate, and return a checkpoint.
@@ -143,19 +125,18 @@ def run(
     Args:
         is_known: the trainer knows ckpt_path beforehand, as on the command line; else it is an
             argument of the call, as in a script.
+        limits: options of the trainer in place of `steps` with the ledger alone.
     """
     folder.mkdir(exist_ok=True)
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "text.txt").write_text(content, encoding="utf-8")
     seed_everything(1, verbose=False)
-    options = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 8, **data}
-    read = TextDataModule(
-        str(folder / "text.txt"), split=TextSplit(by="tail", test_share=0.1), **options
-    )
-    limit = {"limit_val_batches": 0} if verb == "fit" else {}
-    callbacks = [Ledger()] if verb == "fit" else []
-    trainer = toy_trainer(
-        folder, max_steps=steps, callbacks=callbacks, enable_checkpointing=False, **limit
-    )
+    options = {"context_length": 16, "global_batch_size": 8, "micro_batch_size": 8}
+    options |= {"split": TextSplit(by="tail", test_share=0.1), **data}
+    read = TextDataModule(str(folder / "text.txt"), **options)
+    if limits is None:
+        limits = {"max_steps": steps, "callbacks": [], "enable_checkpointing": False}
+        limits |= {"callbacks": [Ledger()], "limit_val_batches": 0} if verb == "fit" else {}
+    trainer = toy_trainer(folder, **limits)
     path = None if ckpt_path is None else str(ckpt_path)
     if is_known:
         trainer.ckpt_path = path
