@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import put_in_place, remove, replacing, sha256_of, sync
-from lit_models.training.export import is_exported, read_exported
+from lit_models.training.export import CONFIG, is_exported, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.ledger import ledger_of, of_all_ranks
 from lit_models.training.optim import AVERAGED
@@ -118,7 +118,8 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
 
 def _folder_damage(folder: Path, every_byte: bool) -> str | None:
     if not (folder / MARKER).is_file():
-        return f"it is a folder without {MARKER}: a save that was not finished, or no checkpoint"
+        kind = "a save that was not finished, or neither checkpoint nor export"
+        return f"it is a folder without {MARKER} or {CONFIG}: {kind}"
     if fault := damage(folder / MARKER):
         return f"of its {MARKER}: {fault}"
     try:

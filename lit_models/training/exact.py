@@ -29,10 +29,9 @@ from lit_models.training.checkpoints import (
     read_checkpoint,
     take_averaged,
 )
-from lit_models.training.export import Layout, class_of, read_exported
+from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import (
-    UNTRUSTED,
     StoredClasses,
     argument_defaults,
     plain_hyperparameters,
@@ -428,61 +427,46 @@ class ExactModule(LightningModule):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, *, trust_checkpoint: bool = False, **kwargs: Any
     ) -> Self:
-        """Return the module of a checkpoint, as Lightning's method of this name does.
+        """Return the module of a checkpoint or of a folder of `unisono export`, on the CPU.
 
         Args:
-            checkpoint_path: a file.
+            checkpoint_path: a file, or a folder.
             trust_checkpoint: make whatever the checkpoint names, wherever it comes from.
-            kwargs: of Lightning's method, and arguments of the constructor that shall differ.
+            kwargs: arguments of the constructor that shall differ.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is damaged, or names a class that is not allowed.
+            FileNotFoundError: there is none.
+            ValueError: it is damaged, names a class that is not allowed, or holds a module of
+                another class or of another version of the code.
         """
-        if not trust_checkpoint:
-            if kwargs.get("hparams_file"):
-                raise ValueError(
-                    "hparams_file is YAML, which may name any class; give values by their names, "
-                    "or trust_checkpoint=True."
-                )
-            content = read_checkpoint(checkpoint_path, mmap=True)
-            for key in ("hyper_parameters", "hparams", "module_arguments"):  # as Lightning reads
-                values = dict(content.get(key) or {})
-                values.pop("_instantiator", None)  # of which Lightning takes its own alone
-                named = values.pop("_class_path", cls)
-                UNTRUSTED.check(checkpoint_path, named, values)
-        return super().load_from_checkpoint(checkpoint_path, **kwargs)
-
-    @classmethod
-    def from_exported(cls, folder: str | Path, trust_checkpoint: bool = False) -> Self:
-        """Return the module of a folder that `unisono export` wrote, on the CPU, in eval mode; its
-        outputs are those of `load_from_checkpoint`'s, bit by bit.
-
-        Args:
-            folder: with its config and weights.
-            trust_checkpoint: make whatever the config names, wherever it comes from.
-
-        Raises:
-            FileNotFoundError: it is no such folder.
-            ValueError: it is damaged, or names a class that is not allowed.
-        """
-        classes = StoredClasses(trust_checkpoint)
-        content = read_exported(folder, classes)
-        values = dict(content["hyper_parameters"])
-        kind = class_of(values.pop("_class_path"), folder, classes)
+        path, classes = checkpoint_path, StoredClasses(trust_checkpoint)
+        content = read_checkpoint(path, mmap=True, classes=classes, every_byte=True)
+        values = dict(content.get("hyper_parameters", {}))
+        class_path = values.pop("_class_path", None)
+        kind = cls if class_path is None else class_of(class_path, path, classes)
+        if not issubclass(kind, cls):
+            raise ValueError(
+                f"{path} holds a {kind.__name__}, not a {cls.__name__}; load it by its own class."
+            )
         known = argument_defaults(kind)  # another version may have had more
         values = {name: value for name, value in values.items() if name in known}
-        classes.check(folder, kind, values)
-        module = instantiate_module(kind, values)
+        classes.check(path, kind, values)
+        module = instantiate_module(kind, {**values, **kwargs})
         module.configure_model()
         module.on_load_checkpoint(content)
         if wrong := misfits(module.state_dict(), content["state_dict"]):
             raise ValueError(
-                f"the weights of {folder} do not fit {kind.__name__}: {wrong}. Use the version of "
-                "the code that exported it (config.json names it)."
+                f"the weights of {path} do not fit {kind.__name__}: {wrong}. Use the version of "
+                "the code that wrote it (an export's config.json names it)."
             )
         module.load_state_dict(content["state_dict"])
-        return module.eval()
+        return module
+
+    @classmethod
+    def from_exported(cls, folder: str | Path, trust_checkpoint: bool = False) -> Self:
+        """Return the module of a folder that `unisono export` wrote, in eval mode; its outputs are
+        those of the checkpoint, bit by bit. Arguments and errors as of `load_from_checkpoint`."""
+        return cls.load_from_checkpoint(folder, trust_checkpoint=trust_checkpoint).eval()
 
     @classmethod
     def exported_layout(

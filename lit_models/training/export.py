@@ -137,7 +137,17 @@ def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dic
         ValueError: a file is damaged, the two do not belong together, or a name is not allowed.
     """
     folder = Path(folder)
-    path, config = _read_config(folder)
+    path = folder / OWN_CONFIG
+    path = path if path.is_file() else folder / CONFIG
+    try:
+        config = {**json.loads(path.read_text(encoding="utf-8"))}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); export the checkpoint again.") from error
+    if config.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} is not of `unisono export`: its format is {config.get('format')!r}, not "
+            f'"{FORMAT}". Name a folder that this version of `unisono export` wrote.'
+        )
     if not config.get("is_whole", True):
         raise ValueError(
             f"{folder} holds an adapter alone, without the weights of its base; export the "
@@ -167,26 +177,6 @@ def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dic
         "epoch": config["source"].get("epoch", 0),
         **config["extra"],
     }
-
-
-def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path = folder / OWN_CONFIG
-    path = path if path.is_file() else folder / CONFIG
-    if not path.is_file():
-        what = "holds no config.json" if folder.is_dir() else "is no folder"
-        raise FileNotFoundError(
-            f"{folder} {what}; name a folder that `unisono export CKPT --to DIR` wrote."
-        )
-    try:
-        config = {**json.loads(path.read_text(encoding="utf-8"))}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); export the checkpoint again.") from error
-    if config.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} is not of `unisono export`: its format is {config.get('format')!r}, not "
-            f'"{FORMAT}". Name a folder that this version of `unisono export` wrote.'
-        )
-    return path, config
 
 
 def class_of(class_path: str, source: str | Path, classes: StoredClasses) -> Any:

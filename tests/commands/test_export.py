@@ -103,6 +103,8 @@ def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint: Path, tmp_path
     data.setup("test")
     for batch in data.test_dataloader():
         assert torch.equal(exported(batch), loaded(batch))
+    with pytest.raises(ValueError, match=r"holds a LitToy, not a LitOccupationCoder"):
+        LitOccupationCoder.from_exported(tmp_path / "toy")
 
 
 def test_averaged_weights_are_exported_by_default(toy_checkpoint: Path, tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_a_failure_leaves_no_folder(
         ("model.safetensors", None, "lacks model.safetensors"),
         ("config.json", lambda b: b[:50], r"config.json is damaged \("),
         ("config.json", lambda b: b'{"model_type": "bert"}', "not of `unisono export`"),
-        ("config.json", None, "holds no config.json; name a folder"),
+        ("config.json", None, r"folder without meta.pt or config.json"),
         ("config.json", lambda b: b.replace(b"toy.LitToy", b"toy.LitTi"), "names .tests.toy.LitTi"),
         (
             "config.json",

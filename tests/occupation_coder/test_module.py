@@ -99,11 +99,11 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, 
 def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, tmp_path):
     coder, path = small_coder(), tmp_path / "coder.ckpt"
     trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
-    trainer = trainer_of(tmp_path, epochs=1)
+    trainer = trainer_of(tmp_path / "again", epochs=1)
     trainer.fit(coder, data_of(table))  # the same data, read anew
     trainer.save_checkpoint(path)
     loaded = LitOccupationCoder.load_from_checkpoint(path)
-    trainer_of(tmp_path, epochs=1).fit(loaded, data_of(table))
+    trainer_of(tmp_path / "loaded", epochs=1).fit(loaded, data_of(table))
     for old, new, named in (("95410", "95420", "code_book"), (",en,", ",sv,", "languages")):
         other = tmp_path / f"{named}.csv"
         other.write_text(table.read_text("utf-8").replace(old, new), "utf-8")
@@ -205,7 +205,7 @@ def test_a_frozen_encoder_taken_from_a_checkpoint_stays_as_it_is(table, tmp_path
         init_from_part="encoder",
         decoding=DecodingOptions("greedy"),
     )
-    trainer_of(tmp_path, epochs=2).fit(second, data_of(table))
+    trainer_of(tmp_path / "second", epochs=2).fit(second, data_of(table))
     for name, value in first.network.encoder.state_dict().items():
         torch.testing.assert_close(second.network.encoder.state_dict()[name], value)
     head = second.network.flat.state_dict()["nodes.weight"]
