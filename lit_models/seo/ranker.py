@@ -77,10 +77,11 @@ class LitRanker(EncodedTextModule):
     def forward(self, batch: RankingBatch, pairs_per_forward: int | None = None) -> Tensor:
         """Return the scores of all candidates [B, K]; -inf where there is none."""
         index, lengths = batch["pair_index"], batch["pair_lengths"]
-        # Masks by key are those of one call, should the backward pass repeat it.
-        number = batch["num_parts"] if keys_in(self.network) is None else 1
+        number = 1  # masks by key are those of one call, should the backward pass repeat it
         if pairs_per_forward is not None:
             number = -(-len(lengths) // pairs_per_forward)
+        elif keys_in(self.network) is None:
+            number = batch["num_parts"]
         rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
         with keyed_texts(self.network, *places_of_pairs(index, len(lengths))):
             pairs = self.network(*rows, lengths, number)
@@ -141,16 +142,14 @@ class LitRanker(EncodedTextModule):
             )
         encoding, size = TextEncoding(self.recipe), len(documents)
         rows = encoding.framing.rows(encoding.ids_of(documents), [encoding.ids(query)] * size)
-        lengths = rows["attention_mask"].sum(1).numpy()
         first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
         batch: Any = {name: row.to(self.device) for name, row in rows.items()}
+        batch["pair_lengths"] = rows["attention_mask"].sum(1).numpy()
         batch |= {"pair_index": torch.arange(size, device=self.device)[None], "prior": first[None]}
         with evaluating(self), torch.no_grad():
-            return self({**batch, "pair_lengths": lengths, "num_parts": 1}, self.pairs_per_forward)[
-                0
-            ]
+            return self(batch, self.pairs_per_forward)[0]
 
     def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, SampleResult]:
         scores = self(batch, self.pairs_per_forward)
