@@ -139,10 +139,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*FIT, "--trainer.gradient_clip_val=-1"], {},
         "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
     ),
-    "a micro-batch above the global batch": (
-        [*FIT, "--data.micro_batch_size=64"], {},
-        "data.micro_batch_size 64 is above data.global_batch_size 16, .* lower the one",
-    ),
     "weights that are not finite": (
         [*CODE_MINE, "--ckpt_path=nan.ckpt"], {"nan.ckpt": "NAN"},
         "the weights network.* hold values that are not finite .* use a checkpoint from before",

@@ -302,8 +302,8 @@ def derive_batching(
     Args:
         num_replicas: data-parallel replicas.
         global_batch_size: samples of one optimizer step, over all replicas.
-        micro_batch_size: samples of one forward call on one replica; `auto` is the whole share,
-            which a rehearsal replaces by what fits.
+        micro_batch_size: most samples of one forward call on one replica; `auto` is the whole
+            share, which a rehearsal replaces by what fits.
         accumulate_grad_batches: the trainer's; above 1 it is kept and the micro-batch follows.
 
     Raises:
@@ -317,12 +317,6 @@ def derive_batching(
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if micro_batch_size != "auto" and micro_batch_size > global_batch_size:
-        raise ValueError(
-            f"data.micro_batch_size {micro_batch_size} is above data.global_batch_size "
-            f"{global_batch_size}, and no forward call holds more than a step; lower the one, or "
-            "raise the other."
-        )
     accumulation = accumulate_grad_batches
     if accumulation == 1 and micro_batch_size != "auto":
         accumulation = math.ceil(global_batch_size / (num_replicas * micro_batch_size))

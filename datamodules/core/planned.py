@@ -103,12 +103,9 @@ class LoaderOptions:
         num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
             divided by the processes on this machine that share them, 2 to 16, and 0 where training
             itself runs on those CPUs.
-        pin_memory: hand batches over in page-locked memory, from which a GPU copies without
-            waiting; `auto` is true with a GPU.
     """
 
     num_workers: int | Literal["auto"] = "auto"
-    pin_memory: bool | Literal["auto"] = "auto"
 
 
 def auto_workers(local_processes: int, on_cpu: bool) -> int:
@@ -572,13 +569,13 @@ class PlannedDataModule(LightningDataModule):
         )
 
     def _loader_kwargs(self, stage: Stage) -> dict[str, Any]:
-        options, trainer = self.loader_options, self.trainer
+        trainer = self.trainer
         on_cpu = trainer is None or trainer.strategy.root_device.type == "cpu"
-        workers = options.num_workers
+        workers = self.loader_options.num_workers
         if workers == "auto":
             workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)
-        pins = not on_cpu if options.pin_memory == "auto" else options.pin_memory
-        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": pins}
+        # From page-locked memory a GPU copies without waiting.
+        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": not on_cpu}
         if workers:
             kwargs |= {"prefetch_factor": PREFETCHED, "persistent_workers": stage == "train"}
             if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":

@@ -1,6 +1,5 @@
 """Split of rows into training, validation and test: no variant of a string on two sides."""
 
-import difflib
 import hashlib
 import re
 import unicodedata
@@ -193,15 +192,13 @@ def parse_part(value: str) -> int:
     """0, 1 or 2 for train, validation (valid, val, dev) or test, in any case.
 
     Raises:
-        ValueError: any other value, with the one that was probably meant.
+        ValueError: any other value.
     """
     name = value.strip().lower()
     if name in PART_ALIASES:
         return PART_ALIASES[name]
-    near = difflib.get_close_matches(name, PART_ALIASES, n=1)
-    hint = f' Did you mean "{near[0]}"?' if near else ""
     raise ValueError(
-        f'split "{value}" is not one of train, validation (or dev) and test.{hint} Leave the split '
+        f'split "{value}" is not one of train, validation (or dev) and test. Leave the split '
         "column unnamed to have the rows split by their strings."
     )
 

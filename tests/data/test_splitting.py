@@ -76,9 +76,7 @@ def test_the_seed_draws_another_split() -> None:
     assert all((a != b).any() for a, b in pairwise(splits))
 
 
-def test_a_wrong_split_value_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r'split "trian" is not one of .*Did you mean "train"'):
-        parse_part("trian")
+def test_a_wrong_split_value_is_refused() -> None:
     with pytest.raises(ValueError, match='split "7" is not one of train'):
         parse_part("7")
     assert [parse_part(name) for name in ("Test", " dev", "validation")] == [

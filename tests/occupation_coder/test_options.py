@@ -186,7 +186,6 @@ UNTRAINED = [
     "--data.split.validation_share=0.5",
     "--data.split.test_share=0",
     "--data.code_book.path=books/book.csv",
-    "--data.loader.pin_memory=true",
     "--data.on_bad_rows=reject",
     "--trainer.logger=false",
     "--trainer.devices=1",
@@ -217,7 +216,6 @@ FURTHER_EFFECTS: dict[str, Callable[[Any], bool]] = {
     "one language for all": lambda run: run.data.recipe["languages"] == ["unk", "sv"],
     "share for validation": lambda run: 0.35 < share_of_validation(run) < 0.65,
     "code book": lambda run: "79100" in codes_of(run.data),
-    "pinned memory": lambda run: run.data.train_dataloader().loader.pin_memory is True,
     "no logger": lambda run: run.trainer.loggers == [],
     "not distributed": lambda run: run.trainer.world_size == 1,
 }
