@@ -6,8 +6,6 @@ from typing import Any
 _HOME = {
     "RankingDataModule": "datamodules.search.ranking",
     "RetrievalDataModule": "datamodules.search.retrieval",
-    "HISCO": "datamodules.tokenizers.codes",
-    "OCC1950": "datamodules.tokenizers.codes",
     "ActivationDataModule": "datamodules.activations.datamodule",
     "ActivationDumpDataModule": "datamodules.activations.store",
     "Augmentation": "datamodules.occupations.datamodule",

@@ -95,39 +95,35 @@ class CodeSystem:
         return code
 
 
-class HISCO(CodeSystem):
-    """HISCO: five digits, up to five codes per record, and -1, -2, -3 outside the tree."""
-
-    def __init__(self, max_codes: int = 5) -> None:
-        specials = {
+# HISCO has five digits, and -1, -2, -3 outside the tree; the census of 1950 three digits.
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "hisco": {
+        "length": 5,
+        "alphabet": DIGITS,
+        "specials": {
             "-1": "Missing, no title",
             "-2": "Source explicitly states that the person does not work",
             "-3": "Non work related title",
-        }
-        super().__init__(5, DIGITS, specials, max_codes)
-
-
-class OCC1950(CodeSystem):
-    """The 1950 census classification (OCC1950): three digits, up to two codes per record."""
-
-    def __init__(self, max_codes: int = 2) -> None:
-        super().__init__(3, DIGITS, max_codes=max_codes)
+        },
+        "max_codes": 5,
+    },
+    "occ1950": {"length": 3, "alphabet": DIGITS, "max_codes": 2},
+    "from_data": {},
+}
 
 
 def named_code_system(system: str | CodeSystem) -> CodeSystem:
     """The code system of this name (hisco, occ1950, from_data); a CodeSystem is passed through."""
     if isinstance(system, CodeSystem):
         return system
-    named: dict[str, type[CodeSystem]]
-    named = {"hisco": HISCO, "occ1950": OCC1950, "from_data": CodeSystem}
-    if system not in named:
-        near = difflib.get_close_matches(system, named, n=1)
+    if system not in SYSTEMS:
+        near = difflib.get_close_matches(system, SYSTEMS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else ""
         raise ValueError(
-            f'code_system "{system}" is not one of {", ".join(named)}.{hint} Any other '
+            f'code_system "{system}" is not one of {", ".join(SYSTEMS)}.{hint} Any other '
             "system is a class: {class_path: datamodules.CodeSystem, init_args: …}."
         )
-    return named[system]()
+    return CodeSystem(**SYSTEMS[system])
 
 
 class Trie(NamedTuple):

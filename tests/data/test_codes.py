@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from datamodules.tokenizers.codes import (
     END_ID,
-    HISCO,
-    OCC1950,
     CodeBook,
     CodeSystem,
     Trie,
@@ -20,6 +18,8 @@ from datamodules.tokenizers.codes import (
     named_code_system,
 )
 from tests.text_corpora import text_file
+
+HISCO, OCC1950 = named_code_system("hisco"), named_code_system("occ1950")
 
 
 def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
@@ -31,7 +31,7 @@ def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
 
 @pytest.mark.parametrize("raw", ["01110", " 01110 ", "-1", "-3"])
 def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw: str) -> None:
-    assert HISCO().parse(raw) == raw.strip()
+    assert HISCO.parse(raw) == raw.strip()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw: str) -> Non
 )
 def test_a_wrong_hisco_code_is_refused_with_the_reason(raw: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        HISCO().parse(raw)
+        HISCO.parse(raw)
 
 
 def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros() -> None:
@@ -57,7 +57,7 @@ def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros() -> None:
 
 
 def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion() -> None:
-    assert isinstance(named_code_system("occ1950"), OCC1950)
+    assert (OCC1950.length, OCC1950.max_codes, OCC1950.specials) == (3, 2, {})
     own = CodeSystem(length=2)
     assert named_code_system(own) is own
     with pytest.raises(ValueError, match=r'"hisko" is not one of .*Did you mean "hisco"'):
@@ -87,13 +87,13 @@ def test_the_table_spells_codes_and_fills_the_shorter_with_end() -> None:
 
 
 def test_a_special_is_one_symbol() -> None:
-    book = book_of(["01110", "-1"], HISCO())
+    book = book_of(["01110", "-1"], HISCO)
     assert book.symbols[4:] == ["0", "1", "-1"]
     assert book.table[1].tolist() == [6, END_ID, END_ID, END_ID, END_ID]
 
 
 def test_an_unknown_code_lists_the_nearest_first() -> None:
-    book = CodeBook(HISCO(), ["01110", "01120", "99999"], ["Chemist", "", ""])
+    book = CodeBook(HISCO, ["01110", "01120", "99999"], ["Chemist", "", ""])
     with pytest.raises(ValueError, match=r"3 codes\); nearest: 01110 \(Chemist\), 01120, 99999"):
         book.index("01111")
     assert book.nearest("01", count=1) == [("01110", "Chemist")]
@@ -149,7 +149,7 @@ def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> 
 
 def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Path) -> None:
     path = text_file(tmp_path / "book.csv", "code,description\n01110,Chemist\n-1,No title\n")
-    book = build_code_book(HISCO(), path, ["99999"])
+    book = build_code_book(HISCO, path, ["99999"])
     assert book.codes == ["01110", "-1", "-2", "-3"]
     assert book.descriptions[:2] == ["Chemist", "No title"]
     assert book.max_codes == 5
@@ -157,15 +157,15 @@ def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Pa
 
 def test_a_book_of_tab_separated_values_or_parquet_is_read_too(tmp_path: Path) -> None:
     path = text_file(tmp_path / "book.tsv", "code\tdescription\n100\tSmith, of any kind\n")
-    assert build_code_book(OCC1950(), path, []).descriptions == ["Smith, of any kind"]
+    assert build_code_book(OCC1950, path, []).descriptions == ["Smith, of any kind"]
     columns = {"code": ["100", "010"], "description": ["Smith, of any kind", None]}
     pq.write_table(pa.table(columns), tmp_path / "book.parquet")
-    book = build_code_book(OCC1950(), tmp_path / "book.parquet", [])
+    book = build_code_book(OCC1950, tmp_path / "book.parquet", [])
     assert (book.codes, book.descriptions) == (["100", "010"], ["Smith, of any kind", ""])
 
 
 def test_without_a_book_the_codes_in_the_data_are_the_book() -> None:
-    assert build_code_book(OCC1950(), None, ["100", "010", "100"]).codes == ["010", "100"]
+    assert build_code_book(OCC1950, None, ["100", "010", "100"]).codes == ["010", "100"]
 
 
 @pytest.mark.parametrize(
@@ -183,21 +183,21 @@ def test_a_wrong_book_file_is_refused_with_its_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        build_code_book(HISCO(), text_file(tmp_path / "book.csv", text), [])
+        build_code_book(HISCO, text_file(tmp_path / "book.csv", text), [])
 
 
 def test_only_the_first_twenty_wrong_lines_are_named(tmp_path: Path) -> None:
     path = text_file(tmp_path / "book.csv", "code,description\n" + "x,a\n" * 30)
     with pytest.raises(ValueError, match=r"… and 10 more$"):
-        build_code_book(HISCO(), path, [])
+        build_code_book(HISCO, path, [])
 
 
 def test_a_missing_book_is_refused_and_one_in_another_encoding_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        build_code_book(HISCO(), tmp_path / "none.csv", [])
+        build_code_book(HISCO, tmp_path / "none.csv", [])
     path = tmp_path / "book.csv"
     path.write_bytes("code,description\n01110,Købmand\n".encode("latin-1"))
-    assert build_code_book(HISCO(), path, []).descriptions[0] == "Købmand"
+    assert build_code_book(HISCO, path, []).descriptions[0] == "Købmand"
 
 
 def test_data_without_codes_or_with_decimal_codes_make_no_book() -> None:

@@ -21,10 +21,11 @@ from datamodules.occupations.coded import (
     write_coded_table,
 )
 from datamodules.tokenizers.characters import TextNormalisation, decode
-from datamodules.tokenizers.codes import HISCO, CodeBook
+from datamodules.tokenizers.codes import CodeBook, CodeSystem
 from tests.text_corpora import text_file
 
-BOOK = CodeBook(HISCO(max_codes=2), ["10000", "20000"], ["Smith, General", "Tailor"])
+SYSTEM = CodeSystem(5, "0123456789", max_codes=2)
+BOOK = CodeBook(SYSTEM, ["10000", "20000"], ["Smith, General", "Tailor"])
 RECIPE: dict[str, Any] = {
     "normalisation": TextNormalisation().to_dict(),
     "max_length": 10,
@@ -116,7 +117,7 @@ def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog
     content = 'text;note\r\nsmed på Ærø;"to\nlinjer"\r\n;x\r\n'.encode("latin-1")
     (tmp_path / "t.csv").write_bytes(content)
     index = open_index([tmp_path / "t.csv"], Columns(), RECIPE)
-    book = CodeBook(HISCO(max_codes=2), ["10000", "20000"], [description, "Tailor"])
+    book = CodeBook(SYSTEM, ["10000", "20000"], [description, "Tailor"])
     write_coded_table(index, book, results_of(index), tmp_path / "out.csv")
     has_all = description == "Tømrer"  # Latin-1 has no ś: the table becomes UTF-8, and says so
     out = (tmp_path / "out.csv").read_bytes().decode("windows-1252" if has_all else "utf-8")

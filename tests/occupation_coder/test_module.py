@@ -62,7 +62,7 @@ def small_coder(**options) -> LitOccupationCoder:
 def trainer_of(tmp_path, epochs=40) -> Trainer:
     seldom = {"check_val_every_n_epoch": epochs, "num_sanity_val_steps": 0}
     limits = {"max_epochs": epochs, "precision": 32, "callbacks": [], **seldom}
-    return toy_trainer(tmp_path / "run", **limits)
+    return toy_trainer(tmp_path / "run", enable_checkpointing=False, **limits)
 
 
 def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, caplog):
