@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lit_models.__main__ import run
 from tests.distributed.launch import ROOT, free_port
 
-FITTED = ("causal_lm/debug", "occupation_coder/debug")  # the two whose demo data is made quickly
+FITTED = ("causal_lm/debug", "occupation_coder/debug")  # whose data is made quickly
 PARSED = ("seo/ranker_debug", "seo/writer_debug", "consistency_lens/debug")
 COUNTED_STEPS = range(3, 9)  # DDP builds its buckets anew after the first step
 PATIENCE_S = 60
@@ -117,6 +117,11 @@ def modules_of(config: str, folder: Path, is_fitted: bool) -> list[str]:
     """Returns the modules that are there after a run without loggers, or after its parsing."""
     argv = ["fit", f"--config=configs/{config}.yaml", f"--trainer.default_root_dir={folder}"]
     argv += ["--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--trainer.logger=false"]
+    if config == "causal_lm/debug":  # whose demo text is a million tokens
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"text": f"{n} hens sat on a mat. " * 9}) + "\n" for n in range(40)]
+        (folder / "hens.jsonl").write_text("".join(lines))
+        argv.append(f"--data.train_files={folder / 'hens.jsonl'}")
     with contextlib.suppress(SystemExit):  # which ends --print_config
         run(argv if is_fitted else [*argv, "--print_config"])
     return sorted(sys.modules)

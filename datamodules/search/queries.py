@@ -31,16 +31,13 @@ def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.n
     """Return the value of each wanted number, [n] float32; NaN = not known.
 
     Args:
-        wanted: [n] int64.
-        known: [m] int64, in any order.
+        wanted: [n] int64, each once.
+        known: [m] int64, each once.
         values: [m].
     """
     found = np.full(len(wanted), np.nan, np.float32)
-    if len(known):
-        order = np.argsort(known)
-        near = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
-        hit = known[near] == wanted
-        found[hit] = values[near[hit]]
+    _, place, there = np.intersect1d(wanted, known, assume_unique=True, return_indices=True)
+    found[place] = values[there]
     return found
 
 

@@ -120,7 +120,6 @@ def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys)
     assert run_command("check", argv) == 1
     shown = capsys.readouterr().out
     assert "1 bad rows (keys 1)" in shown
-    assert "Hen?⟦ Yes.<|endoftext|>⟧" in shown
     assert f"{rows}:2:" in shown  # however long the path is
     assert max(len(line) for line in shown.splitlines() if str(rows) not in line) <= 80
 
@@ -132,16 +131,12 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     saved_tokenizer(bpe_tokenizer(["A hen sat on a mat. "], 261), folder)
     (tmp_path / "mine.txt").write_text("A hen sat on a mat. " * 20)
     argv = ["--config", "causal_lm/finetune.yaml", f"--data.train_files={tmp_path / 'mine.txt'}"]
-    assert run_command("check", [*argv, "--data.split.by=tail", "--model.pretrained=null"]) == 0
-    assert "257 tokens" in capsys.readouterr().out
     argv += ["--data.split.by=tail", f"--model.pretrained={folder}"]
     assert run_command("check", argv) == 0
     assert "261 tokens" in capsys.readouterr().out
     with pytest.raises(ValueError, match="trained with its own; leave data.tokenizer out"):
         run_command("check", [*argv, "--data.tokenizer.kind=bytes"])
     argv = ["--config", "causal_lm/instruct.yaml", f"--model.pretrained={folder}"]
-    assert run_command("check", [*argv, "--data.tokenizer=null"]) == 0  # as the config says
-    assert "261 tokens" in capsys.readouterr().out
     # A chat template after it joins the model's tokenizer; nothing of the config's is left.
     alone = ["--data.tokenizer=null", "--data.tokenizer.chat_template=plain"]
     assert run_command("check", [*argv, *alone]) == 0
