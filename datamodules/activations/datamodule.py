@@ -25,7 +25,7 @@ from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import new_file
 from datamodules.files.audit import Audit
-from datamodules.files.splitting import PART_NAMES, TEST
+from datamodules.files.splitting import PART_NAMES
 from datamodules.text.prompts import OTHER_OUTPUT, check_output
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
@@ -287,16 +287,6 @@ class ActivationDataModule(DocumentsDataModule):
         last = min(len(dataset.lengths), STATISTICS_SAMPLES)
         for first in range(0, last, STATISTICS_BATCH):
             yield dataset.batch(np.arange(first, min(first + STATISTICS_BATCH, last)), 0)
-
-    @property
-    def group_names(self) -> list[str]:
-        """The files of the test part, each reported by itself."""
-        return self.facts(TEST).group_names
-
-    @property
-    def attribute_names(self) -> list[str]:
-        """The attributes of documents of the test part."""
-        return self.facts(TEST).names
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write a line per activation, whole or not at all; `results` as `predict_step` returns

@@ -22,8 +22,7 @@ from datamodules.files.documents import TEXT_SUFFIXES, read_documents
 from datamodules.files.rows import read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.packing import cut_into_pieces
-from datamodules.text.store import TokenStore
-from datamodules.text.texts import CorpusDataModule
+from datamodules.text.store import CorpusDataModule, TokenStore
 from datamodules.tokenizers.text import TextTokenizer
 
 SEEDS_APART = 1_000_003  # more than positions of a document

@@ -76,13 +76,9 @@ class ActivationStatistics:
     position_means: np.ndarray
     components: np.ndarray
 
-    def save(self, path: Path) -> None:
-        """Write one npz file."""
-        np.savez(path, **vars(self))
-
     @classmethod
     def load(cls, path: Path) -> "ActivationStatistics":
-        """Return what `save` wrote."""
+        """Return those of an npz file."""
         with np.load(path, allow_pickle=False) as file:
             values = {**file}
         variance, norms = float(values["variance"]), tuple(values["norms"].tolist())
@@ -371,7 +367,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
             for name, of_part in parts.items():
                 of_part.write(unfinished, name)
             statistics = statistics_of(training.chunks())
-            statistics.save(unfinished / STATISTICS)
+            np.savez(unfinished / STATISTICS, **vars(statistics))
             facts_of_all = {
                 "subject": asdict(self.model.options["subject"]),
                 "tokens": self.store.fingerprint,

@@ -36,8 +36,7 @@ from datamodules.files.tables import (
     write_beside,
 )
 from datamodules.occupations.store import Columns, RowReader, text_arrays
-from datamodules.tokenizers.characters import TextNormalisation
-from datamodules.tokenizers.codes import CodeBook, CodeSystem
+from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation
 
 INDEX_VERSION = 4
 NO_TEXT = -1

@@ -48,11 +48,12 @@ from datamodules.occupations.store import (
     encoding_digest,
     open_store,
 )
-from datamodules.tokenizers.characters import decode, encode
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
     build_code_book,
+    decode,
+    encode,
     lost_zero_suspects,
     named_code_system,
 )
@@ -185,7 +186,7 @@ class OccupationDataset(PlannedDataset):
         for place in np.flatnonzero(fires.any(1)).tolist():
             rng = rng_for(self.seed, epoch, int(numbers[place]))
             text = letter_noise(decode(texts[place]), fires[place], rng, options.num_edits)
-            texts[place] = encode(text, self.store.recipe["max_length"]).code_points
+            texts[place] = encode(text, self.store.recipe["max_length"])
         is_dropped = shares[:, LANGUAGE] < options.drop_language
         language_id[is_dropped] = self.languages.index(UNKNOWN)
 

@@ -32,8 +32,13 @@ from datamodules.files.splitting import (
     split_by_stem,
 )
 from datamodules.files.tables import Table, TableOptions, check_file, value_rows
-from datamodules.tokenizers.characters import TextNormalisation
-from datamodules.tokenizers.codes import MOST_CODES, CodeBook, CodeSystem, build_code_book
+from datamodules.tokenizers.codes import (
+    MOST_CODES,
+    CodeBook,
+    CodeSystem,
+    TextNormalisation,
+    build_code_book,
+)
 
 STORE_VERSION = 1
 RECIPE_VERSION = 1

@@ -26,7 +26,7 @@ from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, key
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.prompts import ASSISTANT, SHAPES, asked, check_characters
-from datamodules.text.store import CorpusRequest, TokenStore, naming_places, part_files
+from datamodules.text.store import CorpusRequest, TokenStore, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
@@ -132,7 +132,7 @@ class Marker:
         one that lies partly in an answer belongs to it."""
         texts = [text.text for text in marked]
         places = [f"{text.row.file}:{text.row.line}" for text in marked]
-        encodings = naming_places(self.tokenizer.encode_with_offsets, texts, places)
+        encodings = self.tokenizer.encode_with_offsets(texts, places)
         begin_id, found = self.tokenizer.begin_id, []
         for text, encoding in zip(marked, encodings, strict=True):
             ids = np.array(encoding.ids, np.int64)

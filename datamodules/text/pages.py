@@ -35,7 +35,6 @@ from datamodules.text.prompts import (
     padded_prompts,
     placed,
 )
-from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def page_prompts(
         asked = [placed(row, lambda row: framed(page_of(row, target), target)) for row in some]
         places = [row.place for row in some]
         texts = [prompt for prompt, _ in asked]
-        encodings = naming_places(tokenizer.encode_with_offsets, texts, places)
+        encodings = tokenizer.encode_with_offsets(texts, places)
         for (prompt, shrinks), encoding in zip(asked, encodings, strict=True):
             offsets = np.array(encoding.offsets).reshape(-1, 2)
             kept = tokens_within(offsets, len(prompt), shrinks, most)

@@ -25,7 +25,6 @@ from datamodules.files.rows import (
 )
 from datamodules.files.tables import free_names
 from datamodules.text.packing import Piece, best_fit, padded_rows
-from datamodules.text.store import naming_places
 from datamodules.tokenizers.text import TextTokenizer
 
 ASSISTANT = "assistant"
@@ -94,7 +93,7 @@ def read_prompts(
     is_scored = mode == "score"
 
     def encoded(texts: list[str], places: list[str]) -> list[list[int]]:
-        return [ids.tolist() for ids in naming_places(tokenizer.encode_batch, texts, places)]
+        return [ids.tolist() for ids in tokenizer.encode_batch(texts, places)]
 
     def fitted(text: _Text, prompt: list[int], joint: list[int]) -> Prompt:
         num_rated = joint_tokens(prompt, joint) if is_scored else 0

@@ -1,4 +1,4 @@
-"""Stores of tokens in memory-mapped files: files read, divided and tokenised once.
+"""Stores of tokens in memory-mapped files, and their datamodule: files read and tokenised once.
 
 Each part of a token store is one stream; document d owns the positions starts[d] … starts[d] +
 num_positions[d] - 1, and the token after a position is what the position predicts. D documents of
@@ -11,15 +11,16 @@ import logging
 import time
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import (
     ArrayFile,
     ArrayFolder,
@@ -29,10 +30,16 @@ from datamodules.core.store import (
     mapped_array,
     text_hash,
 )
-from datamodules.files.documents import Document, read_documents
+from datamodules.files.documents import SUFFIXES, Document, read_documents, text_files
 from datamodules.files.rows import HALF_RULE, BadRow, half_character, read_rejected
-from datamodules.files.splitting import PART_NAMES, TRAIN, TextSplit
-from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.files.tables import Files
+from datamodules.tokenizers.text import (
+    TextTokenizer,
+    TokenizerOptions,
+    make_tokenizer,
+    options_of_model,
+)
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
 STORE_VERSION = 4
@@ -206,21 +213,6 @@ def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def naming_places(
-    encode: Callable[[list[T]], list[Any]], texts: list[T], places: Sequence[str]
-) -> list[Any]:
-    """Return what `encode` makes of texts; an error names the place of the first it refuses."""
-    try:
-        return encode(texts)
-    except ValueError:
-        for text, place in zip(texts, places, strict=True):
-            try:
-                encode([text])
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
-        raise
-
-
 class _Stretch(NamedTuple):
     """A text that is tokenised at once: what a part has of a document, or a stretch of it."""
 
@@ -317,9 +309,9 @@ def _write_tokens(
     has_ended = [False] * len(PART_NAMES)
 
     def add(batch: list[_Stretch]) -> None:
-        encode = partial(tokenizer.encode_batch, continues=batch[0].continues)
         texts, places = [stretch.text for stretch in batch], [stretch.place for stretch in batch]
-        for stretch, tokens in zip(batch, naming_places(encode, texts, places), strict=True):
+        encoded = tokenizer.encode_batch(texts, places, batch[0].continues)
+        for stretch, tokens in zip(batch, encoded, strict=True):
             part, arrays = stretch.part, files[stretch.part]
             stream = arrays["tokens"]
             if stretch.is_first:
@@ -353,3 +345,71 @@ def _write_tokens(
             size += len(stretch.text)
         add(batch)
     return num_bytes
+
+
+class CorpusDataModule(PlannedDataModule):
+    """Divides and tokenises files of texts; the base of language models and of the lens.
+
+    Args:
+        train_files: a path, a pattern or a folder, or several; without any file, embedded data.
+        validation_files: `None` divides the training files.
+        test_files: as validation_files; with validation files and none here, nothing is tested.
+        tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
+            checkpoint's own wins in evaluation.
+        context_length: most positions of a row.
+        split: how training files are divided.
+        planned: batch sizes, plan and loader, see `PlannedDataModule`.
+
+    Raises:
+        ValueError: there is no context, or the split cuts what must stay whole.
+    """
+
+    store: Any = None  # a `TokenStore` after `setup`, but in the prediction of language models
+    noun = "documents"
+    cuts_documents = False  # whether parts may share a document
+    suffixes: tuple[str, ...] = SUFFIXES
+    text_column = "text"  # of jsonl and parquet files, whose rows are documents
+
+    def __init__(
+        self,
+        train_files: Files = None,
+        validation_files: Files = None,
+        test_files: Files = None,
+        tokenizer: TokenizerOptions | None = None,
+        context_length: int = 256,
+        split: TextSplit = TextSplit(),  # noqa: B008 - frozen
+        **planned: Any,
+    ) -> None:
+        super().__init__(**planned)
+        self.files = {TRAIN: train_files, VALIDATION: validation_files, TEST: test_files}
+        self.tokenizer_options = tokenizer
+        self.context_length, self.split = context_length, split
+        if context_length < 1:
+            raise ValueError(f"context_length must be at least 1, got {context_length}.")
+        if split.by != "documents" and not self.cuts_documents:
+            raise ValueError(
+                f'data.split.by "{split.by}" would cut {self.noun} apart; leave it at documents.'
+            )
+
+    @abstractmethod
+    def demo_files(self) -> dict[int, list[Path]]:
+        """Return the embedded data, made at first use."""
+
+    def request_of(
+        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
+    ) -> CorpusRequest:
+        """Return how files are read, with which tokenizer where no trained one is given."""
+        column = self.text_column if any(self.files.values()) else "text"
+        return TokenRequest(files, tokenizer, self.split, text_column=column)
+
+    def _options(self) -> TokenizerOptions:
+        return options_of_model(self.model.tokenizer, self.tokenizer_options)
+
+    def store_request(self, parts: Sequence[int] = (TRAIN, VALIDATION, TEST)) -> Any:
+        """Return what is read of the files of these parts, and how; the embedded data where no file
+        is named. A FileNotFoundError names a file that does not exist."""
+        files = {
+            part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
+            for part in parts
+        }
+        return self.request_of(files if any(files.values()) else self.demo_files(), self._options())

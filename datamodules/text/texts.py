@@ -1,9 +1,9 @@
-"""Datamodules of tokenised files: their base, that of language models with prompts, and texts."""
+"""Datamodules of language models: their base, with prompts for prediction, and text files."""
 
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
 from datamodules.core.batches import TERM
-from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.documents import SUFFIXES as TEXT_SUFFIXES
-from datamodules.files.documents import text_files
 from datamodules.files.rows import SUFFIXES, JsonRow, OnBadRows, hand_over_rejected, refuse
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files, expand_files
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
 from datamodules.text.prompts import (
@@ -29,83 +27,13 @@ from datamodules.text.prompts import (
     read_rows,
     write_rows,
 )
-from datamodules.text.store import CorpusRequest, TokenRequest, TokenStore
+from datamodules.text.store import CorpusDataModule, CorpusRequest, TokenStore
 from datamodules.tokenizers.text import (
     TextTokenizer,
-    TokenizerOptions,
     make_tokenizer,
-    options_of_model,
 )
 
 log = logging.getLogger(__name__)
-
-
-class CorpusDataModule(PlannedDataModule):
-    """Divides and tokenises files of texts; the base of language models and of the lens.
-
-    Args:
-        train_files: a path, a pattern or a folder, or several; without any file, embedded data.
-        validation_files: `None` divides the training files.
-        test_files: as validation_files; with validation files and none here, nothing is tested.
-        tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
-            checkpoint's own wins in evaluation.
-        context_length: most positions of a row.
-        split: how training files are divided.
-        planned: batch sizes, plan and loader, see `PlannedDataModule`.
-
-    Raises:
-        ValueError: there is no context, or the split cuts what must stay whole.
-    """
-
-    store: Any = None  # a `TokenStore` after `setup`, but in the prediction of language models
-    noun = "documents"
-    cuts_documents = False  # whether parts may share a document
-    suffixes: tuple[str, ...] = TEXT_SUFFIXES
-    text_column = "text"  # of jsonl and parquet files, whose rows are documents
-
-    def __init__(
-        self,
-        train_files: Files = None,
-        validation_files: Files = None,
-        test_files: Files = None,
-        tokenizer: TokenizerOptions | None = None,
-        context_length: int = 256,
-        split: TextSplit = TextSplit(),  # noqa: B008 - frozen
-        **planned: Any,
-    ) -> None:
-        super().__init__(**planned)
-        self.files = {TRAIN: train_files, VALIDATION: validation_files, TEST: test_files}
-        self.tokenizer_options = tokenizer
-        self.context_length, self.split = context_length, split
-        if context_length < 1:
-            raise ValueError(f"context_length must be at least 1, got {context_length}.")
-        if split.by != "documents" and not self.cuts_documents:
-            raise ValueError(
-                f'data.split.by "{split.by}" would cut {self.noun} apart; leave it at documents.'
-            )
-
-    @abstractmethod
-    def demo_files(self) -> dict[int, list[Path]]:
-        """Return the embedded data, made at first use."""
-
-    def request_of(
-        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
-    ) -> CorpusRequest:
-        """Return how files are read, with which tokenizer where no trained one is given."""
-        column = self.text_column if any(self.files.values()) else "text"
-        return TokenRequest(files, tokenizer, self.split, text_column=column)
-
-    def _options(self) -> TokenizerOptions:
-        return options_of_model(self.model.tokenizer, self.tokenizer_options)
-
-    def store_request(self, parts: Sequence[int] = (TRAIN, VALIDATION, TEST)) -> Any:
-        """Return what is read of the files of these parts, and how; the embedded data where no file
-        is named. A FileNotFoundError names a file that does not exist."""
-        files = {
-            part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
-            for part in parts
-        }
-        return self.request_of(files if any(files.values()) else self.demo_files(), self._options())
 
 
 class LanguageModelDataModule(CorpusDataModule):

@@ -7,7 +7,7 @@ rendered by Jinja templates of the Hugging Face kind, as transformers does it.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -77,11 +77,14 @@ class TextTokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return np.array(sorted(i for i, token in added if token.special), np.int64)
 
-    def encode_batch(self, texts: Sequence[str], continues: bool = False) -> list[np.ndarray]:
+    def encode_batch(
+        self, texts: Sequence[str], places: Sequence[str] = (), continues: bool = False
+    ) -> list[np.ndarray]:
         """Return the token ids of each text, [n] int64, without special tokens around it.
 
         Args:
             texts: to tokenise.
+            places: file and line of each, for an error.
             continues: the texts go on in the middle of others, so that they get no space before
                 their first word where the tokenizer puts one.
 
@@ -89,16 +92,19 @@ class TextTokenizer:
             ValueError: a text holds a character or a word that the vocabulary cannot spell.
         """
         encoder = self._without_first_space if continues else self._encoder
-        encodings = self._encoded(encoder.encode_batch_fast, texts)
+        encodings = self._encoded(encoder.encode_batch_fast, texts, places)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of one text, [n] int64, as `encode_batch`."""
         return self.encode_batch([text])[0]
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
-        """Return `ids` of each text and `offsets`, the characters from which each token comes."""
-        return self._encoded(self._encoder.encode_batch, texts)
+    def encode_with_offsets(
+        self, texts: Sequence[str], places: Sequence[str] = ()
+    ) -> list[Encoding]:
+        """Return `ids` of each text and `offsets`, the characters from which each token comes;
+        arguments and errors as of `encode_batch`."""
+        return self._encoded(self._encoder.encode_batch, texts, places)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -259,26 +265,26 @@ class TextTokenizer:
                 step["add_prefix_space"] = False
         return Tokenizer.from_str(json.dumps(pipeline))
 
-    def _encoded(self, encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> Any:
+    def _encoded(self, encode: Any, texts: Sequence[str], places: Sequence[str]) -> Any:
         """Return what a method of a pipeline makes of texts; a ValueError names the first word or
         character that the vocabulary cannot spell."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
             kind = "word" if isinstance(self.backend.model, models.WordLevel) else "character"
-            unknown = next(filter(self._is_unknown, self._pieces(texts, kind)), texts[0][:30])
-            raise ValueError(
-                f'the tokenizer does not know the {kind} "{unknown}"; add a training text that has '
-                "it, or use data.tokenizer.kind bytes or bpe, which spell all."
-            ) from error
-
-    def _pieces(self, texts: Sequence[str], kind: str) -> Iterator[str]:
-        """Yield the words or characters of texts without their special tokens."""
-        added = self.backend.get_added_tokens_decoder().values()
-        special = re.compile("|".join(re.escape(token.content) for token in added) or "(?!)")
-        for text in texts:
-            for part in special.split(text):
-                yield from WORD.findall(part) if kind == "word" else part
+            added = self.backend.get_added_tokens_decoder().values()
+            special = re.compile("|".join(re.escape(token.content) for token in added) or "(?!)")
+            for number, text in enumerate(texts):
+                parts = special.split(text)
+                pieces = WORD.findall(" ".join(parts)) if kind == "word" else "".join(parts)
+                if (unknown := next(filter(self._is_unknown, pieces), None)) is not None:
+                    place = f"{places[number]}: " if places else ""
+                    raise ValueError(
+                        f'{place}the tokenizer does not know the {kind} "{unknown}"; add a '
+                        "training text that has it, or use data.tokenizer.kind bytes or bpe, "
+                        "which spell all."
+                    ) from error
+            raise
 
     def _is_unknown(self, piece: str) -> bool:
         try:

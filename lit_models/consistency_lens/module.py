@@ -22,7 +22,7 @@ from datamodules.activations.store import (
 )
 from datamodules.core.batches import ActivationBatch, DumpBatch, SubjectFacts
 from datamodules.core.planned import ModelFacts
-from datamodules.files.splitting import TRAIN
+from datamodules.files.splitting import TEST, TRAIN
 from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
@@ -193,8 +193,9 @@ class LitConsistencyLens(ExactModule):
                 self.lens.variance.fill_(statistics.variance)
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
             self.baselines = Baselines(statistics, len(self.lens.token_counts))
-            self.fidelity = FidelityTable(row_names(self.evaluation), data.group_names)
-            self.legibility = Legibility(data.attribute_names, self.fidelity.groups)
+            tested = data.facts(TEST)
+            self.fidelity = FidelityTable(row_names(self.evaluation), tested.group_names)
+            self.legibility = Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from datamodules.files.splitting import TRAIN
 from datamodules.occupations.store import OccupationStore
-from datamodules.tokenizers.characters import TextNormalisation, decode
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, TextNormalisation, decode
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.network import NONE, BlockDecoder, Memory
 from lit_models.training.metrics import LossSum

@@ -17,8 +17,7 @@ from torchmetrics import Metric
 
 from datamodules.files.splitting import TEST, TRAIN
 from datamodules.occupations.store import OccupationStore
-from datamodules.tokenizers.characters import decode
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, decode
 from lit_models.occupation_coder.decoding import Decoded
 from lit_models.occupation_coder.loss import summed
 from lit_models.occupation_coder.network import NONE

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch, padded_texts
 from datamodules.occupations.store import language_code
-from datamodules.tokenizers.characters import TextNormalisation, encode
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.tokenizers.codes import CodeBook, TextNormalisation, encode
 from lit_models.blocks import layer_rates
 from lit_models.occupation_coder.decoding import (
     TERMS,
@@ -268,8 +267,9 @@ class LitOccupationCoder(ExactModule):
         language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
         language_ids = [language_index.get(language_code(name), 0) for name in language]
         normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
-        encoded = [encode(normalise(text), self.recipe["max_length"]) for text in texts]
-        order = sorted(range(len(texts)), key=lambda i: len(encoded[i].code_points))
+        normalised, most = [normalise(text) for text in texts], self.recipe["max_length"]
+        encoded = [encode(text, most) for text in normalised]
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
         decoding = replace(self.decoding, **options)
         results: dict[int, CodedText] = {}
         book = self.recipe["code_book"]
@@ -279,7 +279,7 @@ class LitOccupationCoder(ExactModule):
 
         for start in range(0, len(order), TEXTS_AT_ONCE):
             rows = order[start : start + TEXTS_AT_ONCE]
-            batch = padded_texts([encoded[i].code_points for i in rows])
+            batch = padded_texts([encoded[i] for i in rows])
             batch["language_id"] = torch.tensor([language_ids[i] for i in rows])
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with evaluating(self), torch.inference_mode():
@@ -297,7 +297,7 @@ class LitOccupationCoder(ExactModule):
                     named(one["code_ids"], "descriptions"),
                     one["code_confidence"][: len(codes)],
                     one["set_confidence"],
-                    encoded[index].is_truncated,
+                    len(normalised[index]) > most,
                     [(named(ids), share) for ids, share in following if ids[0] >= 0],
                 )
         return [results[i] for i in range(len(texts))]

@@ -24,7 +24,7 @@ from datamodules.core.batches import padded_texts
 from datamodules.files.splitting import SplitOptions
 from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.store import CodeBookOptions, Columns
-from datamodules.tokenizers.characters import TextNormalisation, encode
+from datamodules.tokenizers.codes import TextNormalisation, encode
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.loss import record_losses, summed
@@ -55,16 +55,14 @@ class Texts:
     def __init__(self, texts: list[str], code_ids: list[int], normalise: TextNormalisation) -> None:
         self.texts, self.normalise = texts, normalise
         self.code_ids = torch.tensor(code_ids)
-        self.encoded = [encode(normalise(text), PADDED_LENGTH).code_points for text in texts]
+        self.encoded = [encode(normalise(text), PADDED_LENGTH) for text in texts]
 
     def batch(self, rows: np.ndarray, is_padded: bool) -> dict[str, Any]:
         """Return one batch; `is_padded` tokenises anew and pads to the full length."""
         if not is_padded:
             batch = padded_texts([self.encoded[row] for row in rows])
         else:
-            points = [
-                encode(self.normalise(self.texts[r]), PADDED_LENGTH).code_points for r in rows
-            ]
+            points = [encode(self.normalise(self.texts[r]), PADDED_LENGTH) for r in rows]
             batch = padded_texts([*points, np.zeros(PADDED_LENGTH, np.int32)])
             batch = {name: value[:-1] for name, value in batch.items()}
             batch["attention_mask"] = batch["input_ids"] != 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from datamodules import Augmentation
 from datamodules.core.plan import PlanOptions, rng_for, uniforms_for
 from datamodules.occupations.datamodule import letter_noise
-from datamodules.tokenizers.characters import decode
+from datamodules.tokenizers.codes import decode
 from tests.occupation_tables import ROWS, many, module, table
 
 DELETE, INSERT, SUBSTITUTE = np.eye(3, dtype=bool)

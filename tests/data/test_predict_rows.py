@@ -20,8 +20,7 @@ from datamodules.occupations.coded import (
     open_index,
     write_coded_table,
 )
-from datamodules.tokenizers.characters import TextNormalisation, decode
-from datamodules.tokenizers.codes import CodeBook, CodeSystem
+from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation, decode
 from tests.text_corpora import text_file
 
 SYSTEM = CodeSystem(5, "0123456789", max_codes=2)

@@ -261,7 +261,7 @@ def test_a_space_before_the_first_byte_pair_is_left_out_too():
     backend = Tokenizer(models.BPE({"Ġ": 0, "a": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer = TextTokenizer(backend, 0)
-    ids = [tokenizer.encode_batch(["a"], continues)[0].tolist() for continues in (False, True)]
+    ids = [tokenizer.encode_batch(["a"], (), continues)[0].tolist() for continues in (False, True)]
     assert ids == [[0, 1], [1]]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from datamodules.core.batches import padded_texts
 from datamodules.occupations.store import CodeBookOptions
-from datamodules.tokenizers.characters import decode
+from datamodules.tokenizers.codes import decode
 from lit_models.occupation_coder.encoders import SPACE, ngram_keys, within_words
 from lit_models.occupation_coder.linear import (
     LOGIT_PER_MARGIN,
