@@ -48,8 +48,8 @@ Files = str | list[str] | None
 OnBadRow = Callable[[BadRow], None]
 
 OPEN_QUOTE = (
-    "a quote opens a value and is not closed, which glues rows together, or text follows it; close "
-    "it, or double a quote that belongs to the text."
+    "a quote opens a value and is not closed, or text follows its end, which glues rows together; "
+    "close it, or double a quote that belongs to the text."
 )
 LONE_RETURN = (
     "a carriage return stands inside the line; replace it by a blank, or by a line feed where all "
