@@ -27,7 +27,6 @@ import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import (
     DDPStrategy,
     FSDPStrategy,
@@ -366,12 +365,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         options = StateDictOptions(strict=strict)
         set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return this rank's shards, as `lightning_module_state_dict` does."""
-        if isinstance(optimizer, LightningOptimizer):
-            optimizer = optimizer.optimizer
-        return optimizer.state_dict()
-
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take each rank's shard of whole moments, by parameter name."""
         states = checkpoint["optimizer_states"]
@@ -390,9 +383,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             whole = put_together(rest, tensors)
             self.checkpoint_io.save_checkpoint(whole, filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        """Return the whole checkpoint, mapped; each rank reads what its shards take of it."""
-        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+    # A rank's own shards; and the whole checkpoint, mapped, of which each takes its shards.
+    optimizer_state = ParallelStrategy.optimizer_state
+    load_checkpoint = ParallelStrategy.load_checkpoint
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
