@@ -87,6 +87,30 @@ class ActivationDataset(PlannedDataset):
             "goes on": decode(tokens[position + 1 :], skip_special_tokens=False),
         }
 
+    def explanation_line(
+        self, number: int, values: dict[str, np.ndarray], controls: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the line of the activation of a sample, from its token_ids [t], error [] and
+        control_errors [C] and the names of the C controls.
+
+        document: part and index. position: from 0. before, token, after: the text around it; the
+        token is the last one that the activation knows of. explanation. error: squared, in units of
+        the training part's variance. nearest_controls: those that come nearest to the activation,
+        and their errors.
+        """
+        pieces, piece = self.pieces, int(self.piece[number])
+        position, tokenizer = int(self.position[number]), pieces.store.tokenizer
+        errors = dict(zip(controls, values["control_errors"].tolist(), strict=True))
+        nearest = sorted(errors, key=lambda name: (errors[name], name))
+        return {
+            "document": f"{PART_NAMES[pieces.part]}:{int(pieces.document[piece])}",
+            "position": position,
+            **context_of(tokenizer, pieces.tokens(piece), position),
+            "explanation": tokenizer.decode(values["token_ids"]),
+            "error": round(float(values["error"]), 6),
+            "nearest_controls": {name: round(errors[name], 6) for name in nearest[:NEAREST]},
+        }
+
     def _batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Any]:
         piece, position = self.piece[numbers], np.asarray(self.position[numbers])
         lengths = self.pieces.sizes[piece] + 1  # the token after the last position
@@ -135,12 +159,6 @@ def partners(document: np.ndarray) -> np.ndarray:
     return others
 
 
-def token_texts(tokenizer: TextTokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Return the text of each token of a text that may go on from another; \ufffd for a part of a
-    character."""
-    return [tokenizer.decode_continuation([i], skip_special_tokens=False) for i in ids]
-
-
 def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> dict[str, str]:
     """Return the text `before`, of the `token`, and `after` a position of a document with token ids
     [n]; \ufffd stands for parts of a character."""
@@ -151,34 +169,6 @@ def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> dict
     }
     decode = tokenizer.decode_continuation
     return {name: decode(ids[at], skip_special_tokens=False) for name, at in places.items()}
-
-
-def explanation_line(
-    dataset: ActivationDataset,
-    number: int,
-    values: dict[str, np.ndarray],
-    controls: tuple[str, ...],
-) -> dict[str, Any]:
-    """Return the line of the activation of a sample, from its token_ids [t], error [] and
-    control_errors [C] and the names of the C controls.
-
-    document: part and index. position: from 0. before, token, after: the text around it; the
-    token is the last one that the activation knows of. explanation. error: squared, in units of
-    the training part's variance. nearest_controls: those that come nearest to the activation, and
-    their errors.
-    """
-    pieces, piece = dataset.pieces, int(dataset.piece[number])
-    position, tokenizer = int(dataset.position[number]), pieces.store.tokenizer
-    errors = dict(zip(controls, values["control_errors"].tolist(), strict=True))
-    nearest = sorted(errors, key=lambda name: (errors[name], name))
-    return {
-        "document": f"{PART_NAMES[pieces.part]}:{int(pieces.document[piece])}",
-        "position": position,
-        **context_of(tokenizer, pieces.tokens(piece), position),
-        "explanation": tokenizer.decode(values["token_ids"]),
-        "error": round(float(values["error"]), 6),
-        "nearest_controls": {name: round(errors[name], 6) for name in nearest[:NEAREST]},
-    }
 
 
 class ActivationDataModule(DocumentsDataModule):
@@ -297,5 +287,5 @@ class ActivationDataModule(DocumentsDataModule):
         with new_file(path, way_out=OTHER_OUTPUT) as file:
             for number in range(len(results["error"])):
                 values = {name: found[number] for name, found in results.items()}
-                line = explanation_line(dataset, number, values, controls)
+                line = dataset.explanation_line(number, values, controls)
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from datamodules.activations.datamodule import ActivationDataset, explanation_line, token_texts
-from datamodules.activations.store import ActivationStatistics
 from datamodules.core.batches import ALL, ActivationBatch
 from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
@@ -32,6 +30,9 @@ from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_
 from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
+
+if TYPE_CHECKING:
+    from datamodules.activations.store import ActivationStatistics
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Baselines(nn.Module):
     position_means: Tensor
     components: Tensor
 
-    def __init__(self, statistics: ActivationStatistics, vocab_size: int) -> None:
+    def __init__(self, statistics: "ActivationStatistics", vocab_size: int) -> None:
         super().__init__()
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
@@ -582,7 +583,7 @@ def evenly(length: int, number: int) -> list[int]:
 
 
 def examples(
-    trainer: Trainer, module: LightningModule, dataset: ActivationDataset, numbers: Sequence[int]
+    trainer: Trainer, module: LightningModule, dataset: Any, numbers: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Return the lines of `predict` for some samples, with `words`, pairs of the text of each word
     of the explanation and its salience; by rising error.
@@ -593,10 +594,11 @@ def examples(
     with torch.no_grad():
         found = trainer.strategy.predict_step(batch, 0, with_salience=True)
     results, lines = {name: values.cpu().numpy() for name, values in found.items()}, []
+    decode = dataset.pieces.store.tokenizer.decode_continuation
     for row, number in enumerate(numbers):
         values = {name: result[row] for name, result in results.items()}
-        line = explanation_line(dataset, number, values, CONTROLS)
-        texts = token_texts(dataset.pieces.store.tokenizer, values["token_ids"])
+        line = dataset.explanation_line(number, values, CONTROLS)
+        texts = [decode([i], skip_special_tokens=False) for i in values["token_ids"]]
         line["words"] = list(zip(texts, values["salience"].tolist(), strict=True))
         lines.append(line)
     return sorted(lines, key=lambda line: line["error"])

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.store import (
     ActivationStatistics,
     ActivationStore,
@@ -62,6 +61,9 @@ from lit_models.consistency_lens.subject import (
 from lit_models.training.exact import ExactModule
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
+
+if TYPE_CHECKING:
+    from datamodules.activations.datamodule import ActivationDataModule
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
 LENS_RECIPE_KEY = "lens_recipe"
@@ -338,7 +340,7 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
     return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
 
 
-def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationStatistics:
+def statistics_for(subject: Subject, data: "ActivationDataModule") -> ActivationStatistics:
     """Return the statistics of the training part: of the store, or of its first activations."""
     if isinstance(data.store, ActivationStore):
         return data.store.statistics
@@ -355,7 +357,7 @@ def statistics_for(subject: Subject, data: ActivationDataModule) -> ActivationSt
     return statistics_of(chunks())
 
 
-def word_counts(data: ActivationDataModule, is_word: Tensor) -> Tensor:
+def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
     """Return [V] int64: how often each word occurs in the training part; 0 for what is none."""
     assert data.store is not None
     tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
