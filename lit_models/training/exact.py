@@ -119,8 +119,6 @@ class ExactModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the own callbacks that the trainer lacks: a plain script gets them too."""
-        if self._trainer is None:
-            return []
         if self.trainer.state.fn == "fit":
             follows_plan(self, self.trainer.datamodule)
         # The first hook of a call, before the data are read.

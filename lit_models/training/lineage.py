@@ -327,10 +327,11 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
 
 def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
     """Each checkpoint is sound, and says what the lines say that were there when it was saved."""
-    newest, steps = 0, {}  # hash of a line -> the newest step there
+    newest = 0
+    steps: dict[str | None, int] = {}  # hash of a line -> the newest step there
     for row in rows:
         if _kind(row) != "event":
-            newest = row.get("step", row.get("resumed_from_step"))
+            newest = row["step"] if "step" in row else row["resumed_from_step"]
         steps[row.get("hash")] = newest
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
