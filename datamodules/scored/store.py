@@ -247,7 +247,7 @@ class TextColumns:
     Args:
         text: of the text; several are joined by line breaks, such as title and body.
         group: rows of one group are never on two sides of a split, such as pages of one site;
-            `None` groups texts of the same words.
+            without a column, and where its cell is empty, texts of the same words are a group.
     """
 
     text: str | list[str] = "text"
@@ -351,9 +351,6 @@ def _rows(
                 rule = f"the column {' or '.join(names)} holds no text; fill it or drop the row."
                 raise RowFault("label", "", rule)
             of_group = cells[group].strip() if group else ""
-            if group and not of_group:
-                rule = f'the column "{group}" holds no group; fill it or drop the row.'
-                raise RowFault("label", "", rule)
             yield text, of_group, [value for h in heads for value in h.parse(cells[h.column])]
         except RowFault as fault:
             bad_rows.add_fault(path, line, fault)
