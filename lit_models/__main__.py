@@ -5,11 +5,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from contextlib import suppress
 
-from lit_models.commands import run_command, summaries
+from lit_models.commands import COMMANDS, run_command
 from lit_models.config_files import (
-    LOCAL_RANK,
     did_you_mean,
     find_own_classes,
     near_names,
@@ -28,7 +26,7 @@ VERBS = {
 
 def help_text() -> str:
     """Returns what `unisono --help` prints."""
-    commands = {**VERBS, **summaries()}
+    commands = {**VERBS, **{name: text for name, (_, text) in COMMANDS.items()}}
     width = max(len(name) for name in commands)
     lines = [f"  {name:<{width}}  {text}" for name, text in commands.items()]
     configs = "\n".join(f"  {name}" for name in shipped_configs())
@@ -40,24 +38,12 @@ def help_text() -> str:
     )
 
 
-def tell_where_it_crashes() -> None:
-    """Lets a crash in native code, which ends the process without a word of Python's, print the
-    stack of every thread: in this process, and in those that it starts."""
-    is_wanted = os.environ.setdefault("PYTHONFAULTHANDLER", "1") != ""  # as Python reads it
-    if is_wanted and not faulthandler.is_enabled():
-        # Without a standard error, or with one that is no file, there is nowhere to print to.
-        with suppress(RuntimeError, AttributeError, OSError, ValueError):
-            faulthandler.enable()
-
-
 def run(argv: list[str]) -> int | None:
     """Runs one command line.
 
     Raises:
         UsageError: there is no such command.
     """
-    while argv and argv[0].partition("=")[0] in LOCAL_RANK and "=" in argv[0]:
-        argv = argv[1:]  # torch.distributed.launch writes it before the command
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0 if argv else 2
@@ -81,7 +67,7 @@ def run(argv: list[str]) -> int | None:
         from lit_models.cli import launch
 
         return launch(argv)
-    known = [*VERBS, *summaries()]
+    known = [*VERBS, *COMMANDS]
     if name not in known:
         near = did_you_mean(near_names(name, known))
         raise UsageError(f"there is no command `{name}`.{near}\nCommands: {', '.join(known)}")
@@ -91,7 +77,10 @@ def run(argv: list[str]) -> int | None:
 
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
-    tell_where_it_crashes()
+    # A crash in native code ends without a word of Python's: stacks, of its processes, too.
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)
     return run_guarded(lambda: run(sys.argv[1:]))
 
 

@@ -1,10 +1,7 @@
 """unisono fit|validate|test|predict: from a command line to a run, by a LightningCLI that knows no
 family."""
 
-import contextlib
 import functools
-import io
-import json
 import logging
 import math
 import multiprocessing
@@ -15,8 +12,7 @@ import signal
 import time
 import traceback
 import warnings
-from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc import locate
@@ -33,7 +29,6 @@ from lightning.pytorch.strategies import StrategyRegistry
 from datamodules.core.planned import PlannedDataModule
 from lit_models import config_files
 from lit_models.errors import (
-    COLUMNS,
     USAGE,
     UsageError,
     explained,
@@ -83,32 +78,27 @@ NOISE = (
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
     *DEPRECATIONS,
 )
-# `COMMAND --help` shows the first fifteen that the command and its classes have.
-FIT = ("fit",)
-KEYS: dict[str, tuple[str, tuple[str, ...]]] = {  # key -> its meaning, the commands that it is for
-    "data.train_files": ("training files", FIT),
-    "data.validation_files": ("validation files", ("fit", "validate")),
-    "data.test_files": ("test files", ("test",)),
-    "data.predict_files": ("files to predict", ("predict",)),
-    "data.predict_output": ("file to write", ("predict",)),
-    "model.pretrained": ("Hugging Face folder", FIT),
-    "model.optimizer.lr": ("learning rate", FIT),
-    "trainer.max_epochs": ("passes over the data", FIT),
-    "trainer.max_steps": ("optimizer steps", FIT),
-    "data.columns.text": ("column of the text", ()),
-    "data.columns.codes": ("columns of codes", ()),
-    "data.global_batch_size": ("samples of a step", ()),
-    "data.micro_batch_size": ("of them at once", ()),
-    "trainer.devices": ("on each machine", ()),
-    "trainer.strategy": ("ddp, ddp_spawn, fsdp", ()),
-    "trainer.precision": ("such as bf16-mixed", ()),
-    "trainer.default_root_dir": ("folder of the run", ()),
-    "ckpt_path": ("auto: go on, newest", ()),
-    "model.init_from": ("weights to begin with", FIT),
-    "seed_everything": ("seed", FIT),
-    "test_after_fit": ("test the best at last", FIT),
-    "trainer.val_check_interval": ("steps or share", FIT),
-}
+BRIEF_HELP = """\
+usage: unisono {} --config FILE [--config FILE …] [--KEY=VALUE …]
+
+  --data.train_files=FILES           training files
+  --data.predict_files=FILES         files to predict
+  --data.columns.text=NAME           column of the text
+  --data.global_batch_size=N         samples of a step
+  --model.pretrained=FOLDER          a Hugging Face model
+  --model.init_from=CKPT             weights to begin with
+  --model.optimizer.lr=RATE          learning rate
+  --trainer.max_epochs=N             passes over the data
+  --trainer.devices=N                on each machine
+  --trainer.strategy=NAME            ddp, ddp_spawn, fsdp
+  --trainer.precision=NAME           such as bf16-mixed
+  --trainer.default_root_dir=FOLDER  of the run
+  --ckpt_path=auto                   go on with the newest checkpoint
+  --seed_everything=N                seed
+
+All keys with their values: --print_config. What they mean: --help=all, of a
+class --model.help=CLASS, --data.help=CLASS. Shipped configs: `unisono --help`.
+From other programs: lit_models/migration.md."""
 
 
 class UnisonoParser(LightningArgumentParser):
@@ -214,9 +204,10 @@ class UnisonoCLI(LightningCLI):
                 "checkpoint of that class, or leave --model out."
             )
         then, now = model.get("init_args", {}), config.init_args.as_dict()
-        settled = settled_options(config.class_path) if self.argv[0] != "fit" else {}
-        changed = list(changes(then, now))
-        refused = [change for change in changed if change[0].split(".")[0] in settled]
+        settled = getattr(locate(config.class_path), "settled_options", ())
+        # Those that both have: an export, or the checkpoint of a script, does not name them all.
+        changed = [c for c in config_files.changes(then, now) if config_files.ABSENT not in c[1:]]
+        refused = [c for c in changed if c[0].split(".")[0] in settled and self.argv[0] != "fit"]
         if refused:
             both = "; ".join(
                 f"model.{name} {old} there and {new} here" for name, old, new in refused
@@ -227,26 +218,11 @@ class UnisonoCLI(LightningCLI):
             )
         for name, old, new in changed:
             say_first(f"model.{name}: the checkpoint has {old}, this run uses {new}")
-        # An export, or the checkpoint of a script, does not name them; it knows them all the same.
-        for name, default in settled.items():
-            if name not in then and name in now and not _are_same(now[name], default):
-                say_first(f"model.{name}: {now[name]} has no effect beside this checkpoint")
 
     def before_instantiate_classes(self) -> None:
         config = self.options
         config.trainer.default_root_dir = self.choice.folder
         config.ckpt_path = None  # a saved config starts a run of its own
-        loggers = config.trainer.logger
-        for logger in loggers if isinstance(loggers, list) else [loggers]:
-            options = getattr(logger, "init_args", None)
-            if options is not None and options.get("save_dir") == ".":  # the default of W&B's
-                options.save_dir = self.choice.folder
-        limit = {"validate": "limit_val_batches", "test": "limit_test_batches"}.get(self.subcommand)
-        if limit is not None and config.trainer[limit] == 0:
-            raise UsageError(
-                f"trainer.{limit} is 0, so that `{self.argv[0]}` has nothing to evaluate; give "
-                f"--trainer.{limit}=1.0 for all of it, or a number of batches."
-            )
         known = StrategyRegistry.available_strategies()
         settings = rules.settings_of(config)
         with usage_errors():
@@ -256,6 +232,8 @@ class UnisonoCLI(LightningCLI):
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
                 "newest checkpoint of this run"
             )
+        if self.choice.notice:
+            say_first(self.choice.notice)
         for line in self.verdict.warnings:
             say_first(screen(line, "warning"))
 
@@ -344,26 +322,24 @@ class UnisonoCLI(LightningCLI):
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluates on the validation data."""
-        options = {**self._from_choice(kwargs), "verbose": False}
-        self._show(self.trainer.validate(**options), kwargs.get("verbose", True))
+        self._evaluate(self.trainer.validate, kwargs)
 
     def test(self, **kwargs: Any) -> None:
         """Evaluates on the test data."""
-        options = {**self._from_choice(kwargs), "verbose": False}
-        self._show(self.trainer.test(**options), kwargs.get("verbose", True))
+        self._evaluate(self.trainer.test, kwargs)
 
-    def _show(
-        self, results: Sequence[Mapping[str, float]] | None, verbose: bool = True
-    ) -> dict[str, float]:
-        """Prints the figures of an evaluation, that of the monitored metric first."""
+    def _evaluate(self, run: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        results = run(**{**self._from_choice(kwargs), "verbose": False})
+        if kwargs.get("verbose", True):
+            self._show(results)
+
+    def _show(self, results: Sequence[Mapping[str, float]] | None) -> dict[str, float]:
+        """Prints the figures of an evaluation whose table the module does not print itself."""
         found = {name: value for result in results or () for name, value in result.items()}
-        _, _, watched = getattr(self.model, "monitor", "").rpartition("/")
-        names = sorted(found, key=lambda name: name.rpartition("/")[2] != watched)
         verb = "test" if self.subcommand == "fit" else self.subcommand
-        is_shown = verb in getattr(self.model, "tables_of", ())
-        if verbose and not is_shown:
-            for name in names:
-                say_first(f"{name:<{max(map(len, names))}}  {figure(found[name])}")
+        if verb not in getattr(self.model, "tables_of", ()):
+            for name, value in found.items():
+                say_first(f"{name:<{max(map(len, found))}}  {figure(value)}")
         return found
 
     def predict(self, **kwargs: Any) -> None:
@@ -403,47 +379,30 @@ def figure(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4g}"
 
 
-def values_of(argv: list[str]) -> dict[str, Any]:
-    """Returns every key of a command line with its value, as --print_config prints them."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        UnisonoCLI([*argv, "--print_config"], Run("runs"))
-    if not printed.getvalue():
-        raise SystemExit(USAGE)  # the parser has said what is wrong
-    return yaml.safe_load(printed.getvalue())
-
-
-def brief_help(argv: list[str]) -> str:
-    """Returns a verb's help on one screen: the keys that are changed most, and their values."""
-    verb = argv[0]
-    values = {
-        key.replace("init_args.", ""): value if isinstance(value, str) else json.dumps(value)
-        for key, value in config_files.flat(values_of([a for a in argv if a not in HELP]))
-    }
-    known = [(key, words) for key, (words, verbs) in KEYS.items()
-             if key in values and (not verbs or verb in verbs)]  # fmt: skip
-    files = " ".join(config_files.short_name(path) for path in config_files.config_paths(argv))
-    lines = [f"usage: unisono {verb} --config FILE [--config FILE …] [--KEY=VALUE …]", ""]
-    lines.append(f"Keys, and their values in {files or 'a run without a config'}:"[:COLUMNS])
-    for key, words in known[:15]:
-        value = values[key] if len(values[key]) < 19 else f"{values[key][:17]}…"
-        lines.append(f"  --{key:<26} {value:<18}  {words}"[:COLUMNS])
-    more = (
-        "All keys with their values: --print_config. What they mean: --help=all,\n"
-        f"--model.help={values.get('model.class_path', 'CLASS')},\n"
-        f"--data.help={values.get('data.class_path', 'CLASS')}\n"
-        "Shipped configs: `unisono --help`. From other programs: lit_models/migration.md."
-    )
-    return "\n".join([*lines, "", more])
-
-
 class ParsedCLI(UnisonoCLI):
-    """Parses a command line as its run does, and does nothing with it; arguments as of
-    `parsed_options`."""
+    """Parses a command line as its run does, and does nothing with it.
 
-    def __init__(self, argv: list[str], is_stage: bool) -> None:
+    Args:
+        argv: the verb and its options, as typed.
+        is_stage: weights to start from may still be missing, which an earlier stage writes.
+
+    Raises:
+        UsageError: a config cannot be read, or a start from weights that are not there.
+        SystemExit: the parser refuses an option, and has said why.
+    """
+
+    def __init__(self, argv: list[str], is_stage: bool = False) -> None:
         self.is_stage = is_stage
+        with usage_errors():
+            argv = [argv[0], *config_files.expand_configs(argv[1:])]
         super().__init__(argv, Run("runs"))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The config of the run, in plain values, as config.yaml has them."""
+        text = self.verb_parser.dump(self.options, skip_none=False)
+        values: dict[str, Any] = yaml.safe_load(text)
+        return values
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         if self.is_stage:
@@ -462,40 +421,6 @@ class ParsedCLI(UnisonoCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Train nothing."""
-
-
-def parsed_options(argv: list[str], is_stage: bool = False) -> Any:
-    """Returns the parsed options of a verb, as its run would have them; runs nothing.
-
-    Args:
-        argv: the verb and its options, as typed.
-        is_stage: weights to start from may still be missing, which an earlier stage writes.
-
-    Raises:
-        UsageError: a config cannot be read, or a start from weights that are not there.
-        SystemExit: the parser refuses an option, and has said why.
-    """
-    with usage_errors():
-        argv = [argv[0], *config_files.expand_configs(argv[1:])]
-    return ParsedCLI(argv, is_stage).options
-
-
-def parsed(run_options: list[str]) -> dict[str, Any]:
-    """Returns the config that `unisono fit` would run with these options, in plain values; raises
-    as `parsed_options`."""
-    config: dict[str, Any] = _plain(parsed_options(["fit", *run_options]))
-    return config
-
-
-def _plain(value: Any) -> Any:
-    """Returns a parsed value as a config has it; an object that is a default of its class is left
-    out."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict | Namespace):
-        items = vars(value).items() if isinstance(value, Namespace) else value.items()
-        return {k: _plain(v) for k, v in items if not isinstance(v, functools.partial)}
-    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value
 
 
 def built(config: dict[str, Any]) -> tuple[LightningModule, LightningDataModule]:
@@ -553,17 +478,12 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
         ValueError: they are damaged, name what is not allowed, or a part is of no checkpoint.
     """
     given = (config or {}).get("init_args") or {}
-    init_from, part, pretrained = map(given.get, ("init_from", "init_from_part", "pretrained"))
+    init_from, part = given.get("init_from"), given.get("init_from_part")
     if init_from is None and part is not None:
         raise ValueError(
             f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "
             "would train from scratch. Give --model.init_from=BEST.ckpt, or set "
             "--model.init_from_part=null."
-        )
-    if isinstance(pretrained, str) and not Path(pretrained).expanduser().is_dir():
-        raise FileNotFoundError(
-            f"model.pretrained: {pretrained} is no folder; name that of a Hugging Face model on "
-            "this machine with --model.pretrained=…, or null, to start from random weights."
         )
     if init_from is None:
         return {}
@@ -578,32 +498,6 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     }
     kept = {name: value for name, value in networks.items() if part in (None, name)}
     return {**model, "init_args": kept} if kept else {}
-
-
-def settled_options(class_path: str) -> dict[str, Any]:
-    """Returns name -> default of the options that an evaluation takes from its checkpoint."""
-    found: Any = locate(class_path)
-    defaults = argument_defaults(found)
-    return {name: defaults[name] for name in getattr(found, "settled_options", ())}
-
-
-def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields dotted name, old and new value of what differs, of the keys that both have; the step
-    `init_args` is left out of names."""
-    for key in then:
-        old, new = then[key], now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            before = "" if key == "init_args" else f"{key}."
-            for name, *values in changes(old, new):
-                yield f"{before}{name}", *values
-        elif key in now and not _are_same(old, new):
-            yield key, old, new
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; a tuple equals the list that it was saved as, 2.0 equals 2."""
-    old, new = (json.loads(json.dumps(value, default=str)) for value in (one, other))
-    return bool(old == new)
 
 
 def launch(argv: list[str]) -> int:
@@ -624,7 +518,7 @@ def launch(argv: list[str]) -> int:
         options = config_files.expand_configs(argv[1:])
         argv = [verb, *(f"--{TRUST}=true" if word == f"--{TRUST}" else word for word in options)]
         if wants_help:
-            print(brief_help(argv))
+            print(BRIEF_HELP.format(verb))
             return 0
         names = [word.partition("=")[0] for word in argv]
         if any(name.endswith((".help", "--help", "--print_config")) for name in names):
@@ -639,8 +533,6 @@ def launch(argv: list[str]) -> int:
         run = locked(choose) if verb == "fit" and is_first_process() else choose()
     silence_noise(verb)
     try:
-        if run.notice:
-            say_first(run.notice)
         check_writable(Path(run.folder))
         passed_on = forward_signals()
         ledger = ledger_of(UnisonoCLI(argv, run).trainer)

@@ -6,9 +6,8 @@ Torch-free: a chain and every usage error of a command come from here in well un
 from __future__ import annotations
 
 import contextlib
-import copy
 import difflib
-import functools
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +18,10 @@ import yaml
 
 from lit_models.training.rules import START_METHODS, STRATEGY_CLASSES, check_strategy
 
-LOCAL_RANK = ("--local-rank", "--local_rank")  # of launchers that set the variable, too
 GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapping
 STRATEGY = "--trainer.strategy"
 ROOT = "trainer.default_root_dir"
-
-
-class RefusedYaml(yaml.MarkedYAMLError):
-    """Readable YAML that cannot be meant."""
+ABSENT = "absent"
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -40,7 +35,7 @@ class StrictLoader(yaml.SafeLoader):
                     problem = (
                         f"the key `{key.value}` stands twice, first in line {lines[key.value]}"
                     )
-                    raise RefusedYaml(problem=problem, problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -57,13 +52,8 @@ StrictLoader.add_implicit_resolver(
 )
 
 
-@functools.lru_cache(maxsize=256)
-def _value_of(text: str) -> Any:
-    return yaml.load(text, StrictLoader)  # a SafeLoader
-
-
 def load_yaml(text: str, place: str) -> Any:
-    """Returns the plain value of a YAML text, which is parsed once in a process.
+    """Returns the plain value of a YAML text.
 
     Args:
         text: one document.
@@ -73,41 +63,24 @@ def load_yaml(text: str, place: str) -> Any:
         ValueError: not YAML, nested too deep, or a key that stands twice in one mapping.
     """
     try:
-        return copy.deepcopy(_value_of(text))
+        return yaml.load(text, StrictLoader)  # a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _unreadable(error, place) from error
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ValueError(
+            f"{place}{line}: this is not readable YAML: {getattr(error, 'problem', None) or error}."
+            " Check the brackets, keys, quotes and indentation there."
+        ) from error
 
 
-def _unreadable(error: Exception, place: str) -> ValueError:
-    mark = getattr(error, "problem_mark", None)
-    where = ":".join(filter(None, [place or "line", f"{mark.line + 1}" if mark else ""]))
-    problem = getattr(error, "problem", None) or error
-    if isinstance(error, RecursionError):
-        problem = "its brackets are nested too deep"
-    kind = "refused" if isinstance(error, RefusedYaml) else "not readable YAML"
-    return ValueError(
-        f"{where}: this is {kind}: {problem}. Check the brackets, keys, quotes and "
-        "indentation there."
-    )
-
-
-@functools.cache
 def read_in_parsers() -> None:
     """Lets jsonargparse read config files and values as `load_yaml` does."""
     from jsonargparse import set_loader
 
     def load(text: str, path: str = "") -> Any:
-        try:
-            value = copy.deepcopy(_value_of(text))
-        except (RefusedYaml, RecursionError) as error:
-            raise _unreadable(error, str(path)) from error
-        # `key:` and `{a, b}` on a command line are texts, as in the library's own loader.
-        if isinstance(value, dict) and value and all(v is None for v in value.values()):
-            words = set(text.strip(" {}").replace(" ", "").split(","))
-            return text if words in (set(value), {f"{next(iter(value))}:"}) else value
-        return value
+        return load_yaml(text, str(path) or "value")
 
-    set_loader("yaml", load, exceptions=(yaml.YAMLError,))
+    set_loader("yaml", load, exceptions=(ValueError,))
 
 
 def config_folders() -> list[Path]:
@@ -136,25 +109,14 @@ def find_config(name: str) -> Path:
     for folder in config_folders():
         if (folder / short).is_file():
             return folder / short
-    shipped = shipped_configs()
     around = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    near = near_names(name, [*around, *shipped]) or near_names(short, shipped)
-    same_name = [s for s in shipped if Path(s).stem == path.stem]
-    near += [s for s in same_name if s not in near]
+    near = near_names(short, [*around, *shipped_configs()])
     what = "is a folder" if path.is_dir() else "does not exist"
     raise FileNotFoundError(
         f"--config {name}: this file {what}.{did_you_mean(near)}\n"
-        f"Give a path from the working folder ({Path.cwd()}) or one of the shipped configs:\n  "
-        + "\n  ".join(shipped[:10])
+        f"Give a path from the working folder ({Path.cwd()}), or a shipped config, as "
+        "`unisono --help` lists them."
     )
-
-
-def short_name(path: Path) -> str:
-    """Returns a config's name as the user would type it."""
-    for folder in config_folders():
-        if path.is_relative_to(folder):
-            return path.relative_to(folder).as_posix()
-    return str(path)
 
 
 def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str]:
@@ -166,12 +128,8 @@ def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str
 
 
 def did_you_mean(names: list[str]) -> str:
-    """Returns " Did you mean a, b or c?" or nothing."""
-    if not names:
-        return ""
-    return (
-        f" Did you mean {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}?"
-    )
+    """Returns " Did you mean a, b, c?" or nothing."""
+    return f" Did you mean {', '.join(names)}?" if names else ""
 
 
 def newest_config(run: Path) -> Path:
@@ -202,11 +160,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(
-            f"{path}:{number}: byte 0x{error.object[error.start]:02X} is not UTF-8; save the file "
-            "as UTF-8."
-        ) from error
+        raise ValueError(f"{path} is not UTF-8 ({error}); save it as UTF-8.") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -217,14 +171,13 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, value in flat(content):
         if isinstance(value, list) and (key in GROUPS or key.endswith(".init_args")):
             raise ValueError(
-                f"{path}:{line_of(path, key)}: {key} must be a mapping of options, NAME: VALUE on "
-                f"lines of their own, got the list {str(value)[:60]}."
+                f"{path}: {key} must be a mapping of options, NAME: VALUE on lines of their own, "
+                f"got the list {str(value)[:60]}."
             )
     if "config" in content:
         raise ValueError(
-            f"{path}:{line_of(path, 'config')}: the key `config` is refused, because the outer "
-            "file would silently replace whole groups of the inner one. Pass several --config "
-            "options instead; later files win."
+            f"{path}: the key `config` is refused, because the outer file would silently replace "
+            "whole groups of the inner one. Pass several --config options instead; later files win."
         )
     return content
 
@@ -238,13 +191,28 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def line_of(path: Path, key: str) -> int:
-    """Returns the 1-based line where a YAML file first names a key (its last dotted part), or 1."""
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the dotted name and both values of what differs, ABSENT where one has no such key; the
+    step `init_args` is left out of names. A tuple equals the list that it is saved as, 2.0 equals
+    2, not a number itself."""
+    for key in dict.fromkeys([*before, *now]):
+        old, new = before.get(key, ABSENT), now.get(key, ABSENT)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            prefix = "" if key == "init_args" else f"{key}."
+            yield from ((prefix + name, *values) for name, *values in changes(old, new))
+            continue
+        one, two = (json.loads(json.dumps(value, default=str)) for value in (old, new))
+        if one != two and not (one != one and two != two):
+            yield key, old, new
+
+
+def line_of(path: Path, key: str) -> int | None:
+    """Returns the line, from 1, where a YAML file first names a key by its last dotted part."""
     last = key.rsplit(".", 1)[-1]
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip().removeprefix("- ").startswith((f"{last}:", f"{last}+:")):
             return number
-    return 1
+    return None
 
 
 def one_word_each(argv: list[str]) -> list[str]:
@@ -309,18 +277,10 @@ def run_root(argv: list[str]) -> Path:
 
 
 def given_words(argv: list[str]) -> set[str]:
-    """Returns every text in the config files, and every word of the options' values."""
-    given = {word for _, value in options(argv) for word in re.findall(r"[\w.]+", value or "")}
-
-    def texts(value: Any) -> Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        for item in value.values() if isinstance(value, dict) else ():
-            yield from texts(item)
-        for item in value if isinstance(value, list) else ():
-            yield from texts(item)
-
-    return given.union(*(texts(read_config(path)) for path in config_paths(argv)))
+    """Returns every word of the config files, comments aside, and of the options' values."""
+    texts = [value or "" for _, value in options(argv)]
+    texts += [re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in config_paths(argv)]
+    return {word for text in texts for word in re.findall(r"[\w.]+", text)}
 
 
 def expand_configs(argv: list[str]) -> list[str]:
@@ -340,7 +300,7 @@ def expand_configs(argv: list[str]) -> list[str]:
         if name == "--config" and value:
             read_config(path := find_config(value))
             out.append(f"--config={path}")
-        elif name not in LOCAL_RANK:
+        else:
             out.append(word)
     of_strategy = [word for word in out if word.startswith(f"{STRATEGY}.")]
     chosen = given_value(out, STRATEGY.removeprefix("--")) if of_strategy else None
@@ -349,9 +309,8 @@ def expand_configs(argv: list[str]) -> list[str]:
     if chosen not in STRATEGY_CLASSES:
         check_strategy(chosen, [*START_METHODS])
         raise ValueError(
-            f"{of_strategy[0].partition('=')[0]}: the strategy `{chosen}` takes no options by its "
-            f"name; {', '.join(STRATEGY_CLASSES)} do. Or give a class: ddp_spawn is {STRATEGY}="
-            f"{STRATEGY_CLASSES['ddp']} {STRATEGY}.start_method=spawn."
+            f"the strategy `{chosen}` takes no options by its name; {', '.join(STRATEGY_CLASSES)} "
+            f"do, and ddp_spawn is {STRATEGY}=ddp {STRATEGY}.start_method=spawn."
         )
     others = [w for w in out if not w.startswith((f"{STRATEGY}.", f"{STRATEGY}="))]
     return [*others, f"{STRATEGY}={STRATEGY_CLASSES[chosen]}", *of_strategy]
@@ -371,36 +330,3 @@ def find_own_classes(argv: list[str]) -> None:
             is_path = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", word)
             if is_path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
                 sys.path += [str(here)] * (str(here) not in sys.path)
-
-
-def places_of(argv: list[str], text: str) -> list[str]:
-    """Returns the options and lines of config files whose value stands in a text, at most three.
-
-    Args:
-        argv: arguments.
-        text: such as a library's message, which knows the value and not where it comes from.
-    """
-    found: dict[str, tuple[str, Any]] = {}
-    for option, value in options(argv):
-        if option == "config" and value:
-            path = find_config(value)
-            for key, inner in flat(read_config(path)):
-                place = f"{key} in {short_name(path)}:{line_of(path, key)}"
-                found[key.replace("init_args.", "")] = place, inner
-        elif value is not None:
-            found[option.replace("init_args.", "")] = f"--{option}={value}", value
-    words = {_plain(word) for word in re.findall(r"[^\s,;:=()'\"\[\]]+", text)}
-    near = {key: place for key, (place, value) in found.items() if _plain(value) in words}
-    named = [place for key, place in near.items() if key.rpartition(".")[2] in text]
-    # Another value may well be a small number or a word of the language.
-    others = [place for key, place in near.items() if len(_plain(found[key][1])) > len("9.0")]
-    return (named or others)[:3]
-
-
-def _plain(value: Any) -> str:
-    """Returns one text for 2, 2.0 and "2"."""
-    text = str(value).strip(".'\"`")
-    try:
-        return str(float(text))
-    except ValueError:
-        return text

@@ -23,7 +23,6 @@ from lit_models.config_files import (
     line_of,
     near_names,
     options,
-    places_of,
 )
 from lit_models.training.rules import is_first_process
 
@@ -33,9 +32,7 @@ READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enoug
 MESSAGE_LINES = 12  # of a library's error
 ROOT = Path(__file__).resolve().parents[1]
 OWN_PACKAGES = (ROOT / "lit_models", ROOT / "datamodules")
-MIGRATION = Path(__file__).with_name("migration.md")  # read for hints, too
-EVERY_FLAG = "Flags of other programs, one by one: lit_models/migration.md."
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
+OTHERS = "Flags of other programs, one by one: lit_models/migration.md."
 CLASS_HOMES = (
     *("lit_models", "datamodules", "lit_models.training.strategies"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers", "torch.optim"),
@@ -101,8 +98,8 @@ def run_guarded(run: Callable[[], Any]) -> int:
     """Runs a command and returns its exit status; an error is one screen on stderr.
 
     Errors are ours when the raising line lies in this project or when the storage refuses: they say
-    all. Of others the screen tells type, message and what is at hand; their traceback goes to the
-    run's folder. UNISONO_TRACEBACK=1 shows it for all of them.
+    all. Of others the screen tells type and message; their traceback goes to the run's folder.
+    UNISONO_TRACEBACK=1 shows it for all of them.
     """
     try:
         status = run()
@@ -146,15 +143,6 @@ def one_screen(error: BaseException) -> str | None:
         return f"{os.fsdecode(path)}: {error.strerror}: {way_out}." if path else (
             f"{error.strerror}: {way_out}."
         )  # fmt: skip
-    if type(error).__name__ == "ProcessRaisedException":  # with the traceback of a spawned process
-        text = str(error)
-        files = re.findall(r'^  File "([^"]+)", line \d+', text, flags=re.MULTILINE)
-        last = list(re.finditer(r"^(?:[\w.]+\.)?(\w+): ", text, flags=re.MULTILINE))
-        shown = ("ValueError", "FileNotFoundError", "OSError", "RuntimeError")
-        is_ours = files and _is_own_file(files[-1]) and last and last[-1][1] in shown
-        return text[last[-1].end() :] if is_ours else None
-    if isinstance(error, ModuleNotFoundError) and "wandb" in str(error):
-        return "Weights & Biases is an extra: pip install 'unisono[wandb]', or -e '.[wandb]' here."
     if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and _is_own_file(frames[-1].filename):
@@ -168,33 +156,24 @@ def _is_own_file(filename: str) -> bool:
 
 
 def _foreign(error: Exception) -> str:
-    """Returns the message of an error of a library, or of a bug: what, at hand, the traceback."""
+    """Returns the message of an error of a library, or of a bug, and where its traceback is."""
     text = str(error).strip()
-    if type(error).__name__ == "ProcessRaisedException":  # a traceback, whose end is the error
+    if type(error).__name__ == "ProcessRaisedException":  # of a spawned process: its traceback
         starts = [found.start() for found in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
         text = text[starts[-1] if starts else 0 :]
     else:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     lines = text.splitlines()
     lines = [*lines[:MESSAGE_LINES], *(["…"] if len(lines) > MESSAGE_LINES else [])]
-    with suppress(ValueError, OSError):  # of a config that is gone or changed meanwhile
-        if places := places_of(sys.argv[1:], text):
-            lines.append(f"The value is that of {' or '.join(places)}; change it there.")
-    runs = Path(getattr(error, "run_folder", "runs"))
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [frame.f_locals for frame in reversed(frames) if _is_own_file(frame.f_code.co_filename)]
-    paths = [[v for v in names.values() if isinstance(v, Path) and v.exists()] for names in own]
-    at_hand = next((found[-1] for found in paths if found), runs)
-    if at_hand not in (runs, runs.parent) and str(at_hand) not in text:
-        lines.append(f"It read or wrote {at_hand}: is that whole, and of this version?")
     shown = "UNISONO_TRACEBACK=1 shows where it was raised."
+    runs = Path(getattr(error, "run_folder", "runs"))
     folder = next((f for f in (runs, runs.parent) if f.is_dir() and f != Path()), None)
     if folder is not None:
         with suppress(OSError):  # a disk that is full may be the error itself
             with (folder / "error.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now().isoformat(' ', 'seconds')} {shlex.join(sys.argv)}\n")
                 traceback.print_exception(error, file=file)
-            shown = f"Its traceback is in {folder / 'error.txt'}"
+            shown = f"Its traceback is in {folder / 'error.txt'}; --print_config shows all values."
     return "\n".join([*lines, shown])
 
 
@@ -202,20 +181,22 @@ def explained(message: str, parser: Any) -> str:
     """Returns a parser's message with the nearest option or value, which its text alone names."""
     if found := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
         words = found[1].split()
-        wrong = next((w for w in words if w.startswith("-")), words[0]).partition("=")[0]
+        wrong = next((w for w in words if w.startswith("-")), words[0])
         if not wrong.startswith("-"):
             return bare_word(wrong)
+        wrong = wrong.partition("=")[0]
         name = wrong.lstrip("-")
         # The parser of a class knows its own options alone: what stood before them is on the line.
         typed = (f"--{option}" for option, _ in options(sys.argv[1:]))
         whole = next((word for word in typed if word.endswith(f".{name}")), wrong)
         return unknown_option(name, _keys_of(parser), whole.removesuffix(name))
     if found := re.search(r"(?:^Option|accept (?:nested )?option) '([^']+)'", message):
-        last, place = found[1].rpartition(".")[2], ""
-        for path in config_paths(sys.argv[1:]):
-            if re.search(rf"^\s*(- )?{re.escape(last)}\+?:", path.read_text("utf-8"), re.M):
-                place = f"{path}:{line_of(path, last)}: "
-        return place + unknown_option(found[1], _keys_of(parser))
+        places = [
+            f"{path}:{line}: "
+            for path in config_paths(sys.argv[1:])
+            if (line := line_of(path, found[1]))
+        ]
+        return "".join(places[-1:]) + unknown_option(found[1], _keys_of(parser))
     if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
         return _bad_value(found[1], found[2].strip())
     if "arguments are required" in message:
@@ -228,27 +209,10 @@ def _keys_of(parser: Any) -> list[str]:
     return sorted({*usage, *parser.get_defaults(skip_validation=True).keys()})
 
 
-def migrated(name: str) -> str | None:
-    """Returns what does here what a flag or key of another program does there, or `None`.
-
-    Args:
-        name: as it was typed, such as --learning-rate=0.1 or num_gpus=4.
-    """
-    asked = name.strip("-").partition("=")[0].lower().replace("-", "_")
-    for line in MIGRATION.read_text(encoding="utf-8").splitlines():
-        flags, _, here = line.strip("| ").partition(" | ")
-        known = re.findall(r"`-*([\w-]+)(?:\(\))?`", flags.lower().replace("-", "_"))
-        if here and asked in (flag.strip("_") for flag in known):
-            return here.replace("`", "")
-    return None
-
-
 def bare_word(wrong: str) -> str:
     """Returns the message for a word that is neither an option nor the value of one."""
-    if here := migrated(wrong):
-        return f"`{wrong}` is no option. Here: {here}\n{EVERY_FLAG}"
     hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
-    return f"`{wrong}` is no option.{hint} Options are written --name=value."
+    return f"`{wrong}` is no option.{hint} Options are written --name=value.\n{OTHERS}"
 
 
 def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
@@ -260,8 +224,6 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
         prefix: stands before them on the command line.
     """
     group, _, last = name.rpartition(".")
-    if (not group or group in valid) and (here := migrated(last)):
-        return f"there is no option `{prefix}{name}`. Here: {here}\n{EVERY_FLAG}"
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
     # The options of a class that is still to be named are unknown: a wrong group keeps its last.
     near = [f"{g}.{last}" for g in near_names(group, valid)[:1] if group not in valid]
@@ -269,35 +231,24 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
     near = list(dict.fromkeys(near + near_names(name, family) + near_names(name, valid)))
     near = near or [k for k in family if k.rpartition(".")[2].startswith(last[:3])][:1]
     text = f"there is no option `{prefix}{name}`.{did_you_mean([prefix + k for k in near[:3]])}"
-    if not near:
-        text += "\nThe options are: " + ", ".join(prefix + k for k in family[:25])
-    return text
+    return text if near else f"{text}\n{OTHERS}"
 
 
 def _bad_value(key: str, detail: str) -> str:
     """Returns the message for a value that is none of its type, a wrong class or no choice."""
     given = re.search(r"(?:Given value|Got value): (.+)", detail)
     value = given[1].strip() if given else ""
-    kinds = []
-    for plain, base in re.findall(r"Expected an? <class '([\w.]+)'>|subclass of (\w+)", detail):
-        kinds.append(KINDS.get(plain, plain.rpartition(".")[2]) if plain else f"options of {base}")
-    if re.search("dot import path|has no attribute|No module named", detail) and not (
-        {"a number", "a whole number"} & set(kinds)
-    ):
+    is_class = re.search("dot import path|has no attribute|No module named", detail)
+    if is_class and "<class 'float'>" not in detail:
         named = re.search(r"class_path '([^']+)'", detail)
         return unknown_class(key, named[1] if named else value)
     if base := re.search(r"not correspond to a subclass of (\w+)", detail):
         return f"{key}: {value} is no {base[1]}. Name a class of that kind."
-    key = next((o for o, _ in options(sys.argv[1:]) if o.endswith(f".{key}")), key)
-    choices = re.findall(r"Literal\[([^\]]+)\]|Expected a member of .*?\{([^}]+)\}", detail)
-    words = [word.strip(" '\"") for part in choices for word in "".join(part).split(",")]
-    if words := list(dict.fromkeys(words)):
-        near = did_you_mean([name for name in near_names(value, words) if name != value])
+    choices = ",".join(re.findall(r"Literal\[([^\]]+)\]", detail)).split(",")
+    if words := list(dict.fromkeys(word.strip(" '\"") for word in choices if word)):
+        near = did_you_mean(near_names(value, words))
         return f"{key} must be one of {', '.join(words)}, got {value}.{near}"
-    kinds = list(dict.fromkeys(kinds or re.findall(r"Expected an? ([^.,\n]+)", detail)))
-    if "a number" in kinds and "a whole number" in kinds:
-        kinds.remove("a whole number")
-    return f"{key} must be {' or '.join(kinds)}, got {value}." if kinds else f"{key}: {detail}"
+    return f"{key}: {detail}"
 
 
 def unknown_class(key: str, name: str) -> str:

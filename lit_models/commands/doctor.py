@@ -1,13 +1,10 @@
 """Look whether machine, job and process group are sound."""
 
 import json as json_format
-import math
 import os
 import platform
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,18 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_models.errors import UsageError
-from lit_models.training.rules import check_rendezvous, check_world
+from lit_models.training.rules import check_rendezvous
 
 Level = Literal["ok", "warning", "error"]
-STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
-MALICIOUS = ("2.6.2", "2.6.3")  # uploads as lightning that were not its makers'
 SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "numpy")
 GIB = 2**30
-LEAST_SHARED_BYTES, ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = 64 * 2**20, GIB, 10 * GIB
+ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = GIB, 10 * GIB
 BUSY_SHARE = 0.1  # of a GPU's memory
-PROCESSES_PER_CORE = 4
 MESSAGE_BYTES, ROUNDS = 64 * 2**20, 5
-SLURM_FIRST_PORT, SLURM_PORTS = 15000, 10000  # as Lightning chooses a job's port
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,6 @@ class Diagnosis:
 
 
 def doctor(
-    devices: int | None = None,
-    num_nodes: int | None = None,
     folder: Path = Path("runs"),
     collectives: bool = False,
     timeout_s: float = 60.0,
@@ -64,10 +55,8 @@ def doctor(
     machines, and all ranks end with the same status.
 
     Args:
-        devices: processes per machine of the run that is meant.
-        num_nodes: machines of that run.
         folder: where runs are written.
-        collectives: start a real process group, of --devices processes where no launcher did.
+        collectives: sum numbers over the real process group of srun or torchrun.
         timeout_s: how long ranks of that group wait for each other.
         json: print plain JSON for scripts.
 
@@ -75,30 +64,22 @@ def doctor(
         1 where something is an error, else 0.
 
     Raises:
-        UsageError: a number cannot be meant.
+        UsageError: there is no launcher, whose group could be tried.
     """
-    for name, value in (("devices", devices), ("num_nodes", num_nodes)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} must be at least 1, got {value}; leave it out if unknown.")
-    if not 0 < timeout_s < math.inf:
-        raise UsageError(f"--timeout_s must be seconds above 0, such as 60, got {timeout_s:g}.")
-    environ, count, cores = launched_environment(os.environ), devices or 2, os.cpu_count() or 1
-    if collectives and environ is None and count > PROCESSES_PER_CORE * cores:
+    environ = launched_environment()
+    if collectives and environ is None:
         raise UsageError(
-            f"--devices={count} --collectives would start {count} processes on this machine's "
-            f"{cores} cores, which takes minutes; try up to {PROCESSES_PER_CORE * cores}, or "
-            "leave --collectives out."
+            "--collectives tries the group of a launcher: srun unisono doctor --collectives, or "
+            "torchrun --nproc_per_node=2 -m lit_models doctor --collectives."
         )
     is_first = environ is None or environ["RANK"] == "0"
     own: list[Diagnosis] = []
     if is_first or (collectives and environ and environ["LOCAL_RANK"] == "0"):
-        own = [*check_packages(), *check_machine(Path(folder)), *check_gpus()]
-    if is_first:  # before this process takes the port itself
-        own += check_launcher(os.environ, devices, num_nodes)
+        own = [*check_packages(), *check_machine(folder), *check_gpus()]
+    if is_first:
+        own += check_launcher(os.environ)
     level = worst(own)
-    if collectives and environ is None:
-        own, level = _local_group(count, timeout_s, own)
-    elif collectives and environ is not None:
+    if collectives and environ is not None:
         own, level = _group(environ, timeout_s, own)
     if own and json:
         print(json_format.dumps({"worst": worst(own), "findings": [*map(asdict, own)]}, indent=1))
@@ -115,20 +96,12 @@ def worst(diagnoses: Sequence[Diagnosis]) -> Level:
 
 def show(diagnoses: Sequence[Diagnosis]) -> None:
     """Print a line for each, with its way out below where there is any."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console, table = Console(highlight=False), Table.grid(padding=(0, 2))
-    for overflow in ({"no_wrap": True}, {"no_wrap": True}, {"overflow": "fold"}):
-        table.add_column(**overflow)  # type: ignore[arg-type]
     for d in diagnoses:
-        text = Text(f"{d.what}\n-> {d.todo}" if d.todo else d.what)
-        table.add_row(Text(d.level, STYLES[d.level]), d.check, text)
-    console.print(table)
+        print(f"{d.level:<8} {d.check:<14} {d.what}")
+        if d.todo:
+            print(f"{'':<23} -> {d.todo}")
     counts = Counter(d.level for d in diagnoses)
-    shown = f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors"
-    console.print(f"{len(diagnoses)} findings: {shown}")
+    print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
 
 
 def check_packages() -> list[Diagnosis]:
@@ -141,12 +114,6 @@ def check_packages() -> list[Diagnosis]:
     out = [
         Diagnosis("python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
     ]
-    for name in ("lightning", "pytorch-lightning"):
-        if versions.get(name) in MALICIOUS:
-            what = f"{name} {versions[name]} is installed"
-            todo = "this upload was malicious, and may have taken keys and tokens: pip install "
-            todo += f"'{name}>=2.6.4,<2.7', then change every secret of this machine"
-            out.append(Diagnosis("packages", "error", what, todo))
     if "unisono" not in versions:
         todo = "its versions cannot be compared: pip install -e . in that folder"
         what = "unisono runs from a folder, not installed"
@@ -154,7 +121,7 @@ def check_packages() -> list[Diagnosis]:
     for need in map(Requirement, requires("unisono") or []):
         installed = versions.get(need.name)
         is_other = installed and not need.specifier.contains(installed, True)
-        if need.marker is None and is_other and installed not in MALICIOUS:
+        if need.marker is None and is_other:
             what = f"{need.name} {installed} is outside of {need.specifier}"
             todo = f"unisono was never run with it: pip install '{need.name}{need.specifier}'"
             out.append(Diagnosis("packages", "error", what, todo))
@@ -183,12 +150,9 @@ def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnos
         todo = f"remove what lies in {shared}; in a container, --shm-size=8g or --ipc=host"
         if usage.free >= ENOUGH_SHARED_BYTES:
             out.append(Diagnosis("shared memory", "ok", what))
-        elif usage.free >= LEAST_SHARED_BYTES:
-            what += ": little for several GPUs and many loader processes"
-            out.append(Diagnosis("shared memory", "warning", what, todo))
         else:
-            what += ": loader processes and NCCL end with a bus error"
-            out.append(Diagnosis("shared memory", "error", what, todo))
+            what += ": little for loader processes and NCCL, which end with a bus error"
+            out.append(Diagnosis("shared memory", "warning", what, todo))
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-") as file:
@@ -239,16 +203,8 @@ def check_gpus() -> list[Diagnosis]:
     return out
 
 
-def check_launcher(
-    environ: Mapping[str, str], devices: int | None = None, num_nodes: int | None = None
-) -> list[Diagnosis]:
-    """Return which launcher started this process, and what contradicts it.
-
-    Args:
-        environ: the environment, in which launchers leave their variables.
-        devices: processes per machine of the run that is meant; `None` compares no world.
-        num_nodes: machines of that run; `None` is one.
-    """
+def check_launcher(environ: Mapping[str, str]) -> list[Diagnosis]:
+    """Return which launcher left its variables in the environment, and what contradicts it."""
     try:
         check_rendezvous(environ)
     except ValueError as fault:
@@ -275,63 +231,26 @@ def check_launcher(
         todo = "Lightning takes that for a shell, and each task trains a copy: give the job another"
         todo += " name, srun -J train …, sbatch -J train"
         out.append(Diagnosis("launcher", "error", what, todo))
-    if devices is not None:
-        try:
-            for line in check_world(devices * (num_nodes or 1), None, environ):
-                out.append(Diagnosis("world", "warning", line, "srun before the command"))
-        except ValueError as fault:
-            what, _, todo = str(fault).partition(": ")
-            out.append(Diagnosis("world", "error", what, todo))
     return out
 
 
-def launched_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Return rank, world and rendezvous of a job that a launcher started, `None` without one.
-
-    Under srun they are made as Lightning makes them, so that the same way is tried.
-    """
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return {"LOCAL_RANK": "0", **environ}
-    tasks = int(environ.get("SLURM_NTASKS") or 1)
-    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or tasks < 2:
+def launched_environment() -> dict[str, str] | None:
+    """Return rank, world and rendezvous of a job that a launcher started, `None` without one;
+    under srun as Lightning finds them, so that the same way is tried."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return {"LOCAL_RANK": "0", **os.environ}
+    if "SLURM_STEP_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS") or 1) < 2:
         return None
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
-    nodes = environ.get("SLURM_NODELIST", "127.0.0.1")
+    slurm = SLURMEnvironment()
     return {
-        "MASTER_ADDR": SLURMEnvironment.resolve_root_node_address(nodes),
-        "MASTER_PORT": str(SLURM_FIRST_PORT + int(environ["SLURM_JOB_ID"][-4:]) % SLURM_PORTS),
-        **environ,
-        "RANK": environ["SLURM_PROCID"],
-        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
-        "WORLD_SIZE": str(tasks),
+        "MASTER_ADDR": slurm.main_address,
+        "MASTER_PORT": str(slurm.main_port),
+        "RANK": str(slurm.global_rank()),
+        "LOCAL_RANK": str(slurm.local_rank()),
+        "WORLD_SIZE": str(slurm.world_size()),
     }
-
-
-def _local_group(
-    count: int, timeout_s: float, own: list[Diagnosis]
-) -> tuple[list[Diagnosis], Level]:
-    """Return what a group of processes on this machine says: this one is its rank 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, "-m", "lit_models", "doctor", "--collectives=true"]
-    command.append(f"--timeout_s={timeout_s}")
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in map(str, range(1, count))
-    ]
-    try:
-        return _group({**place, "RANK": "0", "LOCAL_RANK": "0"}, timeout_s, own)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
 
 
 def _group(

@@ -1,81 +1,97 @@
-"""Show steps, rates and memory on several device counts."""
+"""What a run will be on several numbers of devices, and an audit of its data."""
 
-import contextlib
-import json as json_format
+from __future__ import annotations
+
 import logging
 import math
 import tempfile
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
 from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
-from lit_models.errors import UsageError, say
+from datamodules.files.audit import WIDTH
+from lit_models.cli import ParsedCLI, built, built_part, silence_noise
+from lit_models.errors import UsageError
+from lit_models.training.exact import ExactModule
 from lit_models.training.memory import GIB, state_bytes
-from lit_models.training.rules import check_share
+from lit_models.training.rules import check_share, settings_of
 
 
-def plan(
-    run_options: list[str] | None = None,
-    devices: str = "1,2,4,8",
-    json: bool = False,
-) -> int:
+def check(run_options: list[str] | None = None) -> int:
+    """Read all files of a config to their end, train nothing, and say what is wrong with them.
+
+    Args:
+        run_options: those of `unisono fit`, such as --config and --data.train_files=mine.csv; a
+            pretrained model brings the tokenizer that counts.
+
+    Returns:
+        1 where a row breaks a rule, else 0.
+    """
+    config = ParsedCLI(["fit", *(run_options or [])]).values
+    data = built_part(config, "data", LightningDataModule)
+    if not hasattr(data, "audit"):
+        raise ValueError(
+            f"`unisono check` asks a datamodule for its audit, and {type(data).__name__} has "
+            "none; give a config of one of Unisono's, or write the method."
+        )
+    if isinstance(data, PlannedDataModule):
+        model = built_part(config, "model", LightningModule)
+        data.model = model.model_facts() if isinstance(model, ExactModule) else data.model
+    audit = data.audit()
+    audit.show(Console(width=WIDTH, highlight=False))
+    return 0 if audit.is_sound else 1
+
+
+def plan(run_options: list[str] | None = None, devices: str = "1,2,4,8") -> int:
     """Show what a run will be on several numbers of devices, by arithmetic; nothing is left behind.
 
     Args:
         run_options: those of `unisono fit`, such as --config and --model.optimizer.lr=0.1; the data
             are prepared in the cache as for a training.
         devices: numbers of devices over all machines, such as 1,2,4,8.
-        json: print plain JSON for scripts.
 
     Raises:
         UsageError: a number cannot be meant, or the devices are no replicas.
     """
-    parts = [part.strip() for part in str(devices).strip("[]").split(",")]
+    parts = devices.split(",")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
     found = forecast_of(run_options or [], [int(part) for part in parts])
     rows = {name: [column[name] for column in found.columns] for name in found.columns[0]}
     rows = {name: row for name, row in rows.items() if any(v is not None for v in row)}
-    if json:
-        for line in found.refused:
-            say(f"left out: {line}")
-        print(json_format.dumps(rows, indent=1))
-        return 0
-    show(rows)
+    console = Console(highlight=False)
+    console.print(table_of(rows))
     notes = [f"Left out: {line}" for line in found.refused]
     if "steps in all" not in rows:
         notes.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
     for line in [found.summary, *notes]:
-        Console(highlight=False).print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     return 0
 
 
-def forecast_of(run_options: list[str], counts: list[int]) -> "Forecast":
+def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     """Return what a run with these options would be on each number of devices.
 
     Raises:
         UsageError: devices of the run are no replicas, or it is refused on all of them.
     """
-    from lightning.pytorch import seed_everything
-
-    from lit_models.cli import built, parsed, silence_noise
-
-    config = parsed(run_options)
+    cli = ParsedCLI(["fit", *run_options])
+    config, size = cli.values, settings_of(cli.options).tensor_parallel_size
     trainer, seed = config.get("trainer") or {}, config.get("seed_everything")
-    strategy = trainer.get("strategy")
-    options = (strategy.get("init_args") or {}) if isinstance(strategy, dict) else {}
-    size = options.get("tensor_parallel_size") or 1
     if size > 1:
         raise UsageError(
             f"trainer.strategy.tensor_parallel_size is {size}, but `unisono plan` takes every "
-            "device for a replica: steps and memory would be wrong. Leave it out, and let "
-            "--devices be numbers of tensor groups: the steps are those of a run on "
-            f"{size} times as many devices."
+            "device for a replica. Leave it out, and let --devices be numbers of tensor groups."
         )
     silence_noise()
     # The seed 1 equals True, which stands for no number.
@@ -89,24 +105,24 @@ def forecast_of(run_options: list[str], counts: list[int]) -> "Forecast":
     found = Forecast(counts, trainer)
     limits = ("max_epochs", "max_steps")
     logging.disable(logging.INFO)  # Lightning's lines on devices
-    with contextlib.ExitStack() as stack:
-        stack.callback(logging.disable, logging.NOTSET)
-        stack.enter_context(isolate_rng())
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        Trainer(
-            accelerator="cpu",
-            devices=1,
-            callbacks=[found],
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
-            **{name: trainer[name] for name in limits if trainer.get(name) is not None},
-        ).fit(module, data)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Trainer(
+                accelerator="cpu",
+                devices=1,
+                callbacks=[found],
+                default_root_dir=folder,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+                limit_val_batches=0,
+                accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
+                **{name: trainer[name] for name in limits if trainer.get(name) is not None},
+            ).fit(module, data)
+    finally:
+        logging.disable(logging.NOTSET)
     if not found.columns:
         raise UsageError(found.refused[0].partition(". ")[2])
     return found
@@ -138,7 +154,8 @@ class Forecast(Callback):
         self.summary = (
             f"{len(data.datasets['train'].lengths):,} samples; "
             f"{sum(p.numel() for p in weights):,} weights, {num_trained:,} of them trained. Memory "
-            "is that of weights, gradients and two moments; activations come on top."
+            "is that of weights, gradients and two moments, as AdamW has them; activations come "
+            "on top."
         )
         for count in self.counts:
             try:
@@ -175,8 +192,6 @@ class Forecast(Callback):
             warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
         state = state_bytes(module)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        gradients = sum(p.numel() * p.element_size() for p in trained)
         return {
             "devices": count,
             "global batch": batching.global_batch_size,
@@ -190,12 +205,11 @@ class Forecast(Callback):
             "learning rate": max(group.get("initial_lr", group["lr"]) for group in groups),
             "GiB, ddp": state / GIB,
             "GiB, fsdp": state / count / GIB,
-            "GiB, checkpoint": (state - gradients) / GIB,
         }
 
 
-def show(rows: dict[str, list[Any]]) -> None:
-    """Print a table with a column for each number of devices."""
+def table_of(rows: dict[str, list[Any]]) -> Table:
+    """Return a table with a column for each number of devices."""
     (label, counts), *others = rows.items()
     table = Table()
     table.add_column(label, no_wrap=True)
@@ -203,7 +217,7 @@ def show(rows: dict[str, list[Any]]) -> None:
         table.add_column(str(count), justify="right", no_wrap=True)
     for name, values in others:
         table.add_row(name, *map(_shown, values))
-    Console(highlight=False).print(table)
+    return table
 
 
 def _shown(value: Any) -> str:

@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
@@ -31,10 +31,12 @@ from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
+from lit_models.training.ledger import damaged_file
 from lit_models.training.lineage import plan_of, read_ledger, surviving
 
 WIDTH, LABEL = 80, 11  # of the screen, of its first column
 NUM_SHOWN = 8  # ids of samples
+MOST_SAMPLES = 20  # of the table
 # Options of a run's trainer that decide what a step computes; devices, loggers, callbacks do not.
 TRAINER_KEYS = (
     *("max_epochs", "max_steps", "limit_train_batches", "overfit_batches", "precision"),
@@ -53,7 +55,6 @@ class LedgerStep:
         left_out: why it is not in the final weights, or "".
         checkpoint: `None` for the untrained network.
         checkpoint_step: updates behind its weights.
-        damaged: names of checkpoints that were passed over.
     """
 
     run: Path
@@ -62,7 +63,6 @@ class LedgerStep:
     left_out: str = ""
     checkpoint: Path | None = None
     checkpoint_step: int = 0
-    damaged: tuple[str, ...] = ()
 
     @property
     def num_older(self) -> int:
@@ -76,11 +76,13 @@ class SampleLoss:
 
     Attributes:
         sample_id: index in the split.
+        description: name -> text.
         terms: name -> mean over the sample's own targets; `None` where it has none.
         share: what it adds to the loss of the step.
     """
 
     sample_id: int
+    description: dict[str, str]
     terms: dict[str, float | None]
     share: float
 
@@ -91,24 +93,20 @@ class Replay:
 
     Attributes:
         samples: losses of each sample by itself, in the order of the plan.
-        descriptions: of each sample, name -> text.
         loss: of the step.
         grad_norms: block -> norm of its gradient.
         grad_norm: of the whole gradient, before clipping.
         faults: first place with NaN or +inf in a forward pass -> ids of the samples that meet it;
             of the gradient, without samples.
         weights_step: optimizer steps that the weights have behind them.
-        dropout: the largest probability in the network; replay switches dropout off.
     """
 
     samples: list[SampleLoss] = field(default_factory=list)
-    descriptions: list[dict[str, str]] = field(default_factory=list)
     loss: float = 0.0
     grad_norms: dict[str, float] = field(default_factory=dict)
     grad_norm: float = math.nan
     faults: dict[str, list[int]] = field(default_factory=dict)
     weights_step: int = 0
-    dropout: float = 0.0
 
 
 def replay(
@@ -116,7 +114,6 @@ def replay(
     *,
     step: int,
     advance: bool = False,
-    samples: int = 20,
     json: Path | None = None,
     trust_checkpoint: bool = False,
 ) -> int:
@@ -126,16 +123,12 @@ def replay(
         run: a run folder, such as runs/demo.
         step: the optimizer step, from 1, as in RUN/ledger.jsonl.
         advance: train the steps between the nearest checkpoint and this one first.
-        samples: how many samples to print, those with the largest share of the loss first.
-        json: write everything to this file too.
+        json: write everything to this file too, such as all samples.
         trust_checkpoint: import whatever the run's config names as a class.
 
     Returns:
         1 where something is not finite, else 0.
     """
-    if json is not None and not Path(json).absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json {json}: there is no folder {Path(json).parent}; make it.")
-    run = Path(run)
     found = find_step(run, step)
     path = newest_config(run)
     config = read_config(path)
@@ -148,17 +141,13 @@ def replay(
     for key in ("model", "data"):
         StoredClasses(trust_checkpoint).check_spec(path, key, config[key])
     module, data = built(config)
-    if not (isinstance(module, ExactModule) and isinstance(data, PlannedDataModule)):
-        raise ValueError(
-            f"{path} trains a {type(module).__name__} on {type(data).__name__}; only an "
-            "ExactModule on a PlannedDataModule has steps that can be made again."
-        )
-    trainer_values = config.get("trainer") or {}
+    assert isinstance(module, ExactModule), "it wrote the ledger"
+    assert isinstance(data, PlannedDataModule)
     advance = advance and found.num_older > 0
-    result = replay_step(found, module, data, trainer_values, advance)
+    result = replay_step(found, module, data, config.get("trainer") or {}, advance)
     _say("config", path.name)
-    _show_start(found, result, advance)
-    _show_samples(result, samples)
+    _show_start(found, advance)
+    _show_samples(result)
     _show_result(found, result)
     if json is not None:
         content = {
@@ -167,11 +156,9 @@ def replay(
             "config": str(path),
             "checkpoint": None if found.checkpoint is None else str(found.checkpoint),
             "checkpoint_step": found.checkpoint_step,
-            "damaged_checkpoints": found.damaged,
             **asdict(result),
         }
-        Path(json).write_text(dumps(_finite(content), indent=1) + "\n", encoding="utf-8")
-        _say("written", str(json))
+        json.write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
     return 1 if result.faults else 0
 
 
@@ -185,23 +172,22 @@ def find_step(run: Path, step: int) -> LedgerStep:
     if not run.is_dir():
         raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
     lineage = surviving(read_ledger(run))
-    if step not in lineage.steps:
-        steps = lineage.steps
+    steps = lineage.steps
+    if step not in steps:
         there = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has no step at all"
         raise ValueError(f"{run} has no step {step}: {there}.")
-    line = lineage.steps[step]
+    line = steps[step]
     before = lineage.rows[: lineage.rows.index(line)]
     start = [row for row in before if "resumed_from_step" in row][-1]
     # Checkpoints of steps that a kill discarded are of another lineage.
     hashes = {row.get("hash") for row in before}
     checkpoint: Path | None = None
     checkpoint_step = 0
-    damaged: list[str] = []
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True)
         except (ValueError, FileNotFoundError):
-            damaged.append(path.name)
+            _say("damaged", f"passed over: {path.name}")
             continue
         done = int(content.get("global_step", 0))
         is_before = done < step and content.get("ledger", {}).get("hash") in hashes
@@ -209,7 +195,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
         if "loops" in content and is_before and is_nearer:
             checkpoint, checkpoint_step = path, done
     left_out = lineage.left_out.get(step, "")
-    return LedgerStep(run, line, start, left_out, checkpoint, checkpoint_step, tuple(damaged))
+    return LedgerStep(run, line, start, left_out, checkpoint, checkpoint_step)
 
 
 def _say(label: str, text: str) -> None:
@@ -219,7 +205,7 @@ def _say(label: str, text: str) -> None:
     print(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
 
 
-def _show_start(found: LedgerStep, result: Replay, advance: bool) -> None:
+def _show_start(found: LedgerStep, advance: bool) -> None:
     line, steps = found.line, f"{found.num_older} step{'s' * (found.num_older != 1)}"
     _say(
         "step",
@@ -228,33 +214,18 @@ def _show_start(found: LedgerStep, result: Replay, advance: bool) -> None:
     )
     if found.left_out:
         _say("left out", f"{found.left_out}; the final weights know nothing of it")
-    if found.damaged:
-        _say("damaged", f"passed over: {', '.join(found.damaged)}")
-    if found.checkpoint is None:
-        _say("checkpoint", "none before it: the untrained network")
-    else:
-        _say("checkpoint", f"{found.checkpoint.name} of step {found.checkpoint_step}")
+    name = found.checkpoint and f"{found.checkpoint.name} of step {found.checkpoint_step}"
+    _say("checkpoint", name or "none before it: the untrained network")
     if advance:
         _say("advanced", f"trained {steps} to it")
     elif found.num_older:
-        _say(
-            "weights",
-            f"{steps} older than the step's own, so losses differ from the ledger's; "
-            "--advance trains the steps between",
-        )
-    if result.dropout:
-        _say(
-            "dropout",
-            f"up to {result.dropout:g} in the run, off here, so losses differ from the ledger's",
-        )
+        _say("weights", f"{steps} older than the step's own; --advance trains the steps between")
+    _say("dropout", "off here: where the run has it, losses differ from the ledger's")
 
 
-def _show_samples(result: Replay, most: int) -> None:
-    names, terms = list(result.descriptions[0]), list(result.samples[0].terms)
-    rows = sorted(
-        zip(result.samples, result.descriptions, strict=True),
-        key=lambda row: (math.isfinite(row[0].share), -row[0].share),
-    )
+def _show_samples(result: Replay) -> None:
+    names, terms = list(result.samples[0].description), list(result.samples[0].terms)
+    rows = sorted(result.samples, key=lambda one: (math.isfinite(one.share), -one.share))
     table = Table(width=WIDTH, title="samples", title_justify="left", title_style="bold")
     table.add_column("id", justify="right", no_wrap=True)
     table.add_column(names[0], no_wrap=True, overflow="ellipsis", ratio=1)
@@ -262,12 +233,13 @@ def _show_samples(result: Replay, most: int) -> None:
         table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=12)
     for name in [*terms, "share"]:
         table.add_column(name[:9], justify="right", no_wrap=True)
-    for loss, words in rows[:most]:
-        numbers = ["-" if v is None else f"{v:.4g}" for v in (*loss.terms.values(), loss.share)]
-        table.add_row(str(loss.sample_id), *(_printable(words[name]) for name in names), *numbers)
+    for one in rows[:MOST_SAMPLES]:
+        numbers = ["-" if v is None else f"{v:.4g}" for v in (*one.terms.values(), one.share)]
+        texts = (_printable(one.description[name]) for name in names)
+        table.add_row(str(one.sample_id), *texts, *numbers)
     Console(width=WIDTH, highlight=False).print(table)
-    if len(rows) > most:
-        print(f"… and {len(rows) - most} more with smaller shares (--samples, --json)")
+    if len(rows) > MOST_SAMPLES:
+        print(f"… and {len(rows) - MOST_SAMPLES} more with smaller shares (--json writes all)")
 
 
 def _show_result(found: LedgerStep, result: Replay) -> None:
@@ -303,15 +275,6 @@ def _printable(text: str) -> str:
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 
-def _finite(value: Any) -> Any:
-    """Return a value for JSON, which has no NaN: numbers that are not finite become words."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def replay_step(
     found: LedgerStep,
     module: ExactModule,
@@ -335,7 +298,7 @@ def replay_step(
     follow_one_device(data, found, trainer_values)
     if not module.may_accumulate:
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
-    at_step, line = AtStep(found, advance), found.line
+    at_step = AtStep(found, advance)
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
     non_finite = NonFinite("skip")
     non_finite.most_skipped = sys.maxsize  # as in the run, if it went on
@@ -361,7 +324,7 @@ def replay_step(
         logging.disable(logging.NOTSET)
     if at_step.seen is None:
         raise RuntimeError(
-            f"training ended after step {trainer.global_step}, before step {line['step']}; "
+            f"training ended after step {trainer.global_step}, before step {found.line['step']}; "
             "look at the nearest checkpoint's weights with --advance=false."
         )
     return at_step.seen
@@ -377,10 +340,13 @@ def follow_one_device(
     micro = data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
-        path, rehearsal = found.run / "topology.json", None
-        if path.exists():
+        path, micro = found.run / "topology.json", math.ceil(data.global_batch_size / slots)
+        try:
             rehearsal = loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
-        micro = math.ceil(data.global_batch_size / slots)
+        except FileNotFoundError:  # of a script
+            rehearsal = None
+        except (ValueError, KeyError) as error:
+            raise damaged_file(path, error) from error
         micro = rehearsal["micro_batch_size"] if rehearsal else micro
     data.micro_batch_size = micro
 
@@ -405,10 +371,9 @@ class AtStep(Callback):
             then, now = plan_of(run)["request"], vars(request)
             changes = [f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)]
             raise ValueError(
-                f"the data are not those of {run}: its plan cannot be made again "
-                f"({'; '.join(changes) or 'another attempt followed this one'}). Restore the files "
-                "and options of the run's config.yaml, and start the command in the folder that "
-                "the run was started in."
+                f"the data are not those of {run} ({'; '.join(changes) or 'another attempt'}). "
+                "Restore the files and options of its config.yaml, and call this in the folder "
+                "that it was started in."
             )
         ids = data.plan("train", self._epoch(trainer)).step_ids(line["step_in_epoch"])
         digest = f"{digest_ids(ids):016x}"
@@ -457,8 +422,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
     parts = list(itertools.islice(dealt, batching.accumulate_grad_batches))
     module.on_train_batch_start(ready(parts[0]), step * len(parts))  # it belongs to the step
-    dropout = max((m.p for m in module.modules() if isinstance(m, nn.Dropout)), default=0.0)
-    out = Replay(weights_step=trainer.global_step, dropout=dropout)
+    out = Replay(weights_step=trainer.global_step)
     for sample in map(int, plan.step_ids(step)):  # each a micro-batch of its own
         batch = ready(replace(parts[0], ids=np.array([sample]), weights=np.ones(1, np.float32)))
         with torch.no_grad(), precision.train_step_context():
@@ -468,8 +432,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
                 out.faults.setdefault(first_fault(module, batch), []).append(sample)
         sums = {name: (float(total), float(count)) for name, (total, count) in terms.items()}
         means = {name: total / count if count else None for name, (total, count) in sums.items()}
-        out.samples.append(SampleLoss(sample, means, share))
-        out.descriptions.append(dataset.describe(sample, epoch))
+        out.samples.append(SampleLoss(sample, dataset.describe(sample, epoch), means, share))
     module.zero_grad(set_to_none=True)
     with torch.enable_grad():
         for part in parts:

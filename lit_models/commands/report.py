@@ -1,4 +1,4 @@
-"""Write one HTML page on a run, or on two runs side by side."""
+"""Proof of a run, and an HTML page on one run or on two side by side."""
 
 import csv
 import json
@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.core.store import write_whole
-from lit_models.config_files import flat, newest_config, read_config
+from lit_models.config_files import changes, newest_config, read_config
 from lit_models.errors import UsageError
 
 GENERATOR = '<meta name="generator" content="unisono report">'
 TEMPLATES = Path(__file__).parent / "templates"
-MOST_METRICS = 6  # charts of metrics in sight; the others unfold
 MOST_STRETCHES = 240  # of a curve, of each of which four points are drawn
 LOG_FROM = 50.0  # largest over smallest value
-FRESH_S = 90.0  # a ledger written to so lately is still being written
-ABSENT = "absent"
+SHOWN_FINDINGS = 10
 
 Line = dict[str, Any]
 Points = list[tuple[float, float]]  # step and value; a value may be NaN or infinite
@@ -94,6 +92,44 @@ class RunRecord:
         return (facts["name"], facts["mode"]) if known else ("val/loss", "min")
 
 
+def verify(run: Path) -> int:
+    """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
+
+    Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps
+    were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used other
+    samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not the ledger's.
+
+    Args:
+        run: a run folder, such as runs/demo.
+    """
+    from rich.console import Console
+
+    from lit_models.training.lineage import Status, verify_run
+
+    proof = verify_run(run)
+    console = Console(highlight=False, soft_wrap=True)
+    worlds = ", ".join(str(size) for size in proof.attempts)
+    lines = [("attempts", f"{len(proof.attempts)} (devices: {worlds})")]
+    lines += [("discarded", f"{lost} (repeated after the kill)") for lost in proof.discarded]
+    lines.append(("in the weights", f"{proof.num_steps:,} steps, {proof.num_samples:,} samples"))
+    if proof.checkpoints:
+        lines.append(("checkpoints", f"{', '.join(proof.checkpoints)}: the ledger's"))
+    # A count of samples that are not the plan's would say nothing.
+    if proof.status <= Status.NOT_APPLIED:
+        lines += proof.epoch_lines()
+    for label, text in lines:
+        console.print(f"{label:<17} {text}")
+    for finding in proof.findings[:SHOWN_FINDINGS]:
+        word = "not whole" if finding.status is Status.CUT else "fault"
+        console.print(f"[red]{word}[/red]{' ' * (17 - len(word))} ", end="")
+        console.print(finding.text, markup=False)
+    if len(proof.findings) > SHOWN_FINDINGS:
+        console.print(f"(+{len(proof.findings) - SHOWN_FINDINGS} more)")
+    if proof.findings:
+        console.print(f"status            {proof.status:d} ({proof.status.name.lower()})")
+    return int(proof.status)
+
+
 def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> int:
     """Write one HTML page, which needs no network, on a run or on two.
 
@@ -154,9 +190,6 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         raise UsageError(str(error)) from error
     run = RunRecord(folder, ledger, surviving(ledger).steps, now_s - path.stat().st_mtime)
     notes = run.notes
-    _, _, torn = path.read_bytes().rpartition(b"\n")
-    if torn:
-        notes.append("The ledger's last line is torn, as a kill leaves it; it is not counted.")
     run.topology, run.plan, run.failure = (
         _read_json(folder / name, notes) for name in ("topology.json", "plan.json", "failure.json")
     )
@@ -211,8 +244,6 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
         notes.append(
             f"metrics.csv: {num_damaged} damaged rows are left out, as a kill leaves them."
         )
-    if not found:
-        notes.append("metrics.csv holds no value.")
     return {name: sorted(points.items()) for name, points in found.items()}
 
 
@@ -258,11 +289,8 @@ def ending(run: RunRecord) -> tuple[str, str]:
     if run.topology.get("is_over"):
         return "good", f"Finished {at}."
     of = f" of {planned:,}" if planned else ""
-    if run.age_s < max(FRESH_S, 20 * run.median_seconds):
-        ago = duration(max(round(run.age_s), 1))
-        return "warn", f"In progress: {last:,}{of} steps so far; the newest was written {ago} ago."
-    silence = f"no word for {duration(run.age_s)}. It was killed, or it hangs."
-    return "bad", f"Not finished: {last:,}{of} steps, and {silence}"
+    ago = f"the newest line is {duration(run.age_s)} old"
+    return "warn", f"Not finished: {last:,}{of} steps, {ago}: it runs, was killed, or hangs."
 
 
 def run_facts(run: RunRecord) -> dict[str, Any]:
@@ -308,25 +336,20 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     if len(terms) > 1:
         charts.insert(1, chart("Terms of the loss", terms, True))
     charts += [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[1:]]
-    clock = ""
-    if attempts:
-        last = attempts[-1]["began"] + timedelta(seconds=attempts[-1]["seconds"])
-        clock = f"Began {attempts[0]['began']:%F %T}, last step {last:%F %T} (UTC)."
+    metrics = [(name, shown(points[-1][1])) for name, points in sorted(run.metrics.items())
+               if not name.startswith(("train/", "throughput/"))]  # fmt: skip
     return {
         "title": run.name,
-        "eyebrow": "report of a run",
         "states": [(None, *ending(run))],
-        "clock": clock,
         "tiles": tiles,
         "tests": tests,
         "has_errors": (run.folder / "errors-test.csv").exists(),
         "marks": [attempt["begin"] for attempt in attempts[1:]],
-        "charts": charts[: 5 + MOST_METRICS],
-        "more_charts": charts[5 + MOST_METRICS :],
+        "charts": charts,
         "attempts": attempts,
         "duration": duration,
         "events": [ln for ln in run.ledger if ln.get("event") == "not_applied"],
-        "metrics": list(_metric_rows(run)),
+        "metrics": metrics,
         "facts": _facts(run),
         "proof": proof,
         "warnings": [*run.topology.get("warnings", []), *run.notes],
@@ -356,17 +379,6 @@ def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
         value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""
         # A mean over nothing is a dash here as it is in the terminal.
         yield name, shown(None if math.isnan(value) else value), baseline
-
-
-def _metric_rows(run: RunRecord) -> Iterator[tuple[str, ...]]:
-    """Yield each metric of an evaluation: its last, lowest and highest value, and their number."""
-    for name, points in sorted(run.metrics.items()):
-        if name.startswith(("train/", "throughput/")):
-            continue
-        finite = [(value, step) for step, value in points if math.isfinite(value)]
-        ends = [f(finite, key=lambda pair: pair[0]) for f in (min, max)] if finite else []
-        at = [f"{shown(value)} ({step:,.0f})" for value, step in ends] or ["–", "–"]
-        yield name, shown(points[-1][1]), *at, f"{len(points):,}"
 
 
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
@@ -436,9 +448,7 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     }
     rows.append(("last value", "training time", *(duration(run.seconds) for run in runs), ""))
     for name, (one, two) in values.items():
-        both = one is not None and two is not None
-        change = shown(two - one) if both else ""  # type: ignore[operator]
-        change = f"+{change}" if change[:1].isdigit() and change != "0" else change
+        change = "" if one is None or two is None else f"{two - one:+,.4g}"
         rows.append(("", name, shown(one), shown(two), change))
     keys = {"Training loss": "loss", "Learning rate": "learning_rate",
             "Gradient norm": "grad_norm", "Seconds per step": "seconds"}  # fmt: skip
@@ -453,7 +463,6 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         charts.append(chart(name, {n: run.metrics[name] for n, run in pairs}))
     return {
         "title": f"{names[0]} and {names[1]}",
-        "eyebrow": "two runs",
         "states": [(n, *ending(run)) for n, run in zip(names, runs, strict=True)],
         "differs": [aspect for aspect, rows_ in found.items() if rows_],
         "same": [aspect for aspect, rows_ in found.items() if rows_ == []],
@@ -461,8 +470,7 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         "gap": loss_gap(first, second),
         "names": names,
         "rows": rows,
-        "charts": charts[: 4 + MOST_METRICS],
-        "more_charts": charts[4 + MOST_METRICS :],
+        "charts": charts,
         "warnings": [f"{n}: {note}" for n, run in zip(names, runs, strict=True)
                      for note in run.notes],
         "sources": list(zip(names, runs, strict=True)),
@@ -498,20 +506,16 @@ def differences(
             "versions": top.get("versions") or {},
         }
 
+    def words(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value)
+
     one, two = aspects(first), aspects(second)
-    return {a: list(_changes(one[a], two[a])) if one[a] and two[a] else None for a in one}
-
-
-def _changes(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield dotted key and both values of what differs; `init_args` is no part of a key, as on the
-    command line."""
-    one, two = ({re.sub(r"\binit_args\.", "", k): v for k, v in flat(values)}
-                for values in (first, second))  # fmt: skip
-    for name in dict.fromkeys([*one, *two]):
-        values = one.get(name, ABSENT), two.get(name, ABSENT)
-        if values[0] != values[1] and not (values[0] != values[0] and values[1] != values[1]):
-            before, after = (v if isinstance(v, str) else json.dumps(v) for v in values)
-            yield name, before, after
+    found: dict[str, list[tuple[str, str, str]] | None] = dict.fromkeys(one)
+    for aspect in one:
+        if one[aspect] and two[aspect]:
+            pairs = changes(one[aspect], two[aspect])
+            found[aspect] = [(name, words(old), words(new)) for name, old, new in pairs]
+    return found
 
 
 def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
@@ -569,19 +573,12 @@ def thinned(points: Points) -> Points:
     return [points[i] for i in sorted(kept)]
 
 
-def shown(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many significant digits, thousands set apart; "–" for `None`."""
+def shown(value: float | None) -> str:
+    """Return a number in four digits, thousands set apart, a whole one in all; "–" for `None`."""
     if value is None:
         return "–"
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else f"{'−' * (value < 0)}infinite"
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}".replace("-", "−")
-    if not 1e-4 <= abs(value) < 1e6:
-        mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}".replace("-", "−")
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{decimals}f}".replace("-", "−")
+    is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
+    return f"{int(value):,}" if is_whole else f"{value:,.4g}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -590,11 +587,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    if seconds < 10:
-        return f"{seconds:.2g} s" if seconds else "0 s"
-    whole = round(seconds)
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (whole % 60, "s")]
-    first = next(i for i, (number, _) in enumerate(parts) if number)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+    """Return hours, minutes and seconds, after the days."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,4 +1,4 @@
-"""Write a job's script for SLURM or torchrun, and submit it."""
+"""Write a job's script for SLURM, and submit it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lit_models.config_files import (
     ROOT,
@@ -34,7 +34,6 @@ LOGS = Path("logs")  # the template names it
 ACCELERATOR = "trainer.accelerator"
 MODULE = ("-m", "lit_models")
 CPUS_BESIDE_A_GPU = 4  # which make its batches
-MOST_AHEAD_S = 65535  # of sbatch --signal
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 TIME_RULE = "write 24:00:00, 90 (minutes) or 2-12 (days and hours)"
@@ -64,8 +63,7 @@ class Resources:
         for name, value in asdict(self).items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, int) and value < 1:
-                way_out = "; leave it out for a job on CPUs." if name == "gpus_per_node" else "."
-                raise UsageError(f"{option} must be 1 or more, got {value}{way_out}")
+                raise UsageError(f"{option} must be 1 or more, got {value}; else leave it out.")
             if isinstance(value, str) and not re.fullmatch(r"\S+", value):
                 raise UsageError(
                     f"{option}={value!r} must be one word, without spaces or line breaks."
@@ -76,11 +74,11 @@ class Resources:
                 f"{self.gpus_per_node}: a GPU has one process; leave --tasks-per-node out."
             )
         limit_s = seconds(self.time_limit)
-        if self.save_ahead_s >= limit_s or self.save_ahead_s > MOST_AHEAD_S:
+        if self.save_ahead_s >= limit_s:
             raise UsageError(
                 f"--save-ahead-s={self.save_ahead_s} must be below the time limit {self.time_limit}"
-                f" ({limit_s} s) and at most {MOST_AHEAD_S}: it is how long before it the run "
-                "saves. Lower it, or raise --time-limit."
+                f" ({limit_s} s): it is how long before it the run saves. Lower it, or raise "
+                "--time-limit."
             )
 
     @property
@@ -107,10 +105,8 @@ class Resources:
         return ["srun", "--kill-on-bad-exit=1", *cpus]  # srun does not inherit it
 
     def __str__(self) -> str:
-        kind = "GPU" if self.gpus_per_node else "CPU process"
-        ending = "" if self.tasks_per_node == 1 else "s" if self.gpus_per_node else "es"
-        nodes = f"{self.nodes} node{'s' * (self.nodes > 1)}"
-        return f"{nodes} x {self.tasks_per_node} {kind}{ending}"
+        kind = "GPUs" if self.gpus_per_node else "CPU processes"
+        return f"nodes x {kind}: {self.nodes} x {self.tasks_per_node}"
 
 
 @dataclass(frozen=True)
@@ -120,18 +116,14 @@ class Script:
     Args:
         resources: of the job.
         name: of the job.
-        title: the first line.
         command: its lines, quoted where they must be.
         run_folder: as the shell reads it; "" where the command knows it.
-        is_torchrun: for machines without SLURM.
     """
 
     resources: Resources
     name: str
-    title: str
     command: Sequence[str]
     run_folder: str = ""
-    is_torchrun: bool = False
 
     def text(self, path: Path, activate: Sequence[str] = ()) -> str:
         """Return the script.
@@ -146,18 +138,16 @@ class Script:
         environment = Environment(
             loader=FileSystemLoader(TEMPLATES),
             undefined=StrictUndefined,
-            autoescape=False,
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
         return environment.get_template("job.sh").render(
             **asdict(self.resources) | {"cpus_per_task": self.resources.cpus},
-            title=self.title,
+            resources=self.resources,
             path=path,
             name=self.name,
             run_folder=self.run_folder,
-            is_torchrun=self.is_torchrun,
             activate=list(activate),
             python=shlex.quote(python_of(activate)),
             command=" \\\n  ".join(self.command),
@@ -178,16 +168,14 @@ def submit(
     save_ahead_s: int = 300,
     activate: list[str] | None = None,
     name: str | None = None,
-    verb: Literal["fit", "validate", "test", "predict"] = "fit",
     dry_run: bool = False,
 ) -> int:
     """Write the script of a job, and put it into SLURM's queue.
 
     The job saves ahead of its time limit, is requeued and goes on in the same run folder until the
-    run is complete. Beside it lies torchrun.sh, the same for machines without SLURM. The config of
-    a chain becomes one job for each stage that is not complete, each after the one before it; a
-    stage runs on its `devices`, such as --change.dump.devices=8, of which a node has as many as
-    --gpus-per-node says, or --tasks-per-node.
+    run is complete. The config of a chain becomes one job for each stage that is not complete, each
+    after the one before it; a stage runs on its `devices`, such as --change.dump.devices=8, of
+    which a node has as many as --gpus-per-node says, or --tasks-per-node.
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
@@ -202,7 +190,6 @@ def submit(
         save_ahead_s: how long before the time limit the run is told to save.
         activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable.
         name: of the job, of its scripts' folder, jobs/NAME, and of its run, runs/NAME_JOBID.
-        verb: of the run.
         dry_run: write the scripts and submit nothing.
 
     Raises:
@@ -228,8 +215,8 @@ def submit(
             f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
             f"is none of {', '.join(NO_NAMES)}, in which Lightning does not see SLURM."
         )
-    job_scripts = chain_scripts if is_chain else run_scripts
-    found = job_scripts(run, resources, verb, name, python_of(lines))
+    job_scripts = chain_scripts if is_chain else run_script
+    found = job_scripts(run, resources, name, python_of(lines))
     if not found:
         return 0
     LOGS.mkdir(exist_ok=True)
@@ -244,7 +231,7 @@ def submit(
         (place / file).write_text(text, encoding="utf-8")
         (place / file).chmod(0o755)
         print(f"wrote      {place / file} for {found[file].resources}")
-    jobs = [place / file for file, one in found.items() if not one.is_torchrun]
+    jobs = [place / file for file in found]
     if dry_run:
         for i, path in enumerate(jobs):
             command = shlex.join(sbatch_command(path, "JOB" if i else None))
@@ -253,21 +240,18 @@ def submit(
     numbers = submit_all(jobs)
     for path, job in zip(jobs, numbers, strict=True):
         print(f"submitted  job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err")
-    if not is_chain and verb == "fit":
+    if not is_chain:
         root = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
         root = root or given_option(options, ROOT) or ""
         print(f"run folder {root}; with --{ROOT}= it a new job goes on")
     return 0
 
 
-def run_scripts(
-    run: list[str], resources: Resources, verb: str, name: str, python: str
-) -> dict[str, Script]:
-    """Return the scripts of a run's job.
+def run_script(run: list[str], resources: Resources, name: str, python: str) -> dict[str, Script]:
+    """Return the script of a run's job.
 
     Raises:
-        UsageError: an option of the run is the job's own or contradicts it, or the run's parser
-            refuses it.
+        UsageError: an option of the run is the job's own, or the run's parser refuses it.
     """
     options = expand_configs(run)
     for key, instead in (
@@ -277,59 +261,34 @@ def run_scripts(
         if (given := given_option(options, key)) is not None:
             raise UsageError(f"--{key}={given} is set by the job: use {instead}.")
     ckpt_path = given_option(options, "ckpt_path")
-    if verb == "fit" and ckpt_path not in (None, "auto"):
+    if ckpt_path not in (None, "auto"):
         raise UsageError(
             f"--ckpt_path={ckpt_path}: a job goes on from the newest checkpoint of its run folder. "
             f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
             "--model.init_from."
         )
-    accelerator = given_value(options, ACCELERATOR)
-    if accelerator in ("gpu", "cuda") and not resources.gpus_per_node:
-        raise UsageError(f"{ACCELERATOR}={accelerator} in a job without GPUs: add --gpus-per-node.")
     own = [
         f"--trainer.devices={resources.tasks_per_node}",
         f"--trainer.num_nodes={resources.nodes}",
     ]
-    own += [] if accelerator is not None else [f"--{ACCELERATOR}={resources.accelerator}"]
-    check_run([verb, *run, *own], resources.processes)
-    keeps = verb == "fit" and not given_option(options, ROOT)
-    root = shlex.quote(str(run_root(options).with_name(name)))
+    if given_value(options, ACCELERATOR) is None:
+        own.append(f"--{ACCELERATOR}={resources.accelerator}")
+    check_run(["fit", *run, *own], resources.processes)
     words = [shlex.quote(word) for word in one_word_each([*run, *own])]
-    goes_on = ["--ckpt_path=auto"] if verb == "fit" else []
-    title = f"unisono {verb} on {resources}."
-    options_of = {
-        file: [*words, *([f"--{ROOT}={place}"] if keeps else []), *goes_on]
-        for file, place in (("job.sh", '"$run"'), ("torchrun.sh", f"{root}_torchrun"))
-    }
-    torchrun = f"{shlex.quote(python)} -m torch.distributed.run"
-    ranks = [f"{torchrun} --max-restarts=3", f"--nproc-per-node={resources.tasks_per_node}"]
-    if resources.nodes == 1:
-        ranks.append("--standalone")
-    else:
-        ranks += [f"--nnodes={resources.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={name}"]
-        ranks.append('--rdzv-endpoint="$first:$port"')
-    ranks.append(shlex.join([*MODULE, verb]))
-    srun = [*resources.srun, python, *MODULE, verb]
-    run_folder = f"{root}_$SLURM_JOB_ID" if keeps else ""
-    return {
-        "job.sh": Script(
-            resources, name, title, [shlex.join(srun), *options_of["job.sh"]], run_folder
-        ),
-        "torchrun.sh": Script(
-            resources, name, title, [*ranks, *options_of["torchrun.sh"]], is_torchrun=True
-        ),
-    }
+    run_folder = ""
+    if not given_option(options, ROOT):
+        run_folder = f"{shlex.quote(str(run_root(options).with_name(name)))}_$SLURM_JOB_ID"
+        words.append(f'--{ROOT}="$run"')
+    command = [shlex.join([*resources.srun, python, *MODULE, "fit"]), *words, "--ckpt_path=auto"]
+    return {"job.sh": Script(resources, name, command, run_folder)}
 
 
-def chain_scripts(
-    run: list[str], most: Resources, verb: str, name: str, python: str
-) -> dict[str, Script]:
+def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> dict[str, Script]:
     """Return a script for each stage of a chain that is not complete.
 
     Args:
         run: options of `unisono chain`.
         most: of each stage; its GPUs, or processes on CPUs, are the most on one machine.
-        verb: of the command line, which stages have themselves.
         name: of the jobs.
         python: that the job starts.
 
@@ -339,17 +298,12 @@ def chain_scripts(
     """
     from lit_models.commands import arguments_of, chain
 
-    if verb != "fit":
-        raise UsageError(f"--verb={verb}: the stages of a chain have verbs of their own.")
     if most.nodes > 1:
         raise UsageError(
             f"--nodes={most.nodes}: a stage of a chain takes as many nodes as its devices need; "
             "give --change.NAME.devices=8, and the most on one node with --gpus-per-node."
         )
     options = expand_configs(run)
-    for key in ("launcher", "stages"):
-        if given_option(options, key) is not None:
-            raise UsageError(f"--{key} is set by the job; leave it out.")
     stages: list[Stage] = []
     machines: dict[str, Resources] = {}
     changes: dict[str, list[str]] = {}
@@ -388,7 +342,6 @@ def chain_scripts(
         found[f"{number}-{stage.name}.sh"] = Script(
             job,
             f"{name}-{stage.name}",
-            f"The stage {stage.name} of a chain, on {job}.",
             [*command, *changes.get(stage.name, []), launcher],
         )
     return found
@@ -426,11 +379,11 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
     """
     from lightning.pytorch.strategies import StrategyRegistry
 
-    from lit_models.cli import parsed_options
+    from lit_models.cli import ParsedCLI
     from lit_models.training import rules
 
     with usage_errors():
-        settings = rules.settings_of(parsed_options(argv, is_stage=is_stage))
+        settings = rules.settings_of(ParsedCLI(argv, is_stage).options)
         rules.check_strategy(settings.strategy, StrategyRegistry.available_strategies())
         rules.check_world(processes, settings.strategy, {"SLURM_NTASKS": str(processes)})
         rules.check_batch(settings, processes)
@@ -440,7 +393,7 @@ def seconds(time_limit: str) -> int:
     """Return a time limit in seconds.
 
     Raises:
-        UsageError: sbatch would not read it, or it is no time at all.
+        UsageError: sbatch would not read it.
     """
     match = TIME.fullmatch(str(time_limit))
     if match is None:
@@ -448,12 +401,7 @@ def seconds(time_limit: str) -> int:
     days, *rest = match.groups()
     values = [int(value) for value in rest if value is not None]
     factors = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1, 0)
-    total = int(days or 0) * 86400 + sum(v * f for v, f in zip(values, factors, strict=False))
-    if total < 60:
-        raise UsageError(
-            f"--time-limit={time_limit} is {total} s, and SLURM counts whole minutes; {TIME_RULE}."
-        )
-    return total
+    return int(days or 0) * 86400 + sum(v * f for v, f in zip(values, factors, strict=False))
 
 
 def python_of(activate: Sequence[str]) -> str:
@@ -482,8 +430,7 @@ def submit_all(scripts: Sequence[Path]) -> list[str]:
     if shutil.which("sbatch") is None:
         raise RuntimeError(
             "there is no sbatch on this machine, so nothing is submitted. Call this on a login "
-            "node of the cluster; or write the scripts with --dry-run: one of them, torchrun.sh, "
-            "needs no SLURM."
+            "node of the cluster; without SLURM, torchrun starts a run on several machines."
         )
     jobs: list[str] = []
     # Its own job's variables, where this is called within one, would win over the script.
@@ -499,8 +446,7 @@ def submit_all(scripts: Sequence[Path]) -> list[str]:
                 subprocess.run(["scancel", *jobs], capture_output=True)
             raise RuntimeError(
                 f"sbatch refuses the job: {' '.join(done.stderr.split()) or 'it does not say why'}."
-                f" The script is {script}; change what it asks for by the options of `unisono "
-                f"submit`, and call it again: {shlex.join(command)} would be refused again."
+                f" The script is {script}; call `unisono submit` again with other options."
                 f"{taken_back}"
             )
         jobs.append(done.stdout.strip().partition(";")[0])

@@ -1,7 +1,6 @@
 """`unisono chain` skips what is complete, goes on with what is not, and overwrites nothing; files
 of the user count by their content."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,10 +16,8 @@ import yaml
 from lit_models.commands.chain import (
     chosen_stages,
     read_stages,
-    remove_outputs,
     run_process,
     run_stages,
-    write_record,
 )
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
@@ -78,14 +75,14 @@ def test_all_stages_run_once_and_are_skipped_when_complete(
 def test_what_was_made_from_something_else_is_never_overwritten(chain: Chain) -> None:
     assert chain() == 0
     with pytest.raises(
-        ValueError, match=r"out/subject .* \(the option rate was None, is 2\) and i"
+        ValueError, match=r"out/subject .* \(the option rate\) and is never overwritten"
     ):
         chain(rate=2)
     Path("mine.yaml").write_text("# says nothing\nmodel: 1\n")
     assert chain() == 0
     assert called() == []
     Path("mine.yaml").write_text("model: 2\n")
-    with pytest.raises(ValueError, match="the config mine.yaml is another.*choose another --to"):
+    with pytest.raises(ValueError, match=r"\(the config mine.yaml.model\).*choose another --to"):
         chain()
     Path("mine.yaml").write_text("model: 1\n")
     Path("out/subject/checkpoints/last.ckpt").write_text("trained on")
@@ -96,11 +93,11 @@ def test_what_was_made_from_something_else_is_never_overwritten(chain: Chain) ->
 def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(chain: Chain) -> None:
     assert chain() == 0
     Path("out/subject/checkpoints/last.ckpt").unlink()
-    with pytest.raises(ValueError, match=r"out/export was made .*the output of subject is another"):
+    with pytest.raises(ValueError, match=r"out/export was made .*\(the output of subject\)"):
         chain()
     assert called() == []
     Path("out/export/out.txt").unlink()
-    with pytest.raises(ValueError, match="the output of export is another"):
+    with pytest.raises(ValueError, match="(the output of export)"):
         chain()
     Path("out/dump/out.txt").unlink()
     Path("out/test/out.txt").unlink()
@@ -207,30 +204,6 @@ def run(chain: Chain) -> Callable[..., list[str]]:
     return run
 
 
-def test_a_prediction_whose_record_was_not_written_is_made_again(run: Callable) -> None:
-    assert run() == ["one"]
-    record = json.loads(Path("out/chain/one.json").read_text())
-    write_record(Path("out"), "one", record["made_from"])
-    assert run() == ["one"]
-    assert run() == []
-
-
-def test_only_what_a_prediction_wrote_in_its_own_folder_is_removed(tmp_path: Path) -> None:
-    own, other = tmp_path / "own", tmp_path / "other"
-    for folder in (own / "store" / "train", own / ".store.1.parts", own / "a" / ".b", other):
-        folder.mkdir(parents=True)
-        (folder / "part").touch()
-    (own / "store" / "facts.json").touch()
-    (own / "folder").symlink_to(other)
-    (own / "file").symlink_to(other / "part")
-    remove_outputs(own)
-    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
-    assert left == {
-        "own", "own/.store.1.parts", "own/.store.1.parts/part", "own/a", "own/a/.b",
-        "own/a/.b/part", "own/folder", "own/file", "other", "other/part",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "option", ["in-1/b.txt", "in-{seed}", "in-1/*.txt", ["in-1/a.txt", "in-1/b.txt"]]
 )
@@ -242,7 +215,7 @@ def test_a_file_that_an_option_names_counts_with_its_content(run: Callable, opti
     Path("in-1/b.txt").touch()
     assert run(files=option) == []
     Path("in-1/b.txt").write_text("c")
-    with pytest.raises(ValueError, match="the files of the option files is another"):
+    with pytest.raises(ValueError, match="(the files of the option files)"):
         run(files=option)
 
 
@@ -252,14 +225,6 @@ def test_what_a_stage_itself_writes_is_no_input(run: Callable) -> None:
     for name in ("out.csv", "late.txt"):
         Path(name).write_text("made by the stage")
     assert run(**values) == []
-
-
-def test_an_evaluation_that_wrote_nothing_is_not_complete(
-    run: Callable, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for _ in range(2):
-        assert run("test", expected=1, silent=1) == ["one"]
-        assert "stage one ended well and wrote nothing to out/one, so" in capsys.readouterr().err
 
 
 @pytest.mark.soak

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lit_models.commands import run_command
-from lit_models.commands.check import check as check_command
+from lit_models.commands.plan import check as check_command
 from tests.text_corpora import saved_tokenizer
 
 ANY_MODEL = "--model=lightning.pytorch.demos.boring_classes.BoringModel"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands import arguments_of, command_files, summaries
+from lit_models.commands import COMMANDS, arguments_of
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", command_files())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> None:
-    summary = summaries()[name]
+    _, summary = COMMANDS[name]
     assert summary[:1].islower()
     assert 20 < len(summary) <= 68  # a line of `unisono --help` in 80 columns
     status, output = unisono(name, "--help")
@@ -68,7 +68,7 @@ def test_options_of_a_command_are_read_by_their_types(given: str, values: dict) 
         ("doctor --timeout_s x", "argument --timeout-s: invalid float value: 'x'. `unisono do"),
         ("submit --dry-run=maybe", "--dry-run must be true or false, got maybe"),
         ("export x --to=y --weights=z", "--weights: invalid choice: 'z' (choose from 'averaged',"),
-        ("fit --seed_everything=x --model.x=1", "seed_everything must be true or false or a whole"),
+        ("fit --seed_everything=x --model.x=1", "seed_everything: Does not validate against any"),
     ],
 )
 def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(
@@ -137,14 +137,6 @@ def test_options_of_a_group_are_joined_in_their_order(given: str, values: dict) 
     assert arguments_of(given.split(), function) == {"data": values}
 
 
-@pytest.mark.parametrize("given", ["--data.a", "--data.a.b=", "--data.a --data.b=1"])
-def test_an_option_of_a_group_needs_a_value(given: str) -> None:
-    def function(data: dict | None = None) -> None: ...
-
-    with pytest.raises(ValueError, match=r"--data\.a(\.b)? needs a value"):
-        arguments_of(given.split(), function)
-
-
 def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path: Path) -> None:
     def function(
         data: dict | None = None, to: str = "x", seed: int = 1, only: list[str] | None = None
@@ -184,17 +176,3 @@ def test_there_may_be_no_standard_error() -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert "usage: unisono" in done.stdout
-
-
-@pytest.mark.parametrize("value", ["", "1"])
-def test_who_wants_no_stacks_gets_none_and_processes_of_a_run_are_told(value: str) -> None:
-    asked = "import faulthandler; print(faulthandler.is_enabled())"
-    code = (
-        "import subprocess, sys; from lit_models.__main__ import tell_where_it_crashes; "
-        f"tell_where_it_crashes(); {asked}; sys.stdout.flush(); "
-        f"subprocess.run([sys.executable, '-c', {asked!r}])"
-    )
-    environ = {k: v for k, v in os.environ.items() if k != "PYTHONFAULTHANDLER"}
-    environ |= {} if value else {"PYTHONFAULTHANDLER": ""}
-    told = subprocess.check_output([sys.executable, "-c", code], text=True, env=environ)
-    assert told.split() == [str(bool(value))] * 2

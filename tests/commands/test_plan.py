@@ -1,16 +1,17 @@
 """`unisono plan`: steps, rates and memory by hand, and nothing that is left behind."""
 
-import json
 from typing import Any
 
 import pytest
 
 from lit_models.commands import run_command
-from lit_models.commands.plan import plan
+from lit_models.commands.plan import forecast_of, plan
 from lit_models.errors import USAGE, run_guarded
 
 RUN = [
     "--model.class_path=tests.toy.LitToy",
+    "--model.optimizer=torch.optim.AdamW",
+    "--model.optimizer.lr=0.01",
     "--data.class_path=tests.toy.ToyData",
     "--data.num_samples=50",
     "--data.global_batch_size=8",
@@ -19,25 +20,24 @@ RUN = [
 GIB = 2**30
 
 
-def rows_of(capsys, *options: str, devices: str = "1,2,4,8") -> dict[str, list[Any]]:
-    """Return what the command prints as JSON."""
-    assert plan([*RUN, *options], devices, json=True) == 0
-    found: dict[str, list[Any]] = json.loads(capsys.readouterr().out)
-    return found
+def rows_of(*options: str, devices: tuple[int, ...] = (1, 2, 4, 8)) -> dict[str, list[Any]]:
+    """Return label -> a value for each number of devices."""
+    columns = forecast_of([*RUN, *options], list(devices)).columns
+    return {name: [column[name] for column in columns] for name in columns[0]}
 
 
-def test_a_global_batch_is_the_same_run_on_any_devices(capsys):
-    rows = rows_of(capsys, "--data.micro_batch_size=2", "--trainer.max_epochs=3")
+def test_a_global_batch_is_the_same_run_on_any_devices():
+    rows = rows_of("--data.micro_batch_size=2", "--trainer.max_epochs=3")
     assert rows["steps per epoch"] == [7] * 4
     assert rows["accumulation"] == [4, 2, 1, 1]
     assert rows["steps in all"] == [21] * 4
     assert rows["targets per epoch"] == rows["targets per epoch"][:1] * 4
 
 
-def test_rate_and_warm_up_are_those_of_the_schedule(capsys):
+def test_rate_and_warm_up_are_those_of_the_schedule():
     schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
     options = [schedule, "--model.lr_scheduler.warmup=100", "--data.num_samples=2000"]
-    rows = rows_of(capsys, *options, "--data.global_batch_size=16")
+    rows = rows_of(*options, "--data.global_batch_size=16")
     assert rows["learning rate"] == pytest.approx([0.01] * 4)
     assert rows["warm-up steps"] == [100] * 4
 
@@ -50,16 +50,15 @@ def test_rate_and_warm_up_are_those_of_the_schedule(capsys):
         (["--trainer.max_steps=5"], "steps in all", 5),
     ],
 )
-def test_limits_of_the_trainer_count(capsys, options, label, value):
-    assert rows_of(capsys, *options, devices="1")[label] == [value]
+def test_limits_of_the_trainer_count(options, label, value):
+    assert rows_of(*options, devices=(1,))[label] == [value]
 
 
-def test_memory_of_the_state_by_hand(capsys):
-    rows = rows_of(capsys, devices="1, 2")
+def test_memory_of_the_state_by_hand():
+    rows = rows_of(devices=(1, 2))
     state = 13 * 16  # of the toy's weights, in float32
     assert rows["GiB, ddp"] == pytest.approx([state / GIB] * 2)
     assert rows["GiB, fsdp"] == pytest.approx([state / GIB, state / 2 / GIB])
-    assert rows["GiB, checkpoint"] == pytest.approx([13 * 12 / GIB] * 2)
 
 
 def test_groups_that_share_samples_are_not_planned(unisono, toy_config):
@@ -73,9 +72,8 @@ def test_groups_that_share_samples_are_not_planned(unisono, toy_config):
 def test_a_plan_parses_as_the_training_does(unisono, toy_config):
     """A class and then its options, of a class that a file names."""
     sgd = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1")
-    status, output = unisono("plan", "--config", "toy.yaml", *sgd, "--devices=1", "--json")
-    rows = json.loads(output[output.index("{") :])
-    assert (status, rows["learning rate"]) == (0, [0.1])
+    status, output = unisono("plan", "--config", "toy.yaml", *sgd, "--devices=1")
+    assert (status, "learning rate │ 0.10" in " ".join(output.split())) == (0, True), output
 
 
 def test_devices_that_would_have_nothing_to_do_are_named_beside_the_others(capsys):
@@ -83,10 +81,6 @@ def test_devices_that_would_have_nothing_to_do_are_named_beside_the_others(capsy
     shown = " ".join(capsys.readouterr().out.split())
     assert "devices ┃ 2 ┃ 8 ┃" in shown
     assert "Left out: 16 devices. data.global_batch_size=8 is smaller than devices x" in shown
-    assert run_command("plan", [*RUN, "--devices=2,16", "--json=true"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["devices"] == [2]
-    assert "left out: 16 devices" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`unisono replay`: the step as it was, and what in it was not finite."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -97,10 +98,10 @@ def test_each_sample_has_its_own_losses(run: Path, replayed) -> None:
     lengths = ToyData().build("train").lengths
     num_values = sum(lengths[s["sample_id"]] for s in content["samples"])
     assert len(content["samples"]) == 8
-    for sample, words in zip(content["samples"], content["descriptions"], strict=True):
+    for sample in content["samples"]:
         by_sum, by_value = losses_by_hand(run, sample["sample_id"], weights, epoch=1)
         length = lengths[sample["sample_id"]]
-        assert words == {"length": str(length)}
+        assert sample["description"] == {"length": str(length)}
         assert sample["terms"]["sum"] == pytest.approx(by_sum, rel=1e-9)
         assert sample["terms"]["values"] == pytest.approx(by_value, rel=1e-9)
         share = 0.5 * by_sum / 8 + by_value * length / num_values
@@ -126,10 +127,9 @@ def test_steps_between_are_trained_on_request(run: Path, replayed, step: int, st
 
 
 def test_the_first_step_is_that_of_the_untrained_network(run: Path, replayed) -> None:
-    content, output = replayed(run, 1, "--samples=2")
+    content, output = replayed(run, 1)
     assert content["loss"] == pytest.approx(ledger_lines(run)[0]["loss"], rel=1e-10)
     assert "none before it: the untrained network" in output
-    assert "and 6 more" in output
 
 
 def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, replayed) -> None:
@@ -150,7 +150,7 @@ def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) 
     step = next(line["step"] for line in lines if not line["is_finite"])
     content, output = replayed(run, step, "--advance=true", status=1)
     assert content["faults"] == {"values of the batch": [20], "gradient of model.0": []}
-    assert content["loss"] == "nan"
+    assert math.isnan(content["loss"])
     assert "not finite values of the batch; sample 20" in " ".join(output.split())
     assert "left out" in output  # the final weights know nothing of it
 
@@ -190,15 +190,13 @@ def test_the_coders_samples_are_shown_as_texts_and_codes(
     assert content["loss"] == pytest.approx(line["loss"], rel=1e-6)
     assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-5)
     rows = {tuple(row.split(",")) for row in (tmp_path / "train.csv").read_text().splitlines()}
-    for words in content["descriptions"]:
+    for words in (sample["description"] for sample in content["samples"]):
         assert (words["text"], words["language"], words["codes"]) in rows
     assert "network.encoder.layers.0" in content["grad_norms"]
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["init_args"]["loss"] = {"flat_dropout": 0.25}
     (run / "config-2.yaml").write_text(yaml.safe_dump(config))
     content, output = replayed(run, 1)
-    assert content["dropout"] == 0.25
-    assert "dropout     up to 0.25 in the run, off here" in output
     assert "config-2.yaml" in output
 
 
@@ -252,12 +250,6 @@ def test_what_is_missing_is_one_screen(
     assert status == 1
     assert message in " ".join(output.split())
     assert len(output.splitlines()) < 24
-
-
-def test_an_output_that_cannot_be_is_refused_before_the_work(run: Path, unisono: Unisono) -> None:
-    status, output = unisono("replay", RUN, "--step=8", "--json=no/x.json")
-    assert status == 1
-    assert "no folder no" in output
 
 
 def test_a_damaged_checkpoint_is_passed_over(run: Path, replayed) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands.submit import Resources, Script, python_of
+from lit_models.commands.submit import Resources, Script
 
 SRUN = """#!/bin/bash
 # Ends with $STATUS after $SECONDS_LONG, or as $HEARD tells it once it has heard a signal.
@@ -37,7 +37,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        script = Script(Resources(), "toy", "A job.", ['srun "$run"'], "toy_$SLURM_JOB_ID")
+        script = Script(Resources(), "toy", ['srun "$run"'], "toy_$SLURM_JOB_ID")
         activate = ["touch begun; sleep $ACTIVATION_S"]
         self.write("job.sh", script.text(Path("job.sh"), activate))
         for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL),
@@ -162,27 +162,8 @@ def test_an_activation_that_gives_no_unisono_is_noticed(node: Node) -> None:
     assert node.run(NO_UNISONO=1) == 1
     assert (node.folder / "python.txt").read_text() == "-c import lit_models\n"
     assert "there is no unisono on" in node.errors
-    assert "these lines find another Python; mend the ones above, or --activate" in node.errors
+    assert "give unisono submit the lines that find it with --activate" in node.errors
     assert not (node.folder / "srun.txt").exists()
-
-
-@pytest.mark.parametrize("activate", [(), ("true",)])
-def test_torchrun_without_unisono_says_so_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, activate: tuple[str, ...]
-) -> None:
-    (tmp_path / "python").write_text(PYTHON)
-    (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    script = Script(Resources(), "a", "A job.", [f"{python_of(activate)} -m"], is_torchrun=True)
-    path = tmp_path / "torchrun.sh"
-    path.write_text(script.text(path, activate))
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NO_UNISONO": "1"}
-    done = subprocess.run(
-        ["bash", str(path)], cwd=tmp_path, env=environ, capture_output=True, text=True
-    )
-    assert (done.returncode, "there is no unisono on" in done.stderr) == (1, True)
-    assert ("give unisono submit the lines" in done.stderr) == (not activate)
-    assert (tmp_path / "python.txt").read_text() == "-c import lit_models\n"
 
 
 def test_where_squeue_does_not_answer_the_way_on_is_said(node: Node) -> None:

@@ -20,7 +20,7 @@ from datamodules import (
 from datamodules.files.audit import WIDTH, Audit, AuditPart
 from datamodules.files.splitting import Split
 from datamodules.search.collection import CollectionRequest
-from lit_models.commands.check import check
+from lit_models.commands.plan import check
 from tests.search_collections import TEST, TRAIN, write_beir, write_qrels
 from tests.text_corpora import rows_file
 

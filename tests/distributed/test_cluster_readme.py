@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands import summaries
+from lit_models.commands import COMMANDS
 from lit_models.training.lineage import Status
 from tests.distributed.launch import ROOT
 from tests.distributed.slurm import Environ, facts_of, wait_for_end
@@ -71,7 +71,7 @@ def test_what_helps_exists() -> None:
     card = ROOT / "lit_models/training/strategies.md"
     table = card.read_text(encoding="utf-8").split("| what happens |")[1]
     named = set(re.findall(r"`unisono ([a-z]+)", SECTION + table))
-    assert named <= {*summaries(), *VERBS}
+    assert named <= {*COMMANDS, *VERBS}
     assert {"doctor", "plan", "verify", "report", "replay"} <= set(
         re.findall(r"unisono ([a-z]+)", table)
     )

@@ -8,11 +8,10 @@ import pytest
 
 from lit_models.training.lineage import Status, verify_run
 from tests.conftest import TOY
-from tests.distributed.launch import ROOT, ended, free_port, run, run_clean, started
+from tests.distributed.launch import ended, free_port, run, run_clean, started
 from tests.toy import assert_same_samples, ledger_lines
 
 Unisono = Callable[..., tuple[int, str]]
-BASH = "import os, sys; os.chdir(sys.argv[1]); os.execvp('bash', ['bash', *sys.argv[2:]])"
 
 
 def command(folder: Path, *options: str) -> list[str]:
@@ -108,24 +107,24 @@ def by_hand(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, st
     return ["-m", "lit_models", *command(folder, *fsdp)], {**place, "MASTER_PORT": str(port)}
 
 
-def by_torchrun_sh(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, str]]:
-    script = [str(folder), "jobs/toy/torchrun.sh", "127.0.0.1", str(port)]
-    return ["-c", BASH, *script], {"PYTHONPATH": str(ROOT)}
+def by_torchrun(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, str]]:
+    place = ("--nnodes=2", f"--node_rank={rank}", f"--master_port={port}")
+    torchrun = ("-m", "torch.distributed.run", *place, "--master_addr=127.0.0.1")
+    two = ("--trainer.num_nodes=2", "--trainer.devices=1", "--trainer.strategy=ddp")
+    return [*torchrun, "-m", "lit_models", *command(folder, *two)], {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launch", "made", "expected"),
+    ("launch", "expected"),
     [
-        (by_hand, "toy", ("fsdp", 2, 1)),
-        (by_torchrun_sh, "runs/toy_torchrun", ("ddp", 2, 2)),  # on two machines
+        (by_hand, ("fsdp", 2, 1)),
+        (by_torchrun, ("ddp", 2, 2)),  # on two machines
     ],
 )
 def test_a_launcher_makes_one_world_with_the_run_of_one_device(
-    toy_config: Path, unisono: Unisono, launch: Callable, made: str, expected: tuple
+    toy_config: Path, unisono: Unisono, launch: Callable, expected: tuple
 ) -> None:
-    status, output = unisono("submit", "--config", "toy.yaml", "--nodes=2", "--dry-run")
-    assert status == 0, output
     port = free_port()
     commands = [launch(Path.cwd(), port, rank) for rank in (0, 1)]
     launched = [started(*arguments, **environ) for arguments, environ in commands]
@@ -135,11 +134,11 @@ def test_a_launcher_makes_one_world_with_the_run_of_one_device(
         for process, mark in launched:
             ended(process, mark)
     assert [process.returncode for process, _ in launched] == [0, 0], "\n".join(outputs)
-    facts = topology(Path(made))
+    facts = topology(Path("toy"))
     assert (facts["strategy"], facts["world_size"], facts["num_nodes"]) == expected
-    assert ranks_of(Path(made)) == [["0", "cpu"], ["1", "cpu"]]
-    assert not list(Path().glob(f"{made}-*"))
+    assert ranks_of(Path("toy")) == [["0", "cpu"], ["1", "cpu"]]
+    assert not list(Path().glob("toy-*"))
     one = ("--trainer.default_root_dir=one", "--config", "hardware/cpu.yaml")
     status, output = unisono("fit", "--config", "toy.yaml", *one)
     assert status == 0, output
-    assert_same_samples(ledger_lines(Path("one")), ledger_lines(Path(made)), rel=1e-5)
+    assert_same_samples(ledger_lines(Path("one")), ledger_lines(Path("toy")), rel=1e-5)

@@ -17,7 +17,7 @@ FIT = ["fit", "--config", "occupation_coder/debug.yaml"]
 FIT += ["--trainer.accelerator=cpu", "--trainer.precision=64"]
 LAYOUTS = {"1 node x 2": (1, 2), "2 nodes x 1": (2, 1)}
 DOCTOR = ["-m", "lit_models", "doctor", "--json"]
-GROUP = ["--collectives", "--devices=1", "--num_nodes=2"]
+GROUP = ["--collectives"]
 
 
 def srun(environ: dict[str, str], options: list[str], command: list[str]) -> subprocess.Popen:
@@ -105,18 +105,14 @@ def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) 
     assert findings(reports(printed)[0])["launcher"].startswith("srun (SLURM_STEP_ID is set)")
 
 
-def test_one_task_for_two_devices_and_torchrun_in_every_task(slurm, tmp_path) -> None:
+def test_torchrun_in_every_task_is_an_error(slurm, tmp_path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
-    folder = f"--folder={tmp_path}"
-    both = [
-        srun(slurm, ["-n1"], [*DOCTOR, "--devices=2", folder]),
-        # Each task is a world of its own with a report: labels tell their lines apart.
-        srun(slurm, ["-N2", "--ntasks-per-node=1", "--label"], [*torchrun, *DOCTOR, folder]),
-    ]
-    (one, _), (two, _) = [process.communicate(timeout=150) for process in both]
-    assert [process.returncode != 0 for process in both] == [True, True], one + two
-    assert "SLURM has one task" in findings(reports(one)[0])["world"]
-    first = "\n".join(line[3:] for line in two.splitlines() if line.startswith("0: "))
+    # Each task is a world of its own with a report: labels tell their lines apart.
+    tasks = ["-N2", "--ntasks-per-node=1", "--label"]
+    process = srun(slurm, tasks, [*torchrun, *DOCTOR, f"--folder={tmp_path}"])
+    printed, _ = process.communicate(timeout=150)
+    assert process.returncode != 0, printed
+    first = "\n".join(line[3:] for line in printed.splitlines() if line.startswith("0: "))
     found = reports(first)[0]["findings"]
     errors = [f["what"] for f in found if f["level"] == "error"]
     assert errors == ["srun started 2 tasks, and torchrun runs in them"]

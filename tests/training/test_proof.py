@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lit_models.commands.verify import verify
+from lit_models.commands.report import verify
 from lit_models.training import Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, chained, verify_run

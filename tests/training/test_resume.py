@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
-from lit_models.commands.verify import verify
+from lit_models.commands.report import verify
 from lit_models.training import LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.lineage import Status, verify_run

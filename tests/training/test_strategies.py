@@ -20,7 +20,7 @@ from torch import nn
 from datamodules.core.plan import PlanRequest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.cli import parsed_options
+from lit_models.cli import ParsedCLI
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
 from lit_models.training import FailureReport, rules, status
@@ -153,7 +153,7 @@ def test_the_parsed_strategy_has_the_option(in_file, given, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"trainer: {{max_epochs: 3, strategy: {in_file or 'auto'}}}\n")
     parts = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData"]
-    trainer = parsed_options(["fit", "--config", str(path), *given, *parts]).trainer
+    trainer = ParsedCLI(["fit", "--config", str(path), *given, *parts]).options.trainer
     assert trainer.strategy.class_path == STRATEGY_CLASSES["fsdp"]
     assert trainer.strategy.init_args.tensor_parallel_size == 2
     assert trainer.max_epochs == 3

@@ -1,35 +1,5 @@
-{% macro begin() %}
-{% for line in activate %}
-{{ line }}
-{% endfor %}
-{% if activate %}
-
-{% endif %}
-{{ python }} -c 'import lit_models' || {
-{% if activate %}
-  echo "there is no unisono on $(uname -n): these lines find another Python; mend the ones above, or --activate of submit" >&2
-{% else %}
-  echo "there is no unisono on $(uname -n): install it there, or give unisono submit the lines that find it with --activate" >&2
-{% endif %}
-  exit 1
-}
-{% endmacro %}
 #!/bin/bash
-# {{ title }}
-{% if is_torchrun %}
-# Written by `unisono submit`, for machines without SLURM. From the folder where that was called,
-# which all machines share:
-#   bash {{ path }}{% if nodes > 1 %} FIRST_MACHINE [PORT]   (on each machine){% endif +%}
-# The same command again goes on where the run was.
-{{ begin() }}
-# Restarted ranks would else read the addresses of those before them, and half the restarts fail.
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-
-{% if nodes > 1 %}
-first=${1:?give the name or the address of the first machine} port=${2:-29400}
-{% endif %}
-{{ command }}
-{% else %}
+# {{ name }}, {{ resources }}
 # Written by `unisono submit`. Submit it from the folder where that was called:
 #   sbatch {{ path }}
 #SBATCH --job-name={{ name }}
@@ -94,7 +64,16 @@ finish() {
   exit $1
 }
 
-{{ begin() }}
+{% for line in activate %}
+{{ line }}
+{% endfor %}
+{% if activate %}
+
+{% endif %}
+{{ python }} -c 'import lit_models' || {
+  echo "there is no unisono on $(uname -n): give unisono submit the lines that find it with --activate" >&2
+  exit 1
+}
 {% if run_folder %}
 run={{ run_folder }} # the same however often the job is requeued
 {% endif %}
@@ -112,4 +91,3 @@ while
   [ $signals != $before ]
 do :; done
 finish $status
-{% endif %}
