@@ -478,12 +478,17 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
         ValueError: they are damaged, name what is not allowed, or a part is of no checkpoint.
     """
     given = (config or {}).get("init_args") or {}
-    init_from, part = given.get("init_from"), given.get("init_from_part")
+    init_from, part, pretrained = map(given.get, ("init_from", "init_from_part", "pretrained"))
     if init_from is None and part is not None:
         raise ValueError(
             f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "
             "would train from scratch. Give --model.init_from=BEST.ckpt, or set "
             "--model.init_from_part=null."
+        )
+    if isinstance(pretrained, str) and not Path(pretrained).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"model.pretrained: {pretrained} is no folder; name that of a Hugging Face model on "
+            "this machine with --model.pretrained=…, or null, to start from random weights."
         )
     if init_from is None:
         return {}
