@@ -339,8 +339,7 @@ class InstructionDataset(RowDataset):
         sizes = np.minimum(whole, context_length)
         starts, is_long = stream.starts + whole - sizes, whole > context_length
         before = count_trained(is_trained, stream.starts + 1, whole)
-        targets = before.copy()
-        targets[is_long] = count_trained(is_trained, starts[is_long] + 1, sizes[is_long])
+        targets = count_trained(is_trained, starts + 1, sizes)
         stays = ~is_long | (too_long == "cut")
         losses = []
         if is_long.any():

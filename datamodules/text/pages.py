@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,7 +26,6 @@ from datamodules.text.instructions import (
 )
 from datamodules.text.packing import Piece
 from datamodules.text.prompts import (
-    ROWS_AT_ONCE,
     Prompt,
     PromptDataset,
     begun,
@@ -147,18 +145,19 @@ class PageRequest(InstructionRequest):
 def page_prompts(
     rows: Iterable[JsonRow], tokenizer: TextTokenizer, target: Target, max_prompt: int
 ) -> Iterator[list[Prompt]]:
-    """Yield the tokens of pages to write for, which may lack the target; see `PageRequest`."""
-    rows, most = iter(rows), max_prompt - (tokenizer.begin_id is not None)
-    while some := list(islice(rows, ROWS_AT_ONCE)):
-        asked = [placed(row, lambda row: framed(page_of(row, target), target)) for row in some]
-        places = [row.place for row in some]
-        texts = [prompt for prompt, _ in asked]
-        encodings = tokenizer.encode_with_offsets(texts, places)
-        for (prompt, shrinks), encoding in zip(asked, encodings, strict=True):
-            offsets = np.array(encoding.offsets).reshape(-1, 2)
-            kept = tokens_within(offsets, len(prompt), shrinks, most)
-            ids = np.array(encoding.ids, np.int64)[kept].tolist()
-            yield [Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))]
+    """Return the tokens of pages to write for, read when they are asked for; they may lack the
+    target. See `PageRequest`."""
+    most = max_prompt - (tokenizer.begin_id is not None)
+
+    def read(row: JsonRow) -> list[Prompt]:
+        prompt, shrinks = framed(page_of(row, target), target)
+        [encoding] = tokenizer.encode_with_offsets([prompt])
+        offsets = np.array(encoding.offsets).reshape(-1, 2)
+        kept = tokens_within(offsets, len(prompt), shrinks, most)
+        ids = np.array(encoding.ids, np.int64)[kept].tolist()
+        return [Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))]
+
+    return (placed(row, read) for row in rows)
 
 
 class SnippetDataset(InstructionDataset):

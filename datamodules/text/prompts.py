@@ -3,8 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain, islice, pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,7 +34,6 @@ SHAPES = (
     '{"conversations": [{"from": "human", "value": "…"}, …]} or {"instruction": "…", "input": "…", '
     '"output": "…"}'
 )
-ROWS_AT_ONCE = 1024
 FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
 OTHER_OUTPUT = "or name another file with --data.predict_output"
@@ -48,13 +46,6 @@ class Prompt(NamedTuple):
     ids: Sequence[int] | np.ndarray
     num_rated: int
     num_cut: int
-
-
-class _Text(NamedTuple):
-    place: str
-    prompt: str
-    is_chat: bool  # written by a chat template
-    choices: list[str]
 
 
 def read_rows(files: Sequence[Path]) -> Iterator[JsonRow]:
@@ -76,7 +67,8 @@ def read_prompts(
     max_new_tokens: int = 1,
     cuts: bool = False,
 ) -> Iterator[list[Prompt]]:
-    """Yield the tokens of each row: one prompt, or each choice after the row's prompt.
+    """Return the tokens of each row, read when it is asked for: one prompt, or each choice after
+    the row's prompt.
 
     Args:
         rows: each with a `prompt`, a text, or `messages`.
@@ -92,60 +84,41 @@ def read_prompts(
     """
     is_scored = mode == "score"
 
-    def encoded(texts: list[str], places: list[str]) -> list[list[int]]:
-        return [ids.tolist() for ids in tokenizer.encode_batch(texts, places)]
-
-    def fitted(text: _Text, prompt: list[int], joint: list[int]) -> Prompt:
+    def fitted(prompt: list[int], joint: list[int], is_chat: bool) -> Prompt:
         num_rated = joint_tokens(prompt, joint) if is_scored else 0
         if is_scored and not num_rated:
-            raise ValueError(
-                f"{text.place}: a choice adds no token to the prompt; write what follows it."
-            )
-        ids = begun(joint, text.is_chat, tokenizer)
+            raise ValueError("a choice adds no token to the prompt; write what follows it.")
+        ids = begun(joint, is_chat, tokenizer)
         if is_scored and num_rated == len(ids):  # the first token, too, needs one to follow
             ids = [tokenizer.end_id, *ids]
         size = len(ids) - is_scored  # nothing follows the last token of a choice
         if max_positions is None or size <= max_positions:
             return Prompt(ids, num_rated, 0)
-        if not cuts:
+        if not cuts or num_rated > max_positions:
             raise ValueError(
-                f"{text.place}: {'prompt and choice' if is_scored else 'the prompt'} has "
-                f"{size} tokens and the network {max_positions} positions; shorten it, or cut its "
-                "beginning with model.generation.context=recent."
-            )
-        if num_rated > max_positions:
-            raise ValueError(
-                f"{text.place}: the choice has {num_rated} tokens and the network "
-                f"{max_positions} positions; shorten it."
+                f"{'prompt and choice' if is_scored else 'the prompt'} has {size} tokens and the "
+                f"network {max_positions} positions; shorten it, or cut the prompt's beginning "
+                "with model.generation.context=recent."
             )
         kept = (
             ids[-max_positions - 1 :] if is_scored else recent(ids, max_positions, max_new_tokens)
         )
         return Prompt(kept, num_rated, len(ids) - len(kept))
 
-    make = partial(_text, tokenizer=tokenizer, separator=separator, is_scored=is_scored)
-    texts = (placed(row, make) for row in rows)
-    while some := list(islice(texts, ROWS_AT_ONCE)):
-        prompts = encoded([text.prompt for text in some], [text.place for text in some])
-        if is_scored:
-            both = [(text.prompt + more, text.place) for text in some for more in text.choices]
-            joint = iter(encoded(*map(list, zip(*both, strict=True))))
-        else:
-            joint = iter(prompts)
-        for text, ids in zip(some, prompts, strict=True):
-            yield [fitted(text, ids, next(joint)) for _ in text.choices]
+    def read(row: JsonRow) -> list[Prompt]:
+        prompt, messages = asked(row.values)
+        choices = row.values.get("choices") if is_scored else [""]
+        if prompt is not None and messages is not None:
+            raise ValueError('the row has both "prompt" and "messages"; write one of them.')
+        if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
+            raise ValueError('mode score needs "choices", a list of texts that may follow.')
+        check_characters("".join(choices))
+        text = tokenizer.render(messages or (), True) if prompt is None else prompt + separator
+        encoded = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
+        alone, *joint = (ids.tolist() for ids in encoded)
+        return [fitted(alone, ids, prompt is None) for ids in joint]
 
-
-def _text(row: JsonRow, tokenizer: TextTokenizer, separator: str, is_scored: bool) -> _Text:
-    prompt, messages = asked(row.values)
-    choices = row.values.get("choices") if is_scored else [""]
-    if prompt is not None and messages is not None:
-        raise ValueError('the row has both "prompt" and "messages"; write one of them.')
-    if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
-        raise ValueError('mode score needs "choices", a list of texts that may follow the prompt.')
-    check_characters("".join(choices))
-    text = tokenizer.render(messages or (), True) if prompt is None else prompt + separator
-    return _Text(row.place, text, prompt is None, choices)
+    return (placed(row, read) for row in rows)
 
 
 def placed(row: JsonRow, make: Callable[[JsonRow], T]) -> T:

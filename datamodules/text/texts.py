@@ -83,18 +83,14 @@ class LanguageModelDataModule(CorpusDataModule):
         row = json.dumps({"prompt": "The"})
         return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
 
-    def _trained_tokenizer(self) -> TextTokenizer | None:
-        recipe = self.model.recipe
-        return None if recipe is None else TextTokenizer.from_dict(recipe["tokenizer"])
-
     def open_store(self, stage: str) -> TokenStore:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
-        path, is_training = self._options().path, stage == "fit"
+        path, is_training, trained = self._options().path, stage == "fit", self.model.recipe
         has_gone = path is not None and not Path(path).expanduser().exists()
-        # A trained model's, in evaluation and in a training whose tokenizer's folder has gone.
-        given = self._trained_tokenizer() if has_gone or not is_training else None
-        if given is None:
+        # A trained model's is used in evaluation, and where its folder has gone in training.
+        if trained is None or (is_training and not has_gone):
             return self.make_store(self.store_request())
+        given = TextTokenizer.from_dict(trained["tokenizer"])
         if self.files[VALIDATION] and not is_training:  # then nothing of training is held out
             return self.make_store(replace(self.store_request((VALIDATION, TEST)), given=given))
         request = self.store_request()

@@ -159,19 +159,19 @@ class TextTokenizer:
         pipeline = json.loads(self.backend.to_str())
         model, steps = pipeline["model"], _steps(pipeline["decoder"])
         kinds = {step["type"] for step in steps}
+        is_of_bytes = "ByteLevel" in kinds
         is_marked = "Metaspace" in kinds or any(
             step["type"] == "Replace" and step["pattern"] == {"String": SPACE_MARK}
             for step in steps
         )
-        spells_itself = kinds == {"Fuse"} and pipeline["pre_tokenizer"] is None
-        if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
-            return None
-        if not ("ByteLevel" in kinds or is_marked or spells_itself):
+        spells = is_of_bytes or is_marked or (kinds == {"Fuse"} and not pipeline["pre_tokenizer"])
+        has_pieces = model["type"] in ("BPE", "Unigram") and not model.get("end_of_word_suffix")
+        if not (spells and has_pieces):
             return None
         alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
         lengths = np.zeros(self.vocab_size, np.int64)
         for token, i in self.backend.get_vocab(with_added_tokens=True).items():
-            if "ByteLevel" in kinds and alphabet.issuperset(token):  # another piece spells itself
+            if is_of_bytes and alphabet.issuperset(token):  # another piece spells itself
                 lengths[i] = len(token)
             elif is_marked and BYTE_PIECE.fullmatch(token):
                 lengths[i] = 1

@@ -282,5 +282,5 @@ def test_a_text_longer_than_the_positions_is_refused_or_loses_its_beginning(tmp_
     assert long.ids.tolist() == TOKENIZER.encode("efghijk").tolist()
     assert (long.num_rated, short.num_rated) == (3, 1)
     assert data.num_cut.tolist() == [5]  # with the begin-of-text token
-    with pytest.raises(ValueError, match="the choice has 3 tokens and the network 2"):
+    with pytest.raises(ValueError, match="prompt and choice has 11 tokens and the network 2"):
         dataset(tmp_path, rows, max_positions=2, cuts=True)
