@@ -13,15 +13,7 @@ import numpy as np
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
-from datamodules.files.rows import (
-    SUFFIXES,
-    BadRow,
-    BadRows,
-    JsonRow,
-    RowFault,
-    refuse,
-    sound_rows,
-)
+from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault, refuse, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset

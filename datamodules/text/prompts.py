@@ -184,8 +184,8 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
         return values
     turns = values.get("conversations")
     if turns is None and isinstance(values.get("instruction"), str):
-        asked = [values["instruction"], values.get("input") or ""]
-        turns = [{"role": "user", "content": "\n\n".join(str(part) for part in asked if part)}]
+        parts = [values["instruction"], values.get("input") or ""]
+        turns = [{"role": "user", "content": "\n\n".join(str(part) for part in parts if part)}]
         if values.get("output") is not None:
             turns.append({"role": ASSISTANT, "content": values["output"]})
     if turns is None:

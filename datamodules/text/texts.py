@@ -28,10 +28,7 @@ from datamodules.text.prompts import (
     write_rows,
 )
 from datamodules.text.store import CorpusDataModule, CorpusRequest, TokenStore
-from datamodules.tokenizers.text import (
-    TextTokenizer,
-    make_tokenizer,
-)
+from datamodules.tokenizers.text import TextTokenizer, make_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +226,8 @@ class TextDataModule(LanguageModelDataModule):
     `context_length` are cut into pieces.
 
     Args:
-        train_files: txt, jsonl or parquet; a path, a pattern or a folder, or several.
+        train_files: txt, each a document, or jsonl or parquet, each row one; a path, a pattern or a
+            folder, or several.
         layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
             the stream of all documents into equal blocks, `documents` makes each document a
             sample of its own and joins those of a micro-batch without padding.
