@@ -59,7 +59,7 @@ def small_coder(**options) -> LitOccupationCoder:
     return LitOccupationCoder(**{**defaults, **options})
 
 
-def trainer_of(tmp_path, epochs=40) -> Trainer:
+def trainer_of(tmp_path, epochs=30) -> Trainer:
     seldom = {"check_val_every_n_epoch": epochs, "num_sanity_val_steps": 0}
     limits = {"max_epochs": epochs, "precision": 32, "callbacks": [], **seldom}
     return toy_trainer(tmp_path / "run", enable_checkpointing=False, **limits)
