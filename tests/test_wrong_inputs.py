@@ -160,7 +160,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "damaged lengths": (
         ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"},
-        "runs/mine/plan_lengths.npy cannot be read .*; copy the whole run folder again",
+        "runs/mine/plan_lengths.npy is damaged .*; only the run writes it: copy it again",
     ),
     "a checkpoint whose weights are a text": (
         [*TEST, "--ckpt_path=text.ckpt"], {"text.ckpt": "TEXT"},
