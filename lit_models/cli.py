@@ -224,9 +224,8 @@ class UnisonoCLI(LightningCLI):
         config.trainer.default_root_dir = self.choice.folder
         config.ckpt_path = None  # a saved config starts a run of its own
         known = StrategyRegistry.available_strategies()
-        settings = rules.settings_of(config)
         with usage_errors():
-            self.verdict = rules.check(settings, os.environ, known)
+            self.verdict = rules.check(config, os.environ, known)
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
@@ -241,7 +240,7 @@ class UnisonoCLI(LightningCLI):
         given, verdict = self.config_init[self.subcommand].trainer, self.verdict
         assert verdict is not None
         is_fit, strategy = self.subcommand == "fit", given.strategy
-        name = rules.settings_of(self.options).strategy
+        name, _ = rules.strategy_of(self.options.trainer.strategy)
         if name == "auto":
             chosen = choose_strategy(verdict, self.model, is_fit, given.precision)
             if chosen is not None:

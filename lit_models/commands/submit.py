@@ -383,10 +383,11 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
     from lit_models.training import rules
 
     with usage_errors():
-        settings = rules.settings_of(ParsedCLI(argv, is_stage).options)
-        rules.check_strategy(settings.strategy, StrategyRegistry.available_strategies())
-        rules.check_world(processes, settings.strategy, {"SLURM_NTASKS": str(processes)})
-        rules.check_batch(settings, processes)
+        config = ParsedCLI(argv, is_stage).options
+        strategy, _ = rules.strategy_of(config.trainer.strategy)
+        rules.check_strategy(strategy, StrategyRegistry.available_strategies())
+        rules.check_world(processes, strategy, {"SLURM_NTASKS": str(processes)})
+        rules.check_batch(config, processes)
 
 
 def seconds(time_limit: str) -> int:

@@ -35,21 +35,6 @@ DEEPSPEED = (
 )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The values of a command line that depend on each other; `None` for a strategy's class, and
-    where the data has no such option."""
-
-    accelerator: str = "auto"
-    devices: int | str | list[int] = "auto"
-    num_nodes: int = 1
-    strategy: str | None = "auto"
-    accumulate_grad_batches: int = 1
-    global_batch_size: int | None = None
-    micro_batch_size: int | Literal["auto"] = "auto"
-    tensor_parallel_size: int = 1
-
-
 @dataclass
 class Verdict:
     """The run as it will be: the indices of its GPUs or the number of other devices, processes on
@@ -59,22 +44,6 @@ class Verdict:
     devices: int | list[int]
     world_size: int
     warnings: list[str] = field(default_factory=list)
-
-
-def settings_of(config: Any) -> Settings:
-    """Returns the settings in a parsed command line of one verb."""
-    trainer, data = config.trainer, config.data.get("init_args") or {}
-    strategy, options = strategy_of(trainer.strategy)
-    return Settings(
-        accelerator=trainer.accelerator if isinstance(trainer.accelerator, str) else "cpu",
-        devices=trainer.devices,
-        num_nodes=trainer.num_nodes,
-        strategy=strategy,
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-        global_batch_size=data.get("global_batch_size"),
-        micro_batch_size=data.get("micro_batch_size") or "auto",
-        tensor_parallel_size=options.get("tensor_parallel_size") or 1,
-    )
 
 
 def strategy_of(given: Any) -> tuple[str | None, Any]:
@@ -89,23 +58,29 @@ def strategy_of(given: Any) -> tuple[str | None, Any]:
     return (name if name == "DeepSpeedStrategy" else spawning), options
 
 
-def check(settings: Settings, environ: Mapping[str, str], strategies: list[str]) -> Verdict:
-    """Returns what will run on this machine; `strategies` are the names that the Trainer knows.
+def check(config: Any, environ: Mapping[str, str], strategies: list[str]) -> Verdict:
+    """Returns what will run on this machine.
+
+    Args:
+        config: a parsed command line of one verb.
+        environ: the environment.
+        strategies: names that the Trainer knows.
 
     Raises:
-        ValueError: the settings contradict each other, the machine or the launcher's variables.
+        ValueError: values contradict each other, the machine or the launcher's variables.
     """
-    check_strategy(settings.strategy, strategies)
-    verdict = resolve_devices(settings)
-    placed = ("MASTER_ADDR", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")
-    if settings.num_nodes > 1 and not any(environ.get(name) for name in placed):
+    strategy, _ = strategy_of(config.trainer.strategy)
+    check_strategy(strategy, strategies)
+    verdict = resolve_devices(config.trainer)
+    nodes, placed = config.trainer.num_nodes, ("MASTER_ADDR", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")
+    if nodes > 1 and not any(environ.get(name) for name in placed):
         raise ValueError(
-            f"trainer.num_nodes is {settings.num_nodes}, but no launcher started this process: it "
-            "would wait for the other machines. Use srun or torchrun (`unisono submit` writes the "
-            "job), or set MASTER_ADDR, MASTER_PORT and NODE_RANK on every machine."
+            f"trainer.num_nodes is {nodes}, but no launcher started this process: it would wait "
+            "for the other machines. Use srun or torchrun (`unisono submit` writes the job), or "
+            "set MASTER_ADDR, MASTER_PORT and NODE_RANK on every machine."
         )
-    verdict.warnings += check_world(verdict.world_size, settings.strategy, environ)
-    check_batch(settings, verdict.world_size)
+    verdict.warnings += check_world(verdict.world_size, strategy, environ)
+    check_batch(config, verdict.world_size)
     return verdict
 
 
@@ -122,8 +97,9 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
 
 
-def resolve_devices(settings: Settings) -> Verdict:
-    """Returns the devices of this machine, `auto` resolved, never silently.
+def resolve_devices(trainer: Any) -> Verdict:
+    """Returns the devices of this machine for the parsed `trainer` key, `auto` resolved, never
+    silently.
 
     Raises:
         ValueError: no devices at all.
@@ -132,14 +108,15 @@ def resolve_devices(settings: Settings) -> Verdict:
     import torch
     from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
-    accelerator, devices, nodes = settings.accelerator, settings.devices, settings.num_nodes
+    accelerator, devices, nodes = trainer.accelerator, trainer.devices, trainer.num_nodes
+    accelerator = accelerator if isinstance(accelerator, str) else "cpu"
     takes_all = str(devices) in ("auto", "-1")
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         indices = CUDAAccelerator.parse_devices(-1 if takes_all else devices)
         if not indices:
             raise ValueError(f"trainer.devices={devices} names no GPU; auto takes all of them.")
         return Verdict("gpu", indices, len(indices) * nodes)
-    number = 1 if takes_all else CPUAccelerator.parse_devices(devices)  # type: ignore[arg-type]
+    number = 1 if takes_all else CPUAccelerator.parse_devices(devices)
     out = Verdict("cpu" if accelerator == "auto" else accelerator, number, number * nodes)
     if out.accelerator == "cpu" and takes_all:
         out.warnings.append(
@@ -159,15 +136,21 @@ def tensor_groups(size: int, world_size: int) -> int:
     return world_size // size
 
 
-def check_batch(settings: Settings, world_size: int) -> None:
-    """Refuses batch sizes that contradict each other or the devices."""
-    num_replicas = tensor_groups(settings.tensor_parallel_size, world_size)
-    if settings.global_batch_size is None:
-        return
+def check_batch(config: Any, world_size: int) -> None:
+    """Refuses batch sizes that contradict each other or the devices, in a parsed command line."""
     from datamodules.core.plan import derive_batching
 
-    sizes = settings.micro_batch_size, settings.accumulate_grad_batches
-    check_share(derive_batching(num_replicas, settings.global_batch_size, *sizes), num_replicas)
+    _, options = strategy_of(config.trainer.strategy)
+    num_replicas = tensor_groups(options.get("tensor_parallel_size") or 1, world_size)
+    data = config.data.get("init_args") or {}
+    if data.get("global_batch_size") is not None:  # else it has no such option
+        batching = derive_batching(
+            num_replicas,
+            data["global_batch_size"],
+            data.get("micro_batch_size") or "auto",
+            accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+        )
+        check_share(batching, num_replicas)
 
 
 def check_share(batching: Batching, world_size: int) -> None:

@@ -8,12 +8,17 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lit_models.training.rules import (
-    Settings,
     check,
     check_world,
     resolve_devices,
     strategy_of,
 )
+
+
+def trainer_of(**given: Any) -> Namespace:
+    """Return a parsed `trainer` key with what is given and Lightning's defaults."""
+    defaults = {"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"}
+    return Namespace(**{**defaults, **given})
 
 
 @pytest.fixture(params=[0, 2])
@@ -41,7 +46,7 @@ def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_devices_are_those_that_are_there_and_a_warning_says_what_was_meant(
     num_gpus: int, given: dict[str, Any], accelerator: str, devices: Any, warning: str | None
 ) -> None:
-    got = resolve_devices(Settings(**given))
+    got = resolve_devices(trainer_of(**given))
     assert (got.accelerator, got.devices) == (accelerator, devices)
     assert got.world_size == (devices if isinstance(devices, int) else len(devices))
     assert got.warnings == ([] if warning is None else [warning])
@@ -63,7 +68,7 @@ def test_devices_that_are_not_there_are_refused(
     num_gpus: int, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ValueError, TypeError, MisconfigurationException), match=message):
-        resolve_devices(Settings(**given))
+        resolve_devices(trainer_of(**given))
 
 
 def test_a_strategy_class_is_known_by_its_name_or_its_options() -> None:
@@ -76,10 +81,10 @@ def test_a_strategy_class_is_known_by_its_name_or_its_options() -> None:
 
 
 def test_nodes_multiply_the_world() -> None:
-    settings = Settings(accelerator="cpu", devices=2, num_nodes=3)
-    assert resolve_devices(settings).world_size == 6
+    trainer = trainer_of(accelerator="cpu", devices=2, num_nodes=3)
+    assert resolve_devices(trainer).world_size == 6
     with pytest.raises(ValueError, match="num_nodes is 3, but no launcher started this process"):
-        check(settings, {}, [])
+        check(Namespace(trainer=trainer), {}, [])
 
 
 @pytest.mark.parametrize(

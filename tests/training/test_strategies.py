@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +24,9 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.cli import ParsedCLI
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.training import FailureReport, rules, status
+from lit_models.training import FailureReport, status
 from lit_models.training.rules import (
     STRATEGY_CLASSES,
-    Settings,
     check,
     complete_rendezvous,
 )
@@ -258,17 +258,20 @@ def test_groups_that_do_not_make_up_the_world_are_refused(groups, message):
         strategy.setup_environment()
 
 
-def test_the_check_of_batches_knows_that_a_group_shares_its_samples():
-    given = Namespace(class_path="FullyShardedStrategy", init_args={"tensor_parallel_size": 2})
-    size = rules.strategy_of(given)[1]["tensor_parallel_size"]
-    four = Settings(
-        accelerator="cpu", devices=4, strategy=None, global_batch_size=2, tensor_parallel_size=size
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(2, None), (1, "fewer than|smaller than"), (3, "is 3, which does not divide")],
+)
+def test_the_check_of_batches_knows_that_a_group_shares_its_samples(size, message):
+    strategy = Namespace(
+        class_path="FullyShardedStrategy", init_args={"tensor_parallel_size": size}
     )
-    assert check(four, {}, []).world_size == 4
-    with pytest.raises(ValueError, match="fewer than|smaller than"):
-        check(replace(four, tensor_parallel_size=1), {}, [])
-    with pytest.raises(ValueError, match="tensor_parallel_size is 3, which does not divide"):
-        check(replace(four, tensor_parallel_size=3), {}, [])
+    trainer = Namespace(
+        accelerator="cpu", devices=4, num_nodes=1, strategy=strategy, accumulate_grad_batches=1
+    )
+    four = Namespace(trainer=trainer, data={"init_args": {"global_batch_size": 2}})
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        assert check(four, {}, []).world_size == 4
 
 
 @mock.patch.dict(os.environ, {"TORCH_FR_BUFFER_SIZE": "7"})
