@@ -102,21 +102,27 @@ def resolve_devices(trainer: Any) -> Verdict:
     silently.
 
     Raises:
-        ValueError: no devices at all.
-        MisconfigurationException, TypeError: Lightning's, for devices that are not there.
+        ValueError: devices that are not there, or none at all.
     """
     import torch
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
     from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
     accelerator, devices, nodes = trainer.accelerator, trainer.devices, trainer.num_nodes
     accelerator = accelerator if isinstance(accelerator, str) else "cpu"
     takes_all = str(devices) in ("auto", "-1")
-    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
-        indices = CUDAAccelerator.parse_devices(-1 if takes_all else devices)
-        if not indices:
-            raise ValueError(f"trainer.devices={devices} names no GPU; auto takes all of them.")
-        return Verdict("gpu", indices, len(indices) * nodes)
-    number = 1 if takes_all else CPUAccelerator.parse_devices(devices)
+    try:
+        if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+            indices = CUDAAccelerator.parse_devices(-1 if takes_all else devices)
+            if not indices:
+                raise ValueError("it names none.")
+            return Verdict("gpu", indices, len(indices) * nodes)
+        number = 1 if takes_all else CPUAccelerator.parse_devices(devices)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise ValueError(
+            f"trainer.devices must be a number, auto, or indices of GPUs that are there, such as "
+            f"0,2; got {devices}: {error}"
+        ) from error
     out = Verdict("cpu" if accelerator == "auto" else accelerator, number, number * nodes)
     if out.accelerator == "cpu" and takes_all:
         out.warnings.append(

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from jsonargparse import Namespace
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lit_models.training.rules import (
     check,
@@ -57,7 +56,7 @@ def test_devices_are_those_that_are_there_and_a_warning_says_what_was_meant(
     [
         (2, {"devices": 3}, r"requested gpu: \[0, 1, 2\]\n.*only has: \[0, 1\]"),
         (2, {"devices": "0,2"}, r"requested gpu: \[0, 2\]"),
-        (2, {"devices": 0}, "trainer.devices=0 names no GPU"),
+        (2, {"devices": 0}, "got 0: it names none"),
         (0, {"accelerator": "gpu"}, "GPUs requested but none are available"),
         (0, {"devices": 0}, "should be an int > 0"),
         (0, {"devices": [2, 3]}, "should be an int > 0"),
@@ -67,7 +66,7 @@ def test_devices_are_those_that_are_there_and_a_warning_says_what_was_meant(
 def test_devices_that_are_not_there_are_refused(
     num_gpus: int, given: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises((ValueError, TypeError, MisconfigurationException), match=message):
+    with pytest.raises(ValueError, match=message):
         resolve_devices(trainer_of(**given))
 
 
