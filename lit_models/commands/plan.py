@@ -24,7 +24,7 @@ from lit_models.cli import ParsedCLI, built, built_part, silence_noise
 from lit_models.errors import UsageError
 from lit_models.training.exact import ExactModule
 from lit_models.training.memory import GIB, state_bytes
-from lit_models.training.rules import check_share, settings_of
+from lit_models.training.rules import check_share, strategy_of
 
 
 def check(run_options: list[str] | None = None) -> int:
@@ -86,7 +86,8 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
         UsageError: devices of the run are no replicas, or it is refused on all of them.
     """
     cli = ParsedCLI(["fit", *run_options])
-    config, size = cli.values, settings_of(cli.options).tensor_parallel_size
+    config, (_, options) = cli.values, strategy_of(cli.options.trainer.strategy)
+    size = options.get("tensor_parallel_size") or 1
     trainer, seed = config.get("trainer") or {}, config.get("seed_everything")
     if size > 1:
         raise UsageError(
