@@ -107,10 +107,6 @@ class TokenStore(ArrayFolder):
         text = (self.folder / "tokenizer.json").read_text("utf-8")
         return TextTokenizer.from_dict(json.loads(text))
 
-    def num_bytes(self, part: int) -> int | None:
-        """Return how many bytes of UTF-8 the tokens of a part spell; `None` where they do not."""
-        return self.facts["num_bytes"][part]
-
     @cached_property
     def bad_rows(self) -> list[BadRow]:
         """The rows that are left out because they break a rule."""

@@ -250,21 +250,12 @@ def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
 def test_a_part_without_text_names_the_option(corpus):
     data = text_module(corpus)
     with pytest.raises(
-        ValueError, match=r"no documents are for test; name data.test_files, give it a sh"
+        ValueError,
+        match="no documents are for test; name data.test_files, give .*single text with .*by=tail",
     ):
         data.setup("test")
     with pytest.raises(ValueError, match="prompts"):
         data.setup("predict")
-
-
-def test_one_document_for_two_parts_names_the_ways_to_divide_it(tmp_path):
-    one = str(text_file(tmp_path / "one.txt", "All of it in one document."))
-    data = text_module(one)
-    message = (
-        "no documents are for validation; name .* divide a single text with data.split.by=tail"
-    )
-    with pytest.raises(ValueError, match=message):
-        data.setup("validate")
 
 
 def trainer_of(stage):

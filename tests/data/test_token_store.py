@@ -73,7 +73,7 @@ def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
     assert texts_of(store) == [sign + "abcd", sign + "ABCD"]
     assert texts_of(store, VALIDATION) == ["ef", "EF"]
     assert texts_of(store, TEST) == ["gh" + sign, "GH" + sign]
-    assert [store.num_bytes(part) for part in (TRAIN, VALIDATION, TEST)] == [8, 4, 4]
+    assert store.facts["num_bytes"] == [8, 4, 4]
     own = {TRAIN: files[:1], VALIDATION: files[1:]}  # then nothing is cut off
     store = request(own, TextSplit(0.25, 0.25, by="tail")).open()
     found = [texts_of(store, part) for part in (TRAIN, VALIDATION)]
