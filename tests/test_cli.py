@@ -69,7 +69,7 @@ MISTAKES = [
         )
     ),
     (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
-    (["--trainer.devices=two"], "devices must be a number, auto, or indices"),
+    (["--trainer.devices=two"], "`devices` selected .* should be an int > 0"),
     (
         ["--data.micro_batch_size=1", "--trainer.accumulate_grad_batches=2"],
         "1 devices x micro_batch_size 1 x accumulate_grad_batches 2 = 2.*global_batch_size 8",
