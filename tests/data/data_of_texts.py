@@ -15,7 +15,6 @@ from datamodules import (
 )
 from datamodules.activations.documents import PositionRule
 from datamodules.scored.store import LabelOptions
-from datamodules.search.candidates import CandidateOptions
 from datamodules.search.collection import CollectionRequest
 from tests.occupation_tables import module as occupation_module
 from tests.text_corpora import rows_file, text_module
@@ -53,8 +52,8 @@ def retrieval(folder: Path, texts: list[str], **options: Any) -> Any:
 
 
 def ranking(folder: Path, texts: list[str], **options: Any) -> Any:
-    request, none = collection(folder, texts), CandidateOptions(bm25=None)
-    return RankingDataModule(collection=request, tokenizer=BYTES, candidates=none, **options)
+    request = collection(folder, texts)
+    return RankingDataModule(collection=request, tokenizer=BYTES, bm25=None, **options)
 
 
 def scored(folder: Path, texts: list[str], **options: Any) -> Any:
