@@ -4,7 +4,6 @@ Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pi
 """
 
 from bisect import bisect_left, insort
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,8 +27,9 @@ class Piece(NamedTuple):
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of pieces, filled so that little room is left.
 
-    Pieces are taken from the longest to the shortest, equal ones in their order, each into the row
-    with the least room that still holds it, of several into the one that has had it longest.
+    Pieces are taken from the longest to the shortest, equal ones in their order and at once, each
+    into the row with the least room that still holds it, of several into the one that has had it
+    longest.
 
     Args:
         lengths: [N] positions of each piece, 1 to capacity.
@@ -47,24 +47,33 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
         raise ValueError(
             f"pieces must have 1 to {capacity} positions, got {lengths.min()} to {lengths.max()}."
         )
+    by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
+    sizes, firsts = np.unique(-lengths[by_length].astype(np.int64), return_index=True)
     row_of, num_rows = np.empty(len(lengths), np.int64), 0
     rooms: list[int] = []  # that rows have, ascending
-    with_room: dict[int, deque[int]] = defaultdict(deque)
-    for piece in np.argsort(-lengths.astype(np.int64), kind="stable").tolist():
-        place = bisect_left(rooms, lengths[piece])
-        if place < len(rooms):  # the least room that holds the piece
-            room = rooms[place]
-            row = with_room[room].popleft()
-            if not with_room[room]:
-                del rooms[place]
-        else:
-            room, row = capacity, num_rows
-            num_rows += 1
-        row_of[piece] = row
-        if left := room - int(lengths[piece]):
-            if not with_room[left]:
-                insort(rooms, left)
-            with_room[left].append(row)
+    with_room: dict[int, list[np.ndarray]] = {}
+    for size, pieces in zip((-sizes).tolist(), np.split(by_length, firsts[1:]), strict=True):
+        while len(pieces):
+            place = bisect_left(rooms, size)
+            if place < len(rooms):  # the least room that holds a piece
+                room = rooms.pop(place)
+                rows = np.concatenate(with_room.pop(room))
+            else:
+                room, needed = capacity, -(-len(pieces) // (capacity // size))
+                rows = np.arange(num_rows, num_rows + needed)
+                num_rows += needed
+            each = room // size
+            count = min(len(pieces), each * len(rows))
+            row_of[pieces[:count]] = np.repeat(rows, each)[:count]
+            full, rest = divmod(count, each)
+            used = full + (rest > 0)
+            left = (room - each * size, rows[:full]), (room - rest * size, rows[full:used])
+            for room_left, some in (*left, (room, rows[used:])):
+                if room_left and len(some):
+                    if room_left not in with_room:
+                        insort(rooms, room_left)
+                    with_room.setdefault(room_left, []).append(some)
+            pieces = pieces[count:]
     order = np.argsort(row_of, kind="stable")
     counts = np.bincount(row_of, minlength=num_rows)
     return order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
