@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -68,13 +68,6 @@ class ChunkOptions:
             raise ValueError(f"chunks.most must be at least 1, got {self.most}.")
 
 
-class ScoredExample(NamedTuple):
-    """One text: token ids of its chunks, and the numbers of its labels [W], NaN = missing."""
-
-    chunks: list[np.ndarray]
-    labels: np.ndarray
-
-
 class ScoredTextDataset(PlannedDataset):
     """Texts of a store; a sample is a row, or in prediction a distinct text.
 
@@ -94,7 +87,7 @@ class ScoredTextDataset(PlannedDataset):
         rows: np.ndarray | None = None,
     ) -> None:
         self.store, self.encoding, self.chunks, self.rows = store, encoding, chunks, rows
-        room = encoding.framing.room
+        room = encoding.room
         self.stride = chunks.stride or room
         if self.stride > room:
             raise ValueError(
@@ -120,22 +113,13 @@ class ScoredTextDataset(PlannedDataset):
             name: is_labelled[:, columns].sum(1) for name, columns in store.columns.items()
         }
 
-    def example(self, sample_id: int, epoch: int) -> ScoredExample:
-        """Return one text, the same in every epoch."""
-        ids = self.tokens[self.row_of[sample_id]]
-        chunks = self.encoding.framing.chunks(ids, self.stride, self.chunks.most)
-        return ScoredExample(chunks, self._labels(sample_id))
-
-    def collate(self, examples: list[ScoredExample]) -> dict[str, object]:
-        """Return the padded batch."""
-        chunks = [chunk for example in examples for chunk in example.chunks]
-        batch: dict[str, object] = {**self.encoding.framing.rows(chunks)}
-        del batch["segment_ids"]  # a single text is all one segment
-        sizes = torch.tensor([len(example.chunks) for example in examples])
-        batch["chunk_of"] = torch.arange(len(examples)).repeat_interleave(sizes)
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the padded batch of several texts [B], the same in every epoch."""
+        ids = [self.tokens[place] for place in self.row_of[sample_ids].tolist()]
+        batch: dict[str, Any] = self.encoding.chunk_rows(ids, self.stride, self.chunks.most)
         if self.rows is None:
             return batch
-        numbers = torch.from_numpy(np.stack([example.labels for example in examples]))
+        numbers = torch.from_numpy(self.store.labels[self.rows[sample_ids]])  # [B, W]
         is_there = ~numbers.isnan()
         values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
         targets, known = {}, {}
@@ -149,12 +133,12 @@ class ScoredTextDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the beginning of the text, and the numbers of its labels."""
-        numbers, columns = self._labels(sample_id), self.store.columns.items()
-        labels = {name: " ".join(f"{n:g}" for n in numbers[own]) for name, own in columns}
+        labels: dict[str, str] = {}
+        if self.rows is not None:
+            numbers = self.store.labels[self.rows[sample_id]]
+            for name, own in self.store.columns.items():
+                labels[name] = " ".join(f"{n:g}" for n in numbers[own])
         return {"text": self.store.text(int(self.texts[sample_id]))[:SHOWN], **labels}
-
-    def _labels(self, sample_id: int) -> np.ndarray:
-        return np.zeros(0) if self.rows is None else self.store.labels[self.rows[sample_id]]
 
 
 class ScoredTextDataModule(EncodedTextDataModule):

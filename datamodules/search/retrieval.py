@@ -201,7 +201,7 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
     tokens per byte of some, cut at the encoder's length."""
     sizes = collection.documents.lengths
     positions = np.ceil(sizes * tokens_per_byte(encoding, collection)).astype(np.int64)
-    return np.clip(positions + encoding.framing.num_marks, 1, encoding.limits.max_length)
+    return np.clip(positions + encoding.num_marks, 1, encoding.limits.max_length)
 
 
 class Pair(NamedTuple):
@@ -319,8 +319,8 @@ class PairDataset(PlannedDataset):
         width, most = 1 + self.negatives.count, self.encoding.limits.max_query_length
         missing = [np.zeros(0, np.int64)] * width
         texts = [ids for pair in pairs for ids in [*pair.texts, *missing[len(pair.texts) :]]]
-        queries = self.encoding.framing.rows([pair.query[:most] for pair in pairs])
-        rows = self.encoding.framing.rows(texts)
+        queries = self.encoding.rows([pair.query[:most] for pair in pairs])
+        rows = self.encoding.rows(texts)
         documents = padded([pair.documents for pair in pairs], NO_DOCUMENT, width)
         return {
             "query_ids": queries["input_ids"],
@@ -392,7 +392,7 @@ class TextsDataset(PlannedDataset):
                 sample_ids.tolist(), is_query.tolist(), numbers.tolist(), strict=True
             )
         ]
-        rows = self.encoding.framing.rows(ids)
+        rows = self.encoding.rows(ids)
         batch = {
             "input_ids": rows["input_ids"],
             "attention_mask": rows["attention_mask"],

@@ -165,13 +165,26 @@ class TextLimits:
         return text.lower() if self.lower_case else text
 
 
-@dataclass(frozen=True)
-class Framing:
-    """Tokens before a text (`None` for no such mark) and behind each text, and their lengths."""
+class TextEncoding:
+    """Turns texts into token ids and rows of them, as a recipe says.
 
-    begin_id: int | None
-    separator_id: int
-    limits: TextLimits
+    Args:
+        recipe: `tokenizer` of `TextTokenizer.to_dict`, and `text`, fields of `TextLimits`.
+
+    Attributes:
+        begin_id: token before a text; `None` for no such mark.
+        separator_id: token behind each text.
+    """
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        tokenizer = self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+        self.limits = TextLimits(**recipe["text"])
+        ids = {
+            name: tokenizer.backend.token_to_id(t) for name, t in tokenizer.special_tokens.items()
+        }
+        begin, separator = ids.get("cls_token"), ids.get("sep_token")
+        self.begin_id = tokenizer.begin_id if begin is None else begin
+        self.separator_id = tokenizer.end_id if separator is None else separator
 
     @property
     def num_marks(self) -> int:
@@ -183,16 +196,18 @@ class Framing:
         """Most tokens of a single text."""
         return self.limits.max_length - self.num_marks
 
-    def chunks(self, ids: np.ndarray, stride: int, most: int) -> list[np.ndarray]:
-        """Return the tokens of a long text in overlapping chunks; a short one is one chunk.
+    def ids(self, text: str) -> np.ndarray:
+        """Return the token ids of a text, [n] int64, whole and without marks."""
+        return self.tokenizer.encode(self.limits.normalised(text))
 
-        Args:
-            ids: of the text.
-            stride: tokens from the beginning of one chunk to that of the next, at most `room`.
-            most: chunks that are kept; what follows is cut.
-        """
-        starts = range(0, max(0, len(ids) - self.room) + stride, stride)[:most]
-        return [ids[start : start + self.room] for start in starts]
+    def ids_of(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids of each text, as `ids`."""
+        return self.tokenizer.encode_batch([self.limits.normalised(text) for text in texts])
+
+    def ids_behind(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids of each text as it stands behind another, a blank before it."""
+        behind = [f" {one}" if one else "" for one in map(self.limits.normalised, texts)]
+        return self.tokenizer.encode_batch(behind, continues=True)
 
     def rows(
         self, texts: Sequence[np.ndarray], queries: Sequence[np.ndarray] | None = None
@@ -204,11 +219,10 @@ class Framing:
             texts: token ids of R texts; their ends are cut.
             queries: of R queries before them, whose ends are cut, too; `None` for single texts.
         """
-        columns, room = [], self.room
-        rooms = [room] * len(texts)
+        columns, rooms = [], [self.room] * len(texts)
         if queries is not None:
             columns.append([ids[: self.limits.max_query_length] for ids in queries])
-            rooms = [room - 1 - len(ids) for ids in columns[0]]
+            rooms = [self.room - 1 - len(ids) for ids in columns[0]]
         columns.append([ids[:most] for ids, most in zip(texts, rooms, strict=True)])
         sizes = [np.fromiter(map(len, column), np.int64, len(texts)) for column in columns]
         first = self.num_marks - 1
@@ -233,37 +247,24 @@ class Framing:
             "segment_ids": torch.from_numpy(segments),
         }
 
+    def chunk_rows(
+        self, texts: Sequence[np.ndarray], stride: int | None, most: int
+    ) -> dict[str, torch.Tensor]:
+        """Return long texts in overlapping chunks, each a row; a short text is one: input_ids
+        [C, T] int64, attention_mask [C, T] bool, and chunk_of [C] int64, the text of each.
 
-class TextEncoding:
-    """Turns texts into token ids and frames, as a recipe says.
-
-    Args:
-        recipe: `tokenizer` of `TextTokenizer.to_dict`, and `text`, fields of `TextLimits`.
-    """
-
-    def __init__(self, recipe: dict[str, Any]) -> None:
-        tokenizer = self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-        self.limits = TextLimits(**recipe["text"])
-        ids = {
-            name: tokenizer.backend.token_to_id(t) for name, t in tokenizer.special_tokens.items()
-        }
-        begin, separator = ids.get("cls_token"), ids.get("sep_token")
-        begin = tokenizer.begin_id if begin is None else begin
-        separator = tokenizer.end_id if separator is None else separator
-        self.framing = Framing(begin, separator, self.limits)
-
-    def ids(self, text: str) -> np.ndarray:
-        """Return the token ids of a text, [n] int64, whole and without marks."""
-        return self.tokenizer.encode(self.limits.normalised(text))
-
-    def ids_of(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, as `ids`."""
-        return self.tokenizer.encode_batch([self.limits.normalised(text) for text in texts])
-
-    def ids_behind(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text as it stands behind another, a blank before it."""
-        behind = [f" {one}" if one else "" for one in map(self.limits.normalised, texts)]
-        return self.tokenizer.encode_batch(behind, continues=True)
+        Args:
+            texts: token ids of each.
+            stride: tokens from the beginning of one chunk to that of the next; `None` is `room`.
+            most: chunks of one text that are kept; what follows is cut.
+        """
+        room, step = self.room, stride or self.room
+        starts = [range(0, max(0, len(ids) - room) + step, step)[:most] for ids in texts]
+        pairs = zip(texts, starts, strict=True)
+        rows = self.rows([ids[start : start + room] for ids, own in pairs for start in own])
+        del rows["segment_ids"]  # a single text is all one segment
+        chunk_of = np.repeat(np.arange(len(texts)), [len(own) for own in starts])
+        return {**rows, "chunk_of": torch.from_numpy(chunk_of)}
 
     @cached_property
     def digest(self) -> str:

@@ -141,7 +141,7 @@ class LitRanker(EncodedTextModule):
                 f"since the ranker was trained with prior={self.adds_prior}."
             )
         encoding, size = TextEncoding(self.recipe), len(documents)
-        rows = encoding.framing.rows(encoding.ids_of(documents), [encoding.ids(query)] * size)
+        rows = encoding.rows(encoding.ids_of(documents), [encoding.ids(query)] * size)
         first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)

@@ -427,7 +427,7 @@ class LitRetriever(EncodedTextModule):
         for start in range(0, len(order), TEXTS_AT_ONCE):
             chosen = order[start : start + TEXTS_AT_ONCE]
             ids = encoding.ids_of([texts[n] for n in chosen])
-            rows = encoding.framing.rows([one[:most] for one in ids])
+            rows = encoding.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
             parts.append(self.network.encode(*columns))
         if not parts:

@@ -120,15 +120,11 @@ class LitTextScorer(EncodedTextModule):
         """Return head -> predictions of texts, float64, as `Head.prediction`: a number [n, 1], or
         probabilities [n, P] of the classes that `recipe["heads"]` names."""
         encoding, chunks = TextEncoding(self.recipe), ChunkOptions(**self.recipe["chunks"])
-        stride, found = chunks.stride or encoding.framing.room, []
+        found = []
         with evaluating(self), torch.no_grad():
             for start in range(0, len(texts), TEXTS_AT_ONCE):
                 ids = encoding.ids_of(texts[start : start + TEXTS_AT_ONCE])
-                parts = [encoding.framing.chunks(each, stride, chunks.most) for each in ids]
-                rows = [chunk for each in parts for chunk in each]
-                batch: Any = encoding.framing.rows(rows)
-                sizes = torch.tensor([len(each) for each in parts])
-                batch["chunk_of"] = torch.arange(len(ids)).repeat_interleave(sizes)
+                batch: Any = encoding.chunk_rows(ids, chunks.stride, chunks.most)
                 batch["weight"] = torch.ones(len(ids))
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 found.append(self.predict_step(batch, 0))

@@ -144,7 +144,7 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
 def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):
     data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
     data = pickle.loads(pickle.dumps(data))  # what a worker gets that is no fork
-    encode, framing = data.encoding.ids, data.encoding.framing
+    encoding, encode = data.encoding, data.encoding.ids
     for places in ([0], [4, 0, 9]):
         batch = data.batch(np.array(places), 2)
         lengths = batch["pair_lengths"].tolist()
@@ -158,7 +158,7 @@ def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):
                 assert (document < 0) == (index < 0)
                 if document >= 0:
                     text = encode(data.collection.documents[document].whole)
-                    expected = framing.rows([text], [query])["input_ids"][0]
+                    expected = encoding.rows([text], [query])["input_ids"][0]
                     assert torch.equal(batch["input_ids"][index, : lengths[index]], expected)
 
 

@@ -171,7 +171,7 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
 ) -> None:
     dataset = pairs(collection, DRAWS, HardNegatives(2), tokenizer, **text)
     epoch, ways = 4, Counter[str]()
-    encode, framing = dataset.encoding.ids, dataset.encoding.framing
+    encoding, encode = dataset.encoding, dataset.encoding.ids
     for sample_id in range(len(dataset.lengths)):
         rng, number = rng_for(5, epoch, sample_id), (sample_id - SIZES["train"]) % 40
         others: list[int] = []
@@ -197,10 +197,10 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
             rest = document._replace(text=" ".join(left))
             answer, way = (rest if is_removed else document).whole, f"sentence, {is_removed}"
         texts = [answer, *(collection.documents[other].whole for other in others)]
-        expected = framing.rows([np.array(kept(encode(text), rng), np.int64) for text in texts])
+        expected = encoding.rows([np.array(kept(encode(text), rng), np.int64) for text in texts])
         asked = np.array(kept(encode(query), rng), np.int64)[: LIMITS["max_query_length"]]
         batch = dataset.batch(np.array([sample_id]), epoch)
-        assert torch.equal(batch["query_ids"], framing.rows([asked])["input_ids"])
+        assert torch.equal(batch["query_ids"], encoding.rows([asked])["input_ids"])
         width = expected["input_ids"].shape[1]
         assert torch.equal(batch["document_ids"][: len(texts), :width], expected["input_ids"])
         lengths = expected["attention_mask"].sum(1)

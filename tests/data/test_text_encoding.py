@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.encoding import Framing, TextLimits
+from datamodules.text.encoding import TextEncoding, TextLimits
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 
 
 @pytest.mark.parametrize("begin_id", [None, 9])
 def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
-    framing = Framing(begin_id, 8, TextLimits(max_length=7, max_query_length=2))
+    tokenizer = make_tokenizer(TokenizerOptions(), iter(())).to_dict()
+    limits = {"max_length": 7, "max_query_length": 2}
+    encoding = TextEncoding({"tokenizer": tokenizer, "text": limits})
+    encoding.begin_id, encoding.separator_id = begin_id, 8
     begin = [] if begin_id is None else [begin_id]
     query, text, nothing = np.array([1, 2, 3]), np.array([4, 5, 6], np.uint16), np.zeros(0, int)
     room = 7 - len(begin) - 4
@@ -17,8 +21,8 @@ def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
     singles = [[*begin, 4, 5, 6, 8], [*begin, 8]]
     first = len(begin) + 3
     for batch, rows in (
-        (framing.rows([text], [query]), [pair]),
-        (framing.rows([text, nothing]), singles),
+        (encoding.rows([text], [query]), [pair]),
+        (encoding.rows([text, nothing]), singles),
     ):
         width = max(map(len, rows))
         assert batch["input_ids"].tolist() == [row + [0] * (width - len(row)) for row in rows]

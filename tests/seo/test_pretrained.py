@@ -119,7 +119,7 @@ def test_a_retrievers_vectors_are_those_of_transformers_pooled_over_tokens(folde
     model.load_state_dict(fitted.network.encoder.model.state_dict(), strict=False)
     encoding = TextEncoding(fitted.recipe)
     for text, vector in zip(texts, fitted.encode(texts, is_query=True), strict=True):
-        ids = encoding.framing.rows([encoding.ids(text)])["input_ids"]
+        ids = encoding.rows([encoding.ids(text)])["input_ids"]
         assert [VOCABULARY[n] for n in ids[0, [0, -1]]] == ["[CLS]", "[SEP]"]
         hidden = model.eval().to(vector.dtype)(input_ids=ids).last_hidden_state
         expected = F.normalize(hidden.mean(1), dim=1)[0].detach()

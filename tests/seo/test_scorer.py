@@ -26,7 +26,7 @@ def scorer(tmp_path: Path):
 
 
 def batch_of(dataset, ids, weight=None):
-    batch = dataset.collate([dataset.example(i, 0) for i in ids])
+    batch = dataset.batch(np.array(ids), 0)
     weights = torch.ones(len(ids)) if weight is None else torch.tensor(weight)
     return {**batch, "weight": weights, "sample_id": torch.tensor(ids)}
 
@@ -47,9 +47,9 @@ def test_chunks_are_those_of_the_whole_text(scorer) -> None:
     _, dataset = scorer
     for i in range(len(dataset.lengths)):
         ids = dataset.encoding.ids(dataset.store.text(int(dataset.texts[i])))
-        expected = dataset.encoding.framing.chunks(ids, dataset.stride, dataset.chunks.most)
-        found = dataset.example(i, 0)
-        assert [c.tolist() for c in found.chunks] == [c.tolist() for c in expected]
+        expected = dataset.encoding.chunk_rows([ids], dataset.chunks.stride, dataset.chunks.most)
+        found = dataset.batch(np.array([i]), 0)
+        assert torch.equal(found["input_ids"], expected["input_ids"])
 
 
 def test_terms_of_micro_batches_add_up_and_the_plan_knows_their_counts(scorer) -> None:
