@@ -19,7 +19,7 @@ ENOUGH = 10_000  # rows: a wrong column makes all of them bad
 MOST_SHOWN = 60  # characters of a value
 REJECTED_FILE = "rejected.csv"
 OnBadRows = Literal["error", "reject", "collect"]
-T = TypeVar("T")
+T, V = TypeVar("T"), TypeVar("V")
 log = logging.getLogger(__name__)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -27,9 +27,6 @@ LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
 SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
 ROWS_PER_BATCH = 1024
 BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark and spaces
-HALF_RULE = (
-    "is half of a surrogate pair, which no text in UTF-8 can hold; write the whole character."
-)
 
 
 class BadRow(NamedTuple):
@@ -185,6 +182,14 @@ class RowFault(Exception):
     """kind, value and rule of a bad row."""
 
 
+def placed(place: str, make: Callable[[V], T], value: V) -> T:
+    """Return what `make` makes of a value; what it refuses is a ValueError with the place."""
+    try:
+        return make(value)
+    except (RowFault, ValueError) as error:
+        raise ValueError(f"{place}: {error.args[-1]}") from error
+
+
 def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> Iterator[T]:
     """Yield what `make` returns for the rows of `read_json_rows`; those for which it raises
     `RowFault` go to `bad_rows`."""
@@ -195,13 +200,17 @@ def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> I
             bad_rows.add_fault(row.file, row.line, fault)
 
 
-def half_character(text: str) -> str | None:
-    r"""Return the first lone surrogate of a text, written as \ud83d; JSON can name such halves."""
+def check_characters(text: str) -> None:
+    r"""Raise RowFault for a text with a lone surrogate, such as \ud83d, which JSON can name."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return ascii(text[error.start])[1:-1]
-    return None
+        half = ascii(text[error.start])[1:-1]
+        rule = (
+            f'"{half}" is half of a surrogate pair, which no text in UTF-8 can hold; write the '
+            "whole character."
+        )
+        raise RowFault("half character", half, rule) from error
 
 
 @contextmanager

@@ -25,12 +25,11 @@ from datamodules.core.store import (
     write_arrays,
 )
 from datamodules.files.rows import (
-    HALF_RULE,
     JSON_SUFFIXES,
     BadRows,
     OnBadRows,
     RowFault,
-    half_character,
+    check_characters,
 )
 from datamodules.files.splitting import (
     PART_NAMES,
@@ -345,8 +344,7 @@ def _rows(
         try:
             cells = {name: _cell_text(values.get(name), mark) for name, mark in separators.items()}
             text = "\n".join(cells[name] for name in names if cells[name].strip())
-            if half := half_character(text):
-                raise RowFault("label", half, HALF_RULE)
+            check_characters(text)
             if not text:
                 rule = f"the column {' or '.join(names)} holds no text; fill it or drop the row."
                 raise RowFault("label", "", rule)

@@ -14,13 +14,13 @@ from datamodules.files.documents import (
     visible_lines,
 )
 from datamodules.files.rows import (
-    HALF_RULE,
     JSON_SUFFIXES,
     BadRow,
     BadRows,
     JsonRow,
     RowFault,
-    half_character,
+    check_characters,
+    placed,
     sound_rows,
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
@@ -198,8 +198,7 @@ def record_of(row: dict[str, Any]) -> TextRecord:
         if not isinstance(value, str) or (name == key and not value.strip()):
             rule = f'"{name}" is missing or no text; a row has _id and text, and may have title.'
             raise RowFault("columns", "" if value is None else str(value), rule)
-        if half := half_character(value):
-            raise RowFault("columns", half, f"it {HALF_RULE}")
+        check_characters(value)
     return TextRecord(*values.values())
 
 
@@ -231,8 +230,7 @@ def query_rows(path: Path) -> Iterator[QueryRow]:
                 f"{path}:{line}: the row has no {' or '.join(QUERY_COLUMNS)}; it has "
                 f"{', '.join(map(str, row)) or 'nothing'}."
             )
-        if half := half_character(f"{query}{id}"):
-            raise ValueError(f'{path}:{line}: "{half}" {HALF_RULE}')
+        placed(f"{path}:{line}", check_characters, f"{query}{id}")
         page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
         yield QueryRow(line, query.strip(), id, page, grade)
 

@@ -17,7 +17,7 @@ from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault,
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.prompts import ASSISTANT, SHAPES, asked, check_characters
+from datamodules.text.prompts import ASSISTANT, SHAPES, asked
 from datamodules.text.store import CorpusRequest, TokenStore, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -214,7 +214,6 @@ class InstructionRequest(CorpusRequest):
             raise RowFault("keys", str(completion), f'"completion" must be a text: {SHAPES}.')
         if not completion.strip():
             raise RowFault("empty answer", str(prompt), EMPTY.format("the completion"))
-        check_characters(completion)
         return Instruction(str(row.file), row.line, str(prompt), completion)
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:

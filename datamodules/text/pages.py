@@ -13,7 +13,7 @@ import torch
 from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.files.documents import parsed, visible_lines
-from datamodules.files.rows import JsonRow, RowFault
+from datamodules.files.rows import JsonRow, RowFault, check_characters, placed
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.files.tables import own_files_hint
 from datamodules.text.instructions import (
@@ -29,9 +29,7 @@ from datamodules.text.prompts import (
     Prompt,
     PromptDataset,
     begun,
-    check_characters,
     padded_prompts,
-    placed,
 )
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
@@ -157,7 +155,7 @@ def page_prompts(
         ids = np.array(encoding.ids, np.int64)[kept].tolist()
         return [Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))]
 
-    return (placed(row, read) for row in rows)
+    return (placed(row.place, read, row) for row in rows)
 
 
 class SnippetDataset(InstructionDataset):

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import new_file
 from datamodules.files.rows import (
-    HALF_RULE,
     JSON_SUFFIXES,
     JsonRow,
     RowFault,
-    half_character,
+    check_characters,
+    placed,
     read_json_rows,
 )
 from datamodules.files.tables import free_names
@@ -37,7 +38,6 @@ SHAPES = (
 FINISH_REASONS = ("end", "stop", "length", "positions")
 NO_TOKEN = -1
 OTHER_OUTPUT = "or name another file with --data.predict_output"
-T = TypeVar("T")
 
 
 class Prompt(NamedTuple):
@@ -112,27 +112,12 @@ def read_prompts(
             raise ValueError('the row has both "prompt" and "messages"; write one of them.')
         if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
             raise ValueError('mode score needs "choices", a list of texts that may follow.')
-        check_characters("".join(choices))
         text = tokenizer.render(messages or (), True) if prompt is None else prompt + separator
         encoded = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
         alone, *joint = (ids.tolist() for ids in encoded)
         return [fitted(alone, ids, prompt is None) for ids in joint]
 
-    return (placed(row, read) for row in rows)
-
-
-def placed(row: JsonRow, make: Callable[[JsonRow], T]) -> T:
-    """Return what `make` makes of a row; what it refuses is a ValueError with the row's place."""
-    try:
-        return make(row)
-    except (RowFault, ValueError) as error:
-        raise ValueError(f"{row.place}: {error.args[-1]}") from error
-
-
-def check_characters(text: str) -> None:
-    """Raise RowFault for a text with half a character."""
-    if (half := half_character(text)) is not None:
-        raise RowFault("half character", half, f'"{half}" {HALF_RULE}')
+    return (placed(row.place, read, row) for row in rows)
 
 
 def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] | None]:
@@ -143,7 +128,8 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
     """
     values = as_messages(row)
     prompt, messages = values.get("prompt"), values.get("messages")
-    check_characters(json.dumps([prompt, messages], ensure_ascii=False, default=str))
+    read = [prompt, messages, row.get("completion"), row.get("choices")]
+    check_characters(json.dumps(read, ensure_ascii=False, default=str))
     if prompt is None and messages is None:
         names = ", ".join(row) or "nothing"
         rule = f'the row has neither "prompt" nor "messages", it has: {names}; write {SHAPES}.'
@@ -381,7 +367,7 @@ def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path:
             values = dict(zip(names[keys], row.values.values(), strict=True)) | columns
             # Dates and decimal numbers of parquet files become text.
             line = json.dumps(values, ensure_ascii=False, default=str)
-            if half_character(line) is not None:  # which stands in no file of UTF-8
+            if re.search("[\ud800-\udfff]", line):  # half a character is in no file of UTF-8
                 line = json.dumps(values, default=str)
             file.write(line + "\n")
         if num_rows != num_results:

@@ -31,7 +31,7 @@ from datamodules.core.store import (
     text_hash,
 )
 from datamodules.files.documents import SUFFIXES, Document, read_documents, text_files
-from datamodules.files.rows import HALF_RULE, BadRow, half_character, read_rejected
+from datamodules.files.rows import BadRow, check_characters, placed, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.tokenizers.text import (
@@ -250,8 +250,7 @@ class TokenRequest(CorpusRequest):
             if not document.text.strip():
                 empty.append(document.place)
                 continue
-            if (half := half_character(document.text)) is not None:
-                raise ValueError(f'{document.place}: "{half}" {HALF_RULE}')
+            placed(document.place, check_characters, document.text)
             of_files.append(part)
             keys.append(text_hash(document.text))
         if not of_files:
