@@ -423,12 +423,18 @@ class ExactModule(LightningModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, *, trust_checkpoint: bool = False, **kwargs: Any
+        cls,
+        checkpoint_path: str | Path,
+        map_location: torch.device | str = "cpu",
+        *,
+        trust_checkpoint: bool = False,
+        **kwargs: Any,
     ) -> Self:
-        """Return the module of a checkpoint or of a folder of `unisono export`, on the CPU.
+        """Return the module of a checkpoint or of a folder of `unisono export`.
 
         Args:
             checkpoint_path: a file, or a folder.
+            map_location: the device that the module is put on.
             trust_checkpoint: make whatever the checkpoint names, wherever it comes from.
             kwargs: arguments of the constructor that shall differ.
 
@@ -458,7 +464,7 @@ class ExactModule(LightningModule):
                 "the code that wrote it (an export's config.json names it)."
             )
         module.load_state_dict(content["state_dict"])
-        return module
+        return module.to(map_location)
 
     @classmethod
     def from_exported(cls, folder: str | Path, trust_checkpoint: bool = False) -> Self:
