@@ -7,12 +7,7 @@ import os
 import sys
 
 from lit_models.commands import COMMANDS, run_command
-from lit_models.config_files import (
-    did_you_mean,
-    find_own_classes,
-    near_names,
-    shipped_configs,
-)
+from lit_models.config_files import did_you_mean, near_names, shipped_configs
 from lit_models.errors import UsageError, run_guarded, usage_errors
 from lit_models.training.rules import check_rendezvous
 
@@ -53,7 +48,8 @@ def run(argv: list[str]) -> int | None:
         print(f"unisono {version('unisono')}")
         return 0
     name = argv[0]
-    find_own_classes(argv[1:])
+    # Classes of the working folder are found, as by `python -m`; nothing there hides a package.
+    sys.path += [os.getcwd()] * (os.getcwd() not in sys.path)
     if name in VERBS:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.

@@ -5,11 +5,9 @@ Torch-free: a chain and every usage error of a command come from here in well un
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -314,19 +312,3 @@ def expand_configs(argv: list[str]) -> list[str]:
         )
     others = [w for w in out if not w.startswith((f"{STRATEGY}.", f"{STRATEGY}="))]
     return [*others, f"{STRATEGY}={STRATEGY_CLASSES[chosen]}", *of_strategy]
-
-
-def find_own_classes(argv: list[str]) -> None:
-    """Lets Python find the classes of the working folder that the command line or a YAML of the
-    user names, as `python -m` would; nothing there hides an installed package.
-
-    Args:
-        argv: a command's options, as typed.
-    """
-    here = Path.cwd()
-    with contextlib.suppress(ValueError):  # of a config, which is read again and refused then
-        for word in given_words(argv):
-            top = word.partition(".")[0]
-            is_path = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", word)
-            if is_path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
-                sys.path += [str(here)] * (str(here) not in sys.path)
