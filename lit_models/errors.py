@@ -29,6 +29,7 @@ from lit_models.training.rules import is_first_process
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
 READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 MESSAGE_LINES = 12  # of a library's error
 ROOT = Path(__file__).resolve().parents[1]
 OWN_PACKAGES = (ROOT / "lit_models", ROOT / "datamodules")
@@ -186,10 +187,7 @@ def explained(message: str, parser: Any) -> str:
             return bare_word(wrong)
         wrong = wrong.partition("=")[0]
         name = wrong.lstrip("-")
-        # The parser of a class knows its own options alone: what stood before them is on the line.
-        typed = (f"--{option}" for option, _ in options(sys.argv[1:]))
-        whole = next((word for word in typed if word.endswith(f".{name}")), wrong)
-        return unknown_option(name, _keys_of(parser), whole.removesuffix(name))
+        return unknown_option(name, _keys_of(parser), f"--{_as_typed(name)}".removesuffix(name))
     if found := re.search(r"(?:^Option|accept (?:nested )?option) '([^']+)'", message):
         places = [
             f"{path}:{line}: "
@@ -198,10 +196,16 @@ def explained(message: str, parser: Any) -> str:
         ]
         return "".join(places[-1:]) + unknown_option(found[1], _keys_of(parser))
     if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
-        return _bad_value(found[1], found[2].strip())
+        return _bad_value(_as_typed(found[1]), found[2].strip())
     if "arguments are required" in message:
         return f"{message}; give the config of a run with --config, or name a class, --model=CLASS."
     return message
+
+
+def _as_typed(name: str) -> str:
+    """Returns an option with what stands before it on the command line: the parser of a class knows
+    its own options alone."""
+    return next((key for key, _ in options(sys.argv[1:]) if key.endswith(f".{name}")), name)
 
 
 def _keys_of(parser: Any) -> list[str]:
@@ -244,11 +248,12 @@ def _bad_value(key: str, detail: str) -> str:
         return unknown_class(key, named[1] if named else value)
     if base := re.search(r"not correspond to a subclass of (\w+)", detail):
         return f"{key}: {value} is no {base[1]}. Name a class of that kind."
+    kinds = [text for kind, text in KINDS.items() if f"Expected a <class '{kind}'>" in detail]
     choices = ",".join(re.findall(r"Literal\[([^\]]+)\]", detail)).split(",")
     if words := list(dict.fromkeys(word.strip(" '\"") for word in choices if word)):
         near = did_you_mean(near_names(value, words))
-        return f"{key} must be one of {', '.join(words)}, got {value}.{near}"
-    return f"{key}: {detail}"
+        return f"{key} must be one of {', '.join([*words, *kinds])}, got {value}.{near}"
+    return f"{key} must be {' or '.join(kinds)}, got {value}." if kinds else f"{key}: {detail}"
 
 
 def unknown_class(key: str, name: str) -> str:

@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     ),
     "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "-1 is not in bounds, numpy accep"),
     "a rate that is no number": (
-        [*FIT, "--model.optimizer.lr=abc"], {}, "lr: .*float.*Given value: abc",
+        [*FIT, "--model.optimizer.lr=abc"], {}, "model.optimizer.lr must be a number, got abc",
     ),
     "a list of options": (
         [*FIT, "--config=b.yaml"], {"b.yaml": "trainer:\n  - max_steps: 2\n"},
