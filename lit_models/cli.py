@@ -48,7 +48,7 @@ from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
-from lit_models.training.hyperparameters import StoredClasses, argument_defaults
+from lit_models.training.hyperparameters import StoredClasses, known_arguments
 from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.lineage import stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
@@ -458,10 +458,10 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     if class_path is None:
         return {}, step
     classes.check(path, class_path, values)
-    known = argument_defaults(locate(class_path)) or values
-    if gone := [f"{name}={values[name]}" for name in values if name not in known]:
+    known, gone = known_arguments(locate(class_path), values)
+    if gone:
         say_first(f"{path} is of another version, whose {', '.join(gone)} has no effect any more")
-    kept = {k: v for k, v in values.items() if k in known and k not in START_ONLY}
+    kept = {name: value for name, value in known.items() if name not in START_ONLY}
     return {"class_path": class_path, "init_args": kept}, step
 
 

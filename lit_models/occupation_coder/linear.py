@@ -113,7 +113,6 @@ class LinearOptions:
         ngram_sizes: lengths of its character n-grams.
         num_features: columns that the n-grams are hashed to.
         cost: the C of an SVM; less regularises more.
-        max_texts: most distinct texts that it is solved on; more are thinned out evenly.
         within_words: leaves out n-grams that span a space with a letter on both sides, so that a
             word says the same beside any other.
         head_weight: how much the n-grams of the title's head count once more.
@@ -125,7 +124,6 @@ class LinearOptions:
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
     num_features: int = 4096
     cost: float = 1.0
-    max_texts: int = 20_000
     within_words: bool = False
     head_weight: float = 0.0
     core_weight: float = 0.0

@@ -155,6 +155,7 @@ def _orders(size: int, device: torch.device) -> Tensor:
 
 
 log = logging.getLogger(__name__)
+MOST_TEXTS = 20_000  # distinct ones that a linear head is solved on
 
 
 def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tensor:
@@ -182,8 +183,8 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
 def linear_examples(
     store: OccupationStore, options: OccupationLossOptions
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Return the training texts, each once per set of codes that it has; no more than the linear
-    head's `max_texts`, evenly from all.
+    """Return the training texts, each once per set of codes that it has; no more than
+    `MOST_TEXTS`, evenly from all.
 
     Returns:
         Code points of each text, has_code [texts, C] bool, and weight [texts] float64, above 0.
@@ -197,14 +198,14 @@ def linear_examples(
         if one > 0:
             weight[key] = weight.get(key, 0.0) + one
             row_of.setdefault(key, row)
-    keys, most = list(row_of), options.linear.max_texts
-    if len(keys) > most:
+    keys = list(row_of)
+    if len(keys) > MOST_TEXTS:
         log.warning(
-            "the linear head is solved on %s of %s distinct texts (model.loss.linear.max_texts); "
-            "with so many the decoder deserves the greater share: lower model.decoding.flat_share.",
-            *(f"{most:,}", f"{len(keys):,}"),
+            "the linear head is solved on %s of %s distinct texts; with so many "
+            "the decoder deserves the greater share: lower model.decoding.flat_share.",
+            *(f"{MOST_TEXTS:,}", f"{len(keys):,}"),
         )
-        keys = [keys[i * len(keys) // most] for i in range(most)]
+        keys = [keys[i * len(keys) // MOST_TEXTS] for i in range(MOST_TEXTS)]
     chosen = np.array([row_of[key] for key in keys])
     has_code = np.zeros((len(keys), len(store.recipe["code_book"]["codes"])), bool)
     for place, ids in enumerate(store.code_sets(chosen)):

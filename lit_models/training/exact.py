@@ -33,7 +33,7 @@ from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import (
     StoredClasses,
-    argument_defaults,
+    known_arguments,
     plain_hyperparameters,
 )
 from lit_models.training.ledger import Ledger, StepRecord
@@ -447,13 +447,13 @@ class ExactModule(LightningModule):
         content = read_checkpoint(path, mmap=True, classes=classes, every_byte=True)
         values = dict(content.get("hyper_parameters", {}))
         class_path = values.pop("_class_path", None)
+        values.pop("_instantiator", None)
         kind = cls if class_path is None else class_of(class_path, path, classes)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{path} holds a {kind.__name__}, not a {cls.__name__}; load it by its own class."
             )
-        known = argument_defaults(kind)  # another version may have had more
-        values = {name: value for name, value in values.items() if name in known}
+        values, _ = known_arguments(kind, values)  # another version may have had more
         classes.check(path, kind, values)
         module = instantiate_module(kind, {**values, **kwargs})
         module.configure_model()

@@ -216,16 +216,35 @@ def _types_in(hint: Any) -> Iterator[Any]:
             yield Any
         elif origin is None:
             yield hint
+        elif isinstance(origin, type) and issubclass(origin, Mapping):
+            yield dict
         for part in typing.get_args(hint):
             if not isinstance(part, list):
                 yield from _types_in(part)
 
 
-def argument_defaults(kind: Any) -> dict[str, Any]:
-    """Return name -> default of the arguments of a class's constructor, {} of what is no class."""
-    defaults: dict[str, Any] = {}
-    for base in reversed(getattr(kind, "__mro__", ())):
-        if "__init__" in vars(base):  # a class hands **options to its parent
-            parameters = inspect.signature(base.__init__).parameters.values()
-            defaults.update((parameter.name, parameter.default) for parameter in parameters)
-    return defaults
+def known_arguments(kind: Any, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments that a class's constructor has, and "name=value" of those that only
+    another version has, `None` left out: also of its dataclasses, and of our classes that a value
+    names."""
+    gone: list[str] = []
+    return _known([kind], values, "", gone), gone
+
+
+def _known(types: list[Any], value: Any, key: str, gone: list[str]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    class_path = value.get("class_path")
+    if class_path is not None:
+        own = [_imported(class_path)] if _is_within(class_path) else []
+        options = _known(own, value.get("init_args", {}), key, gone)
+        return {**value, "init_args": options}
+    names = {} if dict in types else _arguments(types)
+    kept = {}
+    for name, item in value.items():
+        at = f"{key}.{name}".removeprefix(".")
+        if names and name not in names:
+            gone += [] if item is None else [f"{at}={item}"]
+        else:
+            kept[name] = _known(names.get(name, []), item, at, gone)
+    return kept

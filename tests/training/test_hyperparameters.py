@@ -19,7 +19,7 @@ import datamodules
 import lit_models
 from lit_models import LitCausalLM, LitOccupationCoder
 from lit_models.commands.export import export
-from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
+from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses, known_arguments
 from tests.toy import LitToy
 from tests.wrong_inputs import FIT, ONE_DEVICE
 
@@ -271,3 +271,19 @@ def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(uniso
     export(path, to=Path("exported"), trust_checkpoint=True)
     module = LitToy.from_exported("exported", trust_checkpoint=True)
     assert torch.equal(module.model[0].weight, content["state_dict"]["model.0.weight"])
+
+
+def test_options_of_another_version_are_found_at_any_depth() -> None:
+    encoder = "lit_models.occupation_coder.encoders.CharacterEncoder"
+    options = {"class_path": encoder, "init_args": {"width": 8, "gone": 1}}
+    loss = {"linear": {"cost": 1.0, "gone": 2}, "gone": {"x": 3}}
+    values = {"encoder": options, "loss": loss, "temperature": {"flat": 1.0}, "gone": 4}
+    known, gone = known_arguments(LitOccupationCoder, values)
+    assert gone == ["encoder.gone=1", "loss.linear.gone=2", "loss.gone={'x': 3}", "gone=4"]
+    options = {"class_path": encoder, "init_args": {"width": 8}}
+    loss = {"linear": {"cost": 1.0}}
+    assert known == {"encoder": options, "loss": loss, "temperature": {"flat": 1.0}}
+    retriever = {"dimensions": None, "fusion": {"weight": 0.5}}
+    assert known_arguments(lit_models.LitRetriever, retriever) == ({"fusion": {"weight": 0.5}}, [])
+    scorer = {"heads": {"a": {"weight": 2.0}}}  # free names
+    assert known_arguments(lit_models.LitTextScorer, scorer) == (scorer, [])
