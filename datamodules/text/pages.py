@@ -1,6 +1,7 @@
 """Pages with a title or a description as planned batches for a model that writes them."""
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED
@@ -36,6 +38,7 @@ from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
 
+log = logging.getLogger(__name__)
 Target = Literal["title", "description"]
 TARGETS = ("title", "description")
 COLUMNS = ("html", "text", *TARGETS, "query")
@@ -226,8 +229,11 @@ class PagesDataModule(InstructionDataModule):
         """Return the dataset of prediction; rows may lack the target."""
         rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
         dataset = PromptDataset(page_prompts(rows, tokenizer, self.target, self.max_prompt))
-        room = f"the {self.max_prompt} tokens that data.context_length leaves"
-        self.warn_of_cuts(dataset, f"{room}: the page's end is cut")
+        if num_cut := int((dataset.num_cut > 0).sum()):
+            rank_zero_only(log.warning)(
+                f"{num_cut} of {len(dataset.num_cut)} prompts are longer than the "
+                f"{self.max_prompt} tokens that data.context_length leaves: the page's end is cut."
+            )
         return dataset
 
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> PageRequest:

@@ -41,7 +41,7 @@ OTHER_OUTPUT = "or name another file with --data.predict_output"
 
 
 class Prompt(NamedTuple):
-    """The tokens of one text, how many at its end are rated, how many at its beginning are cut."""
+    """The tokens of one text, how many at its end are rated, and how many it has lost."""
 
     ids: Sequence[int] | np.ndarray
     num_rated: int
@@ -64,8 +64,6 @@ def read_prompts(
     separator: str = "",
     mode: str = "generate",
     max_positions: int | None = None,
-    max_new_tokens: int = 1,
-    cuts: bool = False,
 ) -> Iterator[list[Prompt]]:
     """Return the tokens of each row, read when it is asked for: one prompt, or each choice after
     the row's prompt.
@@ -76,8 +74,6 @@ def read_prompts(
         separator: stands behind a prompt that is a text.
         mode: `generate`, or `score` for rows with choices.
         max_positions: of the network; `None` for no limit.
-        max_new_tokens: room for what will be generated, where a prompt is cut.
-        cuts: a text that is too long loses its beginning; else it is an error.
 
     Raises:
         ValueError: a row breaks a rule, or is longer than the network's positions.
@@ -92,18 +88,12 @@ def read_prompts(
         if is_scored and num_rated == len(ids):  # the first token, too, needs one to follow
             ids = [tokenizer.end_id, *ids]
         size = len(ids) - is_scored  # nothing follows the last token of a choice
-        if max_positions is None or size <= max_positions:
-            return Prompt(ids, num_rated, 0)
-        if not cuts or num_rated > max_positions:
+        if max_positions is not None and size > max_positions:
             raise ValueError(
                 f"{'prompt and choice' if is_scored else 'the prompt'} has {size} tokens and the "
-                f"network {max_positions} positions; shorten it, or cut the prompt's beginning "
-                "with model.generation.context=recent."
+                f"network {max_positions} positions; shorten it."
             )
-        kept = (
-            ids[-max_positions - 1 :] if is_scored else recent(ids, max_positions, max_new_tokens)
-        )
-        return Prompt(kept, num_rated, len(ids) - len(kept))
+        return Prompt(ids, num_rated, 0)
 
     def read(row: JsonRow) -> list[Prompt]:
         prompt, messages = asked(row.values)
@@ -203,12 +193,6 @@ def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
     return len(joint) - same
 
 
-def recent(tokens: list[int], max_positions: int, num_new: int) -> list[int]:
-    """Return the end of a text that is longer than `max_positions`: as much as leaves room for
-    `num_new` tokens, but half of the positions at least."""
-    return tokens[-max(max_positions // 2, max_positions - num_new, 1) :]
-
-
 def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
     """Return the tokens of a text behind the begin-of-text token, where the tokenizer has one, as
     in training; a chat begins as its template writes it. Nothing at all follows end-of-text, as a
@@ -226,8 +210,7 @@ class PromptDataset(PlannedDataset):
         prompts: of each row, see `read_prompts`.
 
     Attributes:
-        num_cut: [N] int64, tokens at the beginning of a text that the model does not see; of the
-            choice that lost most.
+        num_cut: [N] int64, tokens that a text has lost.
 
     Raises:
         ValueError: there is no row.

@@ -150,11 +150,8 @@ class LanguageModelDataModule(CorpusDataModule):
         """Return the dataset of prediction."""
         rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
         options, limit = (self.model.options[name] for name in ("generation", "max_positions"))
-        size, cuts = (limit, options.max_new_tokens), options.context == "recent"
-        prompts = read_prompts(rows, tokenizer, self.separator, options.mode, *size, cuts)
-        dataset = (ChoiceDataset if options.mode == "score" else PromptDataset)(prompts)
-        self.warn_of_cuts(dataset, f"the network's {limit} positions: their beginning is cut")
-        return dataset
+        prompts = read_prompts(rows, tokenizer, self.separator, options.mode, limit)
+        return (ChoiceDataset if options.mode == "score" else PromptDataset)(prompts)
 
     def predict_rows(self) -> Iterator[JsonRow]:
         """Yield the rows of `predict_files`; ValueError where none is named."""
@@ -167,11 +164,6 @@ class LanguageModelDataModule(CorpusDataModule):
                 "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
             )
         return files
-
-    def warn_of_cuts(self, dataset: PromptDataset, limit: str) -> None:
-        """Say how many prompts are longer than a limit, on one rank."""
-        if (num_cut := int((dataset.num_cut > 0).sum())) and self.trainer.is_global_zero:
-            log.warning(f"{num_cut} of {len(dataset.num_cut)} prompts are longer than {limit}.")
 
     @property
     def default_output(self) -> str:

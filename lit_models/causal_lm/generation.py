@@ -14,11 +14,11 @@ from torch import Tensor
 
 from datamodules.core.batches import IGNORED, ChoiceBatch
 from datamodules.core.plan import rng_for
-from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN, recent
+from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.loss import nats_at
 from lit_models.causal_lm.network import as_written
-from lit_models.causal_lm.pretrained import Context, Network, most_positions
+from lit_models.causal_lm.pretrained import Network, most_positions
 
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 
@@ -35,9 +35,6 @@ class GenerationOptions:
         stop: texts that end a completion and do not belong to it, besides the end-of-text token.
         seed: of the draws; each prompt has its own numbers, whatever stands beside it.
         mode: `generate` completes prompts, `score` rates the continuations that the file names.
-        context: `whole` refuses a prompt that is longer than a network's learned positions, and
-            ends a completion where they do; `recent` goes on from the most recent part of a text
-            that is longer than the positions the network was made for, learned or not.
 
     Raises:
         ValueError: a value outside its range.
@@ -50,7 +47,6 @@ class GenerationOptions:
     stop: list[str] = field(default_factory=list)
     seed: int = 0
     mode: Literal["generate", "score"] = "generate"
-    context: Context = "whole"
 
     def __post_init__(self) -> None:
         is_wrong = {
@@ -102,17 +98,16 @@ def generate(
         options: of generation.
 
     Raises:
-        ValueError: a prompt is empty, or longer than the positions and not to be cut.
+        ValueError: a prompt is empty, or longer than the network's learned positions.
         RuntimeError: the network returns logits that are not finite.
     """
-    limit = most_positions(network.recipe, options.context)
+    limit = most_positions(network.recipe)
     stops = Stops(tokenizer, options.stop)
     if not lengths.min():
         raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
-    if limit is not None and lengths.max() > limit and options.context == "whole":
+    if limit is not None and lengths.max() > limit:
         raise ValueError(
-            f"a prompt has {lengths.max()} tokens and the network {limit} positions; shorten it, "
-            "or go on from its end with context=recent."
+            f"a prompt has {lengths.max()} tokens and the network {limit} positions; shorten it."
         )
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
     rows = [_Row(ids[:n], int(key), options, limit, stops) for ids, n, key in prompts]
@@ -179,8 +174,6 @@ class _Row:
         self.ids: list[int] = []
         self.num_characters: int | None = None
         self.reason: int | None = None
-        self.is_moved = False  # whether the context lost its beginning since it was read
-        self._fit()
 
     @property
     def num_left(self) -> int:
@@ -199,14 +192,7 @@ class _Row:
         elif not self.num_left:
             self.reason = LENGTH
         elif self.limit is not None and len(self.context) > self.limit:
-            if self.options.context == "whole":
-                self.reason = POSITIONS
-            self._fit()
-
-    def _fit(self) -> None:
-        if self.limit is not None and len(self.context) > self.limit:
-            self.context = recent(self.context, self.limit, self.num_left)
-            self.is_moved = True
+            self.reason = POSITIONS
 
 
 class _Reading:
@@ -227,8 +213,6 @@ class _Reading:
         room = max(len(row.context) + row.num_left for row in rows)
         limit = rows[0].limit
         self.last = (room if limit is None else min(room, limit)) - 1
-        for row in rows:
-            row.is_moved = False
         ids = torch.tensor([[0] * (width - len(row.context)) + row.context for row in rows])
         self.lengths = torch.tensor(sizes, device=self.device)
         places = torch.arange(width, device=self.device) - (width - self.lengths)[:, None]
@@ -240,8 +224,6 @@ class _Reading:
         going = [i for i, row in enumerate(self.rows) if row.reason is None]
         if not going:
             return None
-        if any(self.rows[i].is_moved for i in going):
-            return self.begin([self.rows[i] for i in going])
         # Dropping rows copies the cache: worth it where half of them are finished.
         if 2 * len(going) <= len(self.rows):
             index = torch.tensor(going, device=self.device)

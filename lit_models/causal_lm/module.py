@@ -121,7 +121,7 @@ class LitCausalLM(ExactModule):
         options: dict[str, Any] = {"generation": self.generation}
         if self._trainer is not None and self.trainer.predicting and (facts.recipe or pretrained):
             network = facts.recipe["network"] if facts.recipe else read_recipe(str(pretrained))
-            options["max_positions"] = most_positions(network, self.generation.context)
+            options["max_positions"] = most_positions(network)
         return replace(facts, tokenizer=pretrained, options=options)
 
     @cached_property
@@ -225,21 +225,15 @@ class LitCausalLM(ExactModule):
         """
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
-        found = self.completions(self.prompt_dataset(rows, chosen), chosen)
+        found = self.completions(self.prompt_dataset(rows), chosen)
         return [completion_text(self.tokenizer, *completion) for completion in found]
 
-    def prompt_dataset(
-        self, rows: Sequence[dict[str, Any]], options: GenerationOptions
-    ) -> PromptDataset:
+    def prompt_dataset(self, rows: Sequence[dict[str, Any]]) -> PromptDataset:
         """Return the prompts of rows in memory; errors as of `generate`."""
-        asked = read_prompts(
-            rows_in_memory(rows),
-            self.tokenizer,
-            max_positions=most_positions(self.recipe["network"], options.context),
-            max_new_tokens=options.max_new_tokens,
-            cuts=options.context == "recent",
+        limit = most_positions(self.recipe["network"])
+        return PromptDataset(
+            read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
         )
-        return PromptDataset(asked)
 
     def completions(
         self,
@@ -366,7 +360,7 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
     }
 
 
-SAMPLE_OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8, context="recent")
+SAMPLE_OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8)
 
 
 class Samples(Callback):
@@ -408,7 +402,7 @@ class Samples(Callback):
                 "or leave Samples out."
             )
         rows = [{"prompt": prompt} for prompt in self.prompts]
-        self.dataset = pl_module.prompt_dataset(rows, self.options)
+        self.dataset = pl_module.prompt_dataset(rows)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ PACKED_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 Content = dict[str, Any]  # of a config.json
 Recipe = dict[str, Any]
-Context = Literal["whole", "recent"]
 
 
 class PretrainedDecoder(nn.Module):
@@ -242,19 +241,15 @@ def text_config(recipe: Recipe) -> Any:
     return model_config(recipe["config"]).get_text_config()
 
 
-def most_positions(recipe: Recipe, context: Context = "whole") -> int | None:
-    """Return the most positions that a text may have at once; `None` for no limit.
-
-    A table of learned positions ends. Rotary ones go on, at distances that the network was not
-    trained for: `recent` does not go there.
-    """
+def most_positions(recipe: Recipe) -> int | None:
+    """Return the number of learned positions; `None` for rotary ones, which go on."""
     config = text_config(recipe)
     if recipe["kind"] == "own":
         is_rotary, limit = config.positions == "rotary", config.max_positions
     else:
         rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
         is_rotary, limit = bool(rope), getattr(config, "max_position_embeddings", None)
-    return None if is_rotary and context == "whole" else limit
+    return None if is_rotary else limit
 
 
 def network_from_config(recipe: Recipe) -> Network:

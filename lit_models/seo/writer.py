@@ -169,7 +169,7 @@ class LitSnippetWriter(LitCausalLM):
             ValueError: a page holds neither text nor html.
         """
         rows = [{"text": page} if isinstance(page, str) else page for page in pages]
-        limit = most_positions(self.recipe["network"], self.generation.context)
+        limit = most_positions(self.recipe["network"])
         if limit is not None:
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)

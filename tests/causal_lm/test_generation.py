@@ -36,13 +36,10 @@ def slowly(network, prompt, options, key=0, limit=None) -> tuple[list[int], str]
     uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
     context, found = list(prompt), []
     for step in count():
-        left = options.max_new_tokens - len(found)
-        if not left:
+        if len(found) == options.max_new_tokens:
             return found, "length"
         if limit and len(context) > limit:
-            if options.context == "whole":
-                return found, "positions"
-            context = context[-max(limit // 2, limit - left) :]
+            return found, "positions"
         uniform = torch.tensor([uniforms[step]])
         numbers = (options.temperature, options.top_k, options.top_p)
         token = int(draw(next_logits(network, context)[None], uniform, *numbers))
@@ -64,18 +61,17 @@ def test_a_cache_gives_what_a_whole_forward_per_token_gives(make, temperature):
 
 
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("context", ["whole", "recent"])
-def test_positions_end_a_text_or_it_goes_on_from_its_recent_half(make, context):
+def test_learned_positions_end_a_text_and_rotary_ones_go_on(make):
     network = make(max_positions=12)
     is_table = make in (own_gpt2, transformers_gpt2)
-    limit = 12 if is_table or context == "recent" else None
-    assert most_positions(network.recipe, context) == limit
-    options = GenerationOptions(30, 1.0, context=context)
+    limit = 12 if is_table else None
+    assert most_positions(network.recipe) == limit
+    options = GenerationOptions(30, 1.0)
     expected = [slowly(network, p, options, key, limit) for key, p in enumerate(PROMPTS)]
     assert [got[:2] for got in completed(network, PROMPTS, options)] == expected
     reasons = {reason for _, reason in expected}
-    assert ("positions" in reasons) == (is_table and context == "whole")
-    assert ("length" in reasons) == (not is_table or context == "recent")
+    assert ("positions" in reasons) == is_table
+    assert ("length" in reasons) == (not is_table)
 
 
 @pytest.mark.parametrize("make", [own_gpt2, own_llama, transformers_llama])
@@ -273,14 +269,7 @@ def test_a_token_across_the_border_is_the_continuations(tmp_path):
     assert texts == [[([0, 3], 1), ([0, 1, 0], 1)], [([4, 1, 0], 2)]]
 
 
-def test_a_text_longer_than_the_positions_is_refused_or_loses_its_beginning(tmp_path):
+def test_a_text_longer_than_the_positions_is_refused(tmp_path):
     rows = [{"prompt": "abcdefgh", "choices": ["ijk", "i"]}]
     with pytest.raises(ValueError, match=r"rows.jsonl:1: prompt and choice has 11 tokens"):
         dataset(tmp_path, rows, max_positions=10)
-    data = dataset(tmp_path, rows, max_positions=6, cuts=True)
-    long, short = data.example(0, 0)
-    assert long.ids.tolist() == TOKENIZER.encode("efghijk").tolist()
-    assert (long.num_rated, short.num_rated) == (3, 1)
-    assert data.num_cut.tolist() == [5]  # with the begin-of-text token
-    with pytest.raises(ValueError, match="prompt and choice has 11 tokens and the network 2"):
-        dataset(tmp_path, rows, max_positions=2, cuts=True)
