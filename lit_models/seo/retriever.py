@@ -41,7 +41,7 @@ QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 MOST_ERRORS = 1000
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
 DEPTH = 100  # ranks that they look at
-DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256
+DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256  # of a search, which bound its memory
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
@@ -101,8 +101,6 @@ def search(
     k: int,
     device: torch.device | str = "cpu",
     feedback: Feedback | None = None,
-    documents_at_once: int = DOCUMENTS_AT_ONCE,
-    queries_at_once: int = QUERIES_AT_ONCE,
 ) -> Found:
     """Return the k best documents of each query by inner product.
 
@@ -115,7 +113,6 @@ def search(
         k: documents per query, at most D are found.
         device: where it is computed.
         feedback: how queries are moved first; None leaves them.
-        documents_at_once, queries_at_once: rows of a chunk, which bound the memory.
     """
     if feedback is not None:
         queries = moved(queries, documents, device, feedback)
@@ -124,11 +121,11 @@ def search(
         torch.full((num_queries, kept), NO_DOCUMENT),
         torch.full((num_queries, kept), -torch.inf, dtype=torch.float32),
     )
-    for start in range(0, documents.shape[0], documents_at_once):
-        part = _on(documents[start : start + documents_at_once], device)
+    for start in range(0, documents.shape[0], DOCUMENTS_AT_ONCE):
+        part = _on(documents[start : start + DOCUMENTS_AT_ONCE], device)
         numbers = torch.arange(start, start + len(part))
-        for first in range(0, num_queries, queries_at_once):
-            rows = slice(first, first + queries_at_once)
+        for first in range(0, num_queries, QUERIES_AT_ONCE):
+            rows = slice(first, first + QUERIES_AT_ONCE)
             scores = (_on(queries[rows], device) @ part.T).float().cpu()
             # Those of earlier chunks stand first, and so come first among equals.
             scores = torch.cat([best.scores[rows], scores], 1)

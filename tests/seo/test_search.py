@@ -10,9 +10,16 @@ from datamodules.search.candidates import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
+from lit_models.seo import retriever
 from lit_models.seo.metrics import reciprocal_rank
 from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused, search
 from tests.seo.retrieval_collection import write_collection
+
+
+def chunks(patch: pytest.MonkeyPatch, documents: int, queries: int = 256) -> None:
+    """Search so many rows at once."""
+    patch.setattr(retriever, "DOCUMENTS_AT_ONCE", documents)
+    patch.setattr(retriever, "QUERIES_AT_ONCE", queries)
 
 
 def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int]]:
@@ -27,57 +34,70 @@ def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int
 @pytest.mark.parametrize("documents_at_once", [1, 3, 7, 1000])
 @pytest.mark.parametrize("k", [1, 5, 40])
 def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(
-    documents_at_once: int, k: int
+    documents_at_once: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    chunks(monkeypatch, documents_at_once, 4)
     rng = np.random.default_rng(0)
     # Few different numbers: many equal scores.
     queries, documents = (rng.integers(-1, 2, (n, 4)).astype(np.float32) for n in (6, 40))
-    found = search(queries, documents, k, documents_at_once=documents_at_once, queries_at_once=4)
+    found = search(queries, documents, k)
     assert found.documents.tolist() == plainly(queries, documents, k)
     scores = np.take_along_axis(queries @ documents.T, found.documents.numpy(), 1)
     assert np.array_equal(found.scores.numpy(), scores)
 
 
-def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores() -> None:
+def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Products of positive numbers, whose float32 sums lose most."""
+    chunks(monkeypatch, 200)
     rng = np.random.default_rng(0)
     queries = rng.uniform(size=(20, 768))
     documents = np.repeat(rng.uniform(size=(30, 768)), 40, axis=0)
     documents *= 1 + rng.uniform(3e-7, 1e-6, size=documents.shape)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     documents = rng.permutation(documents / np.linalg.norm(documents, axis=1, keepdims=True))
-    found = search(queries, documents, 30, documents_at_once=200)
+    found = search(queries, documents, 30)
     assert found.documents.tolist() == plainly(queries, documents, 30)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_chunks_and_the_default_dtype_change_no_bit(dtype: torch.dtype) -> None:
+def test_chunks_and_the_default_dtype_change_no_bit(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queries, documents = torch.randn(9, 33), torch.randn(300, 33)
     expected = search(queries, documents, 20)
+    chunks(monkeypatch, 17, 2)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
-        found = search(queries, documents, 20, documents_at_once=17, queries_at_once=2)
+        found = search(queries, documents, 20)
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(found.documents, expected.documents)
     assert torch.equal(found.scores, expected.scores)
 
 
-def test_what_is_no_number_is_found_whatever_the_chunks() -> None:
+def test_what_is_no_number_is_found_whatever_the_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     documents[41] = np.nan
     whole = search(documents[:2], documents, 3)
-    parts = search(documents[:2], documents, 3, documents_at_once=10)
+    chunks(monkeypatch, 10)
+    parts = search(documents[:2], documents, 3)
     assert whole.documents.tolist() == parts.documents.tolist()
     assert whole.documents[:, 0].tolist() == [41, 41]
 
 
-def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path: Path) -> None:
+def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks(monkeypatch, 8)
     documents = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float16)
     np.save(tmp_path / "documents.npy", documents)
     mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
-    found = search(documents[:3], mapped, 60, documents_at_once=8)
+    found = search(documents[:3], mapped, 60)
     assert found.documents.shape == (3, 50)
     assert found.documents.tolist() == plainly(documents[:3], documents, 50)
 
