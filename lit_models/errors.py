@@ -146,14 +146,10 @@ def one_screen(error: BaseException) -> str | None:
         )  # fmt: skip
     if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
-        if frames and _is_own_file(frames[-1].filename):
+        if frames and any(Path(frames[-1].filename).is_relative_to(own) for own in OWN_PACKAGES):
             return str(error)
     # The parser wraps what a constructor raises.
     return one_screen(error.__cause__) if error.__cause__ is not None else None
-
-
-def _is_own_file(filename: str) -> bool:
-    return any(Path(filename).is_relative_to(package) for package in OWN_PACKAGES)
 
 
 def _foreign(error: Exception) -> str:

@@ -129,13 +129,9 @@ def check_packages() -> list[Diagnosis]:
     return out if len(out) > 1 else [*out, Diagnosis("packages", "ok", shown)]
 
 
-def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnosis]:
-    """Return CPUs, shared memory and disk of this machine.
-
-    Args:
-        folder: where runs are written; it may not exist yet.
-        shared: through which loader processes and NCCL share data, on Linux.
-    """
+def check_machine(folder: Path) -> list[Diagnosis]:
+    """Return CPUs, shared memory and disk of this machine; the folder, where runs are written, may
+    not exist yet."""
     from datamodules.core.planned import usable_cpus
 
     usable, threads = usable_cpus(), os.environ.get("OMP_NUM_THREADS", "")
@@ -144,6 +140,7 @@ def check_machine(folder: Path, shared: Path = Path("/dev/shm")) -> list[Diagnos
     if threads.isdigit() and int(threads) > usable:
         todo = f"threads wait for each other: unset it, or {usable} / processes per machine"
         out = [Diagnosis("cpus", "warning", f"{what}, and OMP_NUM_THREADS is {threads}", todo)]
+    shared = Path("/dev/shm")  # through which loader processes and NCCL share data, on Linux
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
         what = f"{usage.free >> 20:,} of {usage.total >> 20:,} MiB free in {shared}"

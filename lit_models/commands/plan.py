@@ -67,12 +67,19 @@ def plan(run_options: list[str] | None = None, devices: str = "1,2,4,8") -> int:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
     found = forecast_of(run_options or [], [int(part) for part in parts])
-    rows = {name: [column[name] for column in found.columns] for name in found.columns[0]}
-    rows = {name: row for name, row in rows.items() if any(v is not None for v in row)}
+    label, *labels = found.columns[0]
+    table = Table()
+    table.add_column(label, no_wrap=True)
+    for column in found.columns:
+        table.add_column(str(column[label]), justify="right", no_wrap=True)
+    for name in labels:
+        values = [column[name] for column in found.columns]
+        if any(value is not None for value in values):
+            table.add_row(name, *map(_shown, values))
     console = Console(highlight=False)
-    console.print(table_of(rows))
+    console.print(table)
     notes = [f"Left out: {line}" for line in found.refused]
-    if "steps in all" not in rows:
+    if found.columns[0]["steps in all"] is None:
         notes.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
     for line in [found.summary, *notes]:
         console.print(line, soft_wrap=True)
@@ -207,18 +214,6 @@ class Forecast(Callback):
             "GiB, ddp": state / GIB,
             "GiB, fsdp": state / count / GIB,
         }
-
-
-def table_of(rows: dict[str, list[Any]]) -> Table:
-    """Return a table with a column for each number of devices."""
-    (label, counts), *others = rows.items()
-    table = Table()
-    table.add_column(label, no_wrap=True)
-    for count in counts:
-        table.add_column(str(count), justify="right", no_wrap=True)
-    for name, values in others:
-        table.add_row(name, *map(_shown, values))
-    return table
 
 
 def _shown(value: Any) -> str:

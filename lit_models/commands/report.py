@@ -249,27 +249,21 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
 
 def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
     """Return each start of a run: its number, devices, `begin` and `last` step, the seconds of its
-    steps, how many steps of earlier ones it `repeated`, its `end` in words, when it `began`."""
+    steps, its `end` in words, when it `began`."""
     found: list[dict[str, Any]] = []
-    lineage: set[int] = set()
     for line in run.ledger:
+        event = line.get("event")
         if "resumed_from_step" in line:
             begin = line["resumed_from_step"]
-            lost = {step for step in lineage if step > begin}
-            lineage -= lost
-            if found:
-                found[-1]["end"] = found[-1]["end"] or ("broke off" if lost else "ended")
             began = datetime.fromisoformat(line["started_at"]).astimezone(UTC)
             one = {"number": line["attempt"], "devices": line["world_size"], "began": began}
-            one |= {"begin": begin, "last": begin, "repeated": len(lost), "seconds": 0.0, "end": ""}
-            found.append(one)
-        elif found and line.get("event") == "stopped":
-            found[-1]["end"] = f"stopped by {line['reason']}"
-        elif found and "event" not in line:
-            lineage.add(line["step"])
+            found.append(one | {"begin": begin, "last": begin, "seconds": 0.0, "end": "broke off"})
+        elif found and event in ("ended", "stopped"):
+            found[-1]["end"] = "ended" if event == "ended" else f"stopped by {line['reason']}"
+        elif found and event is None:
             found[-1]["last"] = line["step"]
             found[-1]["seconds"] += line.get("seconds", 0.0)
-    if found and not found[-1]["end"]:
+    if found and run.ledger[-1].get("event") != "stopped":
         found[-1]["end"] = re.split(":| after", ending(run)[1])[0].lower()
     return found
 
@@ -557,20 +551,18 @@ def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> di
 
 
 def thinned(points: Points) -> Points:
-    """Return few enough points to draw: of each of many stretches of steps the first, last, lowest
-    and highest, so that no extreme is lost (M4: Jugel et al., VLDB 2014), and all not finite."""
+    """Return few enough points to draw: of each of many stretches the first, last, lowest and
+    highest, so that no extreme is lost (M4: Jugel et al., VLDB 2014), and all not finite."""
     if len(points) <= 4 * MOST_STRETCHES:
         return points
-    start, width = points[0][0], (points[-1][0] - points[0][0]) / MOST_STRETCHES or 1.0
-    stretches: dict[int, list[int]] = {}
-    kept = {i for i, (_, value) in enumerate(points) if not math.isfinite(value)}
-    for i, (step, value) in enumerate(points):
-        if math.isfinite(value):
-            stretches.setdefault(int((step - start) / width), []).append(i)
-    for places in stretches.values():
-        ends = (f(places, key=lambda i: points[i][1]) for f in (min, max))
-        kept |= {places[0], places[-1], *ends}
-    return [points[i] for i in sorted(kept)]
+    kept = {point for point in points if not math.isfinite(point[1])}
+    width = math.ceil(len(points) / MOST_STRETCHES)
+    for begin in range(0, len(points), width):
+        finite = [point for point in points[begin : begin + width] if math.isfinite(point[1])]
+        if finite:
+            kept |= {finite[0], finite[-1]}
+            kept |= {f(finite, key=lambda point: point[1]) for f in (min, max)}
+    return sorted(kept)
 
 
 def shown(value: float | None) -> str:

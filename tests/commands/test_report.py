@@ -65,8 +65,7 @@ def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
     assert "8 = 2 × 4 × 1 accumulated" in words
     assert "unisono fit --config a.yaml" in words
     assert (
-        "1 broke off 2026-11-21 23:59:58 1 0 4 0 0:00:02 2 finished 2026-11-22 08:00:00 2 2"
-        in words
+        "1 broke off 2026-11-21 23:59:58 1 0 4 0:00:02 2 finished 2026-11-22 08:00:00 2 2" in words
     )
     # Steps that were repeated are drawn once, without the 9 of the lost ones.
     [train, validation] = charts_of(page)["Loss"]["series"]
