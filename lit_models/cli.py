@@ -356,7 +356,7 @@ class UnisonoCLI(LightningCLI):
         path = checkpoint_to_use(folder)
         if path is None:
             return
-        content = read_checkpoint(path, mmap=True)
+        content = read_checkpoint(path, mmap=True, every_byte=False)
         words = []
         states = content.get("callbacks", {}).values()
         kept = next((state for state in states if state.get("best_model_score") is not None), None)
@@ -451,7 +451,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     Raises:
         FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
-    content = read_checkpoint(path, mmap=True, classes=classes)
+    content = read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
     values, step = dict(content.get("hyper_parameters", {})), content.get("global_step")
     class_path = values.pop("_class_path", None)
     values.pop("_instantiator", None)

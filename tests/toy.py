@@ -136,10 +136,9 @@ class LitToy(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return {"sum": 0.5}
 
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> SampleResult:
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.val_loss.update(*self.losses(batch)["sum"])
         self.log("val/loss", self.val_loss)
-        return self.judged(batch, self(batch))
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> SampleResult:
         self.test_loss.update(*self.losses(batch)["sum"])

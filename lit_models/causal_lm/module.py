@@ -196,8 +196,8 @@ class LitCausalLM(ExactModule):
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
         return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
 
-    def validation_step(self, batch: TextBatch, batch_idx: int) -> SampleResult:
-        return self._evaluate("val", batch)
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("test", batch)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Parameter
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 from lit_models.config_files import (
     did_you_mean,
@@ -72,7 +72,7 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
     own = inspect.signature(function, eval_str=True).parameters
     has_places = any(p.default is Parameter.empty for p in own.values())
     for name, p in own.items():
-        is_whole = get_origin(p.annotation) in (None, list, Literal)
+        is_whole = get_origin(p.annotation) in (None, list)
         kind = p.annotation if is_whole else get_args(p.annotation)[0]
         is_required = p.default is Parameter.empty
         shown = "" if is_required or not p.default else f" (default: {p.default})"
@@ -82,8 +82,6 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
             options["action"] = "store_true"
         elif get_origin(kind) is list:
             options["action"] = "append"
-        elif get_origin(kind) is Literal:
-            options["choices"] = get_args(kind)
         else:
             options["type"] = str if kind is dict else kind
         if name == RUN_OPTIONS:

@@ -3,27 +3,26 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 
 def export(
     ckpt: Path,
     *,
     to: Path,
-    weights: Literal["averaged", "last"] | None = None,
     class_path: str | None = None,
     adapter: bool = False,
     trust_checkpoint: bool = False,
 ) -> int:
     """Write the weights of a checkpoint to DIR/model.safetensors and the rest to DIR/config.json.
 
-    Load it with LitOccupationCoder.from_exported("DIR"), or start a run from it with
-    --model.init_from=DIR. A language model's folder is one of transformers, LoRA merged.
+    Averaged weights are taken where the run has any. Load it with
+    LitOccupationCoder.from_exported("DIR"), or start a run from it with --model.init_from=DIR.
+    A language model's folder is one of transformers, LoRA merged.
 
     Args:
         ckpt: a checkpoint, such as runs/demo/checkpoints/best.ckpt.
         to: the folder to write; new or empty.
-        weights: by default the averaged ones where the run averaged.
         class_path: the module's class, where a script wrote the checkpoint.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
         trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
@@ -55,13 +54,8 @@ def export(
         )
     module_class = class_of(class_path, ckpt, classes)
     averaged = content.get(AVERAGED, {})
-    weights = weights or ("averaged" if averaged else "last")
-    if weights == "averaged" and not averaged:
-        raise ValueError(
-            f"{ckpt} holds no averaged weights: the run did not average any. Leave --weights out, "
-            "or ask for --weights=last."
-        )
-    chosen = content["state_dict"] | (averaged if weights == "averaged" else {})
+    weights = "averaged" if averaged else "last"
+    chosen = content["state_dict"] | averaged
     recipe = module_class.stored_recipe(content)
     layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
     left_out = (*START_ONLY, *layout.replaced)

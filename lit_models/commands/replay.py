@@ -185,7 +185,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
     checkpoint_step = 0
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
-            content = read_checkpoint(path, mmap=True)
+            content = read_checkpoint(path, mmap=True, every_byte=False)
         except (ValueError, FileNotFoundError):
             _say("damaged", f"passed over: {path.name}")
             continue

@@ -233,7 +233,7 @@ class LitConsistencyLens(ExactModule):
         for parameter in self.lens.unready(self.trainer.global_step):
             parameter.grad = None
 
-    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
+    def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
         activation, weight = self.lens.activation(batch), batch["weight"]
         explained = self.lens.verbalizer.explain(activation)
         rebuilt = self.lens.reconstructor(explained.embeddings)
@@ -242,7 +242,6 @@ class LitConsistencyLens(ExactModule):
         self.val_loss.update(error * weight, weight)
         self.val_fve.update(error * weight, spread)
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
-        return SampleResult(error, {"explanation": explained.token_ids})
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         case = self._case(batch)

@@ -169,12 +169,11 @@ class LitOccupationCoder(ExactModule):
     def term_weights(self) -> dict[str, float]:
         return self.loss.term_weights
 
-    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
-        (memory, flat_logits), judged = self._evaluate("val", batch)
+    def validation_step(self, batch: OccupationBatch, batch_idx: int) -> None:
+        (memory, flat_logits), _ = self._evaluate("val", batch)
         nats = nats_by_temperature(self.network, memory, flat_logits, batch)
         for term in TERMS:
             self.temperature_search[term].update(nats[term], batch["weight"])
-        return judged
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}

@@ -91,8 +91,8 @@ class LitRanker(EncodedTextModule):
         scores = self(batch)
         return {TERM: LossSum.of(self.loss(scores, batch["relevance"].to(scores)), batch["weight"])}
 
-    def validation_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
-        return self._evaluate("val", batch)[1]
+    def validation_step(self, batch: RankingBatch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
 
     def test_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
         scores, judged = self._evaluate("test", batch)

@@ -93,8 +93,8 @@ class LitTextScorer(EncodedTextModule):
     def term_weights(self) -> dict[str, float]:
         return {name: options.weight for name, options in self.options.items()}
 
-    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> SampleResult:
-        return self._evaluate("val", batch)
+    def validation_step(self, batch: ScoredTextBatch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
 
     def test_step(self, batch: ScoredTextBatch, batch_idx: int) -> SampleResult:
         return self._evaluate("test", batch)

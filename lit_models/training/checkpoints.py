@@ -87,7 +87,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Return the content of a sound checkpoint; plain data only, code is never run."""
         # Lightning looks up by which of its versions a file was written; an export was by none.
-        content = read_checkpoint(path, self.mmap, every_byte=True)
+        content = read_checkpoint(path, self.mmap)
         return {"pytorch-lightning_version": lightning.__version__, **content}
 
 
@@ -143,7 +143,7 @@ def read_checkpoint(
     path: str | Path,
     mmap: bool = False,
     classes: StoredClasses = UNTRUSTED,
-    every_byte: bool | None = None,
+    every_byte: bool = True,
 ) -> dict[str, Any]:
     """Return a checkpoint's content on the CPU.
 
@@ -152,7 +152,7 @@ def read_checkpoint(
             `unisono export` wrote.
         mmap: map the tensors instead of reading them: a part of one is read when it is used.
         classes: those that an exported folder may name.
-        every_byte: compare checksums; `None` does where all is read.
+        every_byte: compare checksums, which reads all of it.
 
     Raises:
         FileNotFoundError: no such file.
@@ -166,7 +166,7 @@ def read_checkpoint(
         there = f"That folder holds {', '.join(near[:5])}." if near else ""
         there = there or "A run keeps its own in runs/NAME/checkpoints."
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
-    if fault := damage(path, not mmap if every_byte is None else every_byte):
+    if fault := damage(path, every_byte):
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
             "--ckpt_path auto, which takes the newest sound one."

@@ -123,8 +123,11 @@ class ExactModule(LightningModule):
             follows_plan(self, self.trainer.datamodule)
         # The first hook of a call, before the data are read.
         path = self.trainer.ckpt_path if self.recipe is None else None
-        content = None if path is None else read_checkpoint(path, mmap=True)
-        self._trained_recipe = None if content is None else self.stored_recipe(content)
+        if path is None:
+            self._trained_recipe = None
+        else:
+            content = read_checkpoint(path, mmap=True, every_byte=False)
+            self._trained_recipe = self.stored_recipe(content)
         self._hand_over()
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
         # that the ledger has noted, in the folder that the run has taken.
@@ -444,7 +447,7 @@ class ExactModule(LightningModule):
                 another class or of another version of the code.
         """
         path, classes = checkpoint_path, StoredClasses(trust_checkpoint)
-        content = read_checkpoint(path, mmap=True, classes=classes, every_byte=True)
+        content = read_checkpoint(path, mmap=True, classes=classes)
         values = dict(content.get("hyper_parameters", {}))
         class_path = values.pop("_class_path", None)
         values.pop("_instantiator", None)

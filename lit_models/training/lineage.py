@@ -335,7 +335,7 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
         steps[row.get("hash")] = newest
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
-            content = read_checkpoint(path, mmap=True, every_byte=True)
+            content = read_checkpoint(path, mmap=True)
         except (ValueError, OSError) as error:
             proof.add(Status.CHECKPOINT, str(error))
             continue

@@ -32,7 +32,7 @@ class LossSum(NamedTuple):
 
 
 class SampleResult(NamedTuple):
-    """What `validation_step` and `test_step` return to callbacks; `None` where it is unknown.
+    """What `test_step` returns for the table of errors; `None` where it is unknown.
 
     Attributes:
         loss: [B], of each sample by itself; the larger, the worse.

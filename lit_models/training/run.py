@@ -588,13 +588,14 @@ class ProgressLine(ProgressBar):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _train_line(self, trainer: Trainer) -> str:
-        step, total = trainer.global_step, total_steps(trainer)
+        step, total = trainer.global_step, trainer.estimated_stepping_batches
+        has_end = 0 < total < float("inf")
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if has_end else ''}"]
         ledger = ledger_of(trainer)
         logged = ledger.latest if ledger is not None else {}
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
@@ -606,7 +607,7 @@ class ProgressLine(ProgressBar):
             batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
             rows = getattr(batching, "global_batch_size", 1)
             parts.append(f"{done * rows / seconds:,.0f} rows/s")
-        if done > 0 and total:
+        if done > 0 and has_end:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")
@@ -625,13 +626,3 @@ class ProgressLine(ProgressBar):
             self._width = len(line)
         else:
             print(line, flush=True)
-
-
-def total_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps of the whole run, or `None` where it has no known end."""
-    limits = [trainer.max_steps] if (trainer.max_steps or -1) > 0 else []
-    batches = trainer.num_training_batches
-    if (trainer.max_epochs or -1) > 0 and batches != float("inf"):
-        steps = -(-int(batches) // trainer.accumulate_grad_batches)
-        limits.append(steps * int(trainer.max_epochs or 0))
-    return min(limits, default=None)

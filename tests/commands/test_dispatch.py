@@ -67,7 +67,6 @@ def test_options_of_a_command_are_read_by_their_types(given: str, values: dict) 
         ("submit --nodes=two", "argument --nodes: invalid int value: 'two'. `unisono submit --h"),
         ("doctor --timeout_s x", "argument --timeout-s: invalid float value: 'x'. `unisono do"),
         ("submit --dry-run=maybe", "--dry-run must be true or false, got maybe"),
-        ("export x --to=y --weights=z", "--weights: invalid choice: 'z' (choose from 'averaged',"),
         (
             "fit --seed_everything=x --model.x=1",
             "seed_everything must be a whole number or true or false",

@@ -15,7 +15,7 @@ CHAIN: dict[str, Any] = {
     "export": {
         "verb": "export",
         "checkpoint": "subject",
-        "options": {"weights": "last", "class_path": None},
+        "options": {"adapter": True, "class_path": None},
     },
     "dump": {
         "verb": "predict",
@@ -40,7 +40,7 @@ def test_each_stage_becomes_a_command_line() -> None:
     ]  # fmt: skip
     assert subject.arguments(here, 3, is_begun=True)[-1] == "--ckpt_path=auto"
     last = "runs/x/subject/checkpoints/last.ckpt"
-    assert export.arguments(here, 3) == ["export", last, "--to=runs/x/export", "--weights=last"]
+    assert export.arguments(here, 3) == ["export", last, "--to=runs/x/export", "--adapter=true"]
     assert dump.arguments(here, 3) == [
         "predict", "--config", DEBUG, "--config", "hardware/cpu.yaml",
         f"{root}/dump", "--seed_everything=3", "--trainer.devices=2",
@@ -121,7 +121,7 @@ def test_the_command_line_reaches_the_stages(
     Path("mine.yaml").write_text(
         "to: out-{seed}\nstages:\n"
         "  a: {verb: fit, config: causal_lm/debug.yaml, options: {data.x: 1, data.y: '{seed}'}}\n"
-        "  b: {verb: export, checkpoint: a, options: {weights: '{a}'}}\n"
+        "  b: {verb: export, checkpoint: a, options: {class_path: '{a}'}}\n"
     )
     seen: list[Any] = []
     monkeypatch.setattr(command, "run_stages", lambda *given: seen.append(given) or 7)
@@ -134,6 +134,6 @@ def test_the_command_line_reaches_the_stages(
     assert [stage.name for stage in chosen] == ["a"]
     assert (str(folder), seed) == ("out-3", 3)
     assert (stages[0].devices, stages[0].options) == (2, {"data.x": 5, "data.y": "{seed}"})
-    assert stages[1].options == {"weights": "{a}", "z": None}
+    assert stages[1].options == {"class_path": "{a}", "z": None}
     with pytest.raises(ValueError, match="a chain needs stages; give the YAML"):
         run_command("chain", [])

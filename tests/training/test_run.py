@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import multiprocessing
 import os
 import socket
@@ -304,9 +305,7 @@ def trainer(**values: Any) -> Any:
         "global_step": 40,
         "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
         "max_epochs": 3,
-        "max_steps": -1,
-        "num_training_batches": 200,
-        "accumulate_grad_batches": 2,
+        "estimated_stepping_batches": 300,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
         "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
@@ -339,7 +338,7 @@ def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace,
 
 
 def test_a_run_without_an_end_has_no_time_left(clock: SimpleNamespace, capsys) -> None:
-    line, endless = ProgressLine(), {"max_epochs": -1}
+    line, endless = ProgressLine(), {"max_epochs": -1, "estimated_stepping_batches": math.inf}
     line.on_train_start(trainer(**endless), None)
     line.on_train_end(trainer(**endless), None)
     assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
