@@ -173,13 +173,17 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
 
 
 def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceMeter) -> float:
-    """Return the largest share of memory over ranks that a micro-batch takes; infinite where it
-    ran out."""
-    data = trainer.datamodule
-    whole = math.ceil(data.global_batch_size / data.num_replicas)
+    """Return the largest share of memory over ranks that the heaviest micro-batch of training takes
+    at a size, as the loader would hand it over; infinite where it ran out."""
+    data, dataset = trainer.datamodule, trainer.datamodule.datasets["train"]
+    batching = derive_batching(data.num_replicas, data.global_batch_size, size)
+    num_chunks = data.num_replicas * batching.accumulate_grad_batches
+    ids = heaviest_ids(dataset.lengths, data.global_batch_size, num_chunks)
+    counts = count_targets(ids, dataset.target_counts)
+    batch = collated(dataset, MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
     meter.start()
     try:
-        _try_batch(trainer, module, heaviest_batch(data, size), is_accumulated=size < whole)
+        _try_batch(trainer, module, batch, batching.accumulate_grad_batches > 1)
         load = meter.peak_bytes() / meter.capacity_bytes
     except torch.OutOfMemoryError:
         if is_distributed() and isinstance(trainer.strategy, ModelParallelStrategy):
@@ -233,16 +237,6 @@ def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[i
         if loads[-1][1] > 1:
             break
     return max(((size, share) for size, share in loads if share <= 1), default=loads[0])
-
-
-def heaviest_batch(data: PlannedDataModule, micro_batch_size: int) -> dict[str, Any]:
-    """Return the batch of training that takes most memory, as the loader would hand it over."""
-    dataset = data.datasets["train"]
-    batching = derive_batching(data.num_replicas, data.global_batch_size, micro_batch_size)
-    num_chunks = data.num_replicas * batching.accumulate_grad_batches
-    ids = heaviest_ids(dataset.lengths, data.global_batch_size, num_chunks)
-    counts = count_targets(ids, dataset.target_counts)
-    return collated(dataset, MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
 
 
 def heaviest_ids(lengths: np.ndarray, global_batch_size: int, num_chunks: int) -> np.ndarray:
