@@ -21,6 +21,7 @@ from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
 from lit_models.cli import ParsedCLI, built, built_part, silence_noise
+from lit_models.commands.report import shown
 from lit_models.errors import UsageError
 from lit_models.training.exact import ExactModule
 from lit_models.training.memory import GIB, state_bytes
@@ -75,7 +76,7 @@ def plan(run_options: list[str] | None = None, devices: str = "1,2,4,8") -> int:
     for name in labels:
         values = [column[name] for column in found.columns]
         if any(value is not None for value in values):
-            table.add_row(name, *map(_shown, values))
+            table.add_row(name, *map(shown, values))
     console = Console(highlight=False)
     console.print(table)
     notes = [f"Left out: {line}" for line in found.refused]
@@ -214,11 +215,3 @@ class Forecast(Callback):
             "GiB, ddp": state / GIB,
             "GiB, fsdp": state / count / GIB,
         }
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.3g}" if value < 0.1 else f"{value:,.2f}"

@@ -116,12 +116,14 @@ class Script:
     Args:
         resources: of the job.
         name: of the job.
+        python: that it starts.
         command: its lines, quoted where they must be.
         run_folder: as the shell reads it; "" where the command knows it.
     """
 
     resources: Resources
     name: str
+    python: str
     command: Sequence[str]
     run_folder: str = ""
 
@@ -149,7 +151,7 @@ class Script:
             name=self.name,
             run_folder=self.run_folder,
             activate=list(activate),
-            python=shlex.quote(python_of(activate)),
+            python=shlex.quote(self.python),
             command=" \\\n  ".join(self.command),
         )
 
@@ -216,7 +218,8 @@ def submit(
             f"is none of {', '.join(NO_NAMES)}, in which Lightning does not see SLURM."
         )
     job_scripts = chain_scripts if is_chain else run_script
-    found = job_scripts(run, resources, name, python_of(lines))
+    python = "python" if lines else sys.executable  # the one that the activation finds
+    found = job_scripts(run, resources, name, python)
     if not found:
         return 0
     LOGS.mkdir(exist_ok=True)
@@ -280,7 +283,7 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
         run_folder = f"{shlex.quote(str(run_root(options).with_name(name)))}_$SLURM_JOB_ID"
         words.append(f'--{ROOT}="$run"')
     command = [shlex.join([*resources.srun, python, *MODULE, "fit"]), *words, "--ckpt_path=auto"]
-    return {"job.sh": Script(resources, name, command, run_folder)}
+    return {"job.sh": Script(resources, name, python, command, run_folder)}
 
 
 def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> dict[str, Script]:
@@ -342,6 +345,7 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
         found[f"{number}-{stage.name}.sh"] = Script(
             job,
             f"{name}-{stage.name}",
+            python,
             [*command, *changes.get(stage.name, []), launcher],
         )
     return found
@@ -403,11 +407,6 @@ def seconds(time_limit: str) -> int:
     values = [int(value) for value in rest if value is not None]
     factors = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1, 0)
     return int(days or 0) * 86400 + sum(v * f for v, f in zip(values, factors, strict=False))
-
-
-def python_of(activate: Sequence[str]) -> str:
-    """Return the Python of a job: the one its activation lines find, else the one of this."""
-    return "python" if activate else sys.executable
 
 
 def sbatch_command(script: Path, after: str | None) -> list[str]:
