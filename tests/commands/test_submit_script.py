@@ -37,7 +37,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        script = Script(Resources(), "toy", ['srun "$run"'], "toy_$SLURM_JOB_ID")
+        script = Script(Resources(), "toy", "python", ['srun "$run"'], "toy_$SLURM_JOB_ID")
         activate = ["touch begun; sleep $ACTIVATION_S"]
         self.write("job.sh", script.text(Path("job.sh"), activate))
         for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL),
