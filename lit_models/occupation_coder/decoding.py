@@ -122,7 +122,6 @@ class DecodingOptions:
         method: `flat` head alone, `greedy` or `beam` from the decoder, or `mixed`, the vote of
             both: the set with the greatest weighted geometric mean of their probabilities.
         beam_size: hypotheses per record for `beam`, and to begin with for `mixed`.
-        flat_threshold: lowest probability of a second and further code from the flat head.
         flat_share: weight of the flat head's vote in `mixed`, 0 to 1.
         k_best: sets per record in prediction: the answer, and the likeliest ones after it.
         review_below: confidence of a set under which a person shall look at it.
@@ -132,7 +131,6 @@ class DecodingOptions:
 
     method: Method = "mixed"
     beam_size: int = 5
-    flat_threshold: float = 0.5
     flat_share: float = 0.5
     k_best: int = 1
     review_below: float = 0.5
@@ -146,7 +144,7 @@ class DecodingOptions:
         for name in ("beam_size", "k_best"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        for name in ("flat_threshold", "flat_share", "review_below", "review_for_precision"):
+        for name in ("flat_share", "review_below", "review_for_precision"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
@@ -187,7 +185,7 @@ def decode(
     decoder, sharpness = network.decoder, temperature["seq2seq"]
     flat_logits = flat_logits / temperature["flat"]
     if options.method == "flat":
-        return decode_flat(flat_logits, decoder.trie.max_codes, options.flat_threshold)
+        return decode_flat(flat_logits, decoder.trie.max_codes)
     if options.method == "mixed":  # the confidence is the weighted mean of both heads' own
         share = options.flat_share
         chosen = likeliest_sets(decoder, memory, flat_logits, options, sharpness)[:, :1]
@@ -240,11 +238,11 @@ def answers(
     return found
 
 
-def decode_flat(logits: Tensor, max_codes: int, threshold: float) -> Decoded:
-    """The best code and up to max_codes - 1 more above the threshold; codes are independent."""
+def decode_flat(logits: Tensor, max_codes: int) -> Decoded:
+    """The best code and up to max_codes - 1 more of 0.5 and above; codes are independent."""
     top, code_ids = logits.topk(min(max_codes, logits.shape[1]), dim=1)
     probability = top.sigmoid()
-    keep = probability >= threshold
+    keep = probability >= 0.5
     keep[:, 0] = True
     code_ids = torch.where(keep, code_ids, NONE)
     return Decoded(
@@ -387,7 +385,7 @@ def _best_candidates(
     # wider beams have gone on to the end, so that nothing is left behind once they hold all
     num_results = width if width > options.beam_size else num_sets
     beams = beam_search(decoder, memory, width, temperature, num_results)
-    flat_set = decode_flat(flat_logits, trie.max_codes, options.flat_threshold).code_ids
+    flat_set = decode_flat(flat_logits, trie.max_codes).code_ids
     top = flat_logits.topk(min(max(width + 1, trie.max_codes), trie.num_codes), dim=1).indices
     singles = F.pad(top[:, :width, None], (0, trie.max_codes - 1), value=NONE)
     candidates = torch.cat([beams.code_ids, flat_set[:, None], singles], dim=1)  # [B, W, K]

@@ -85,6 +85,7 @@ def mix(keys: Tensor) -> Tensor:
 
 
 CHARACTER_BUCKETS = 2048  # more than the letters of any two languages; other scripts share them
+NUM_HASHES = 2
 CANINE_MULTIPLE, CANINE_PADS = 4, 8
 BAG_SCALE = 0.2  # large against the heads' first steps, so that the bag stays nearly linear
 WEIGHT_RATE = 3.0  # the one weight of an n-gram must move faster than its vector
@@ -115,18 +116,16 @@ class Encoder(nn.Module):
 class NgramTable(nn.Module):
     """Hashed embeddings of the character n-grams that begin at each position.
 
-    Every n-gram has `num_hashes` rows of one table: two that share one row seldom share all.
+    Every n-gram has `NUM_HASHES` rows of one table: two that share one row seldom share all.
     """
 
-    def __init__(
-        self, width: int, sizes: Sequence[int], num_buckets: int, num_hashes: int = 2
-    ) -> None:
+    def __init__(self, width: int, sizes: Sequence[int], num_buckets: int) -> None:
         super().__init__()
         if not sizes or min(sizes) < 1:
             raise ValueError(f"ngram_sizes must be one or more numbers from 1, got {list(sizes)}.")
-        self.sizes, self.num_hashes, self.num_buckets = tuple(sizes), num_hashes, num_buckets
+        self.sizes, self.num_buckets = tuple(sizes), num_buckets
         self.rows = nn.EmbeddingBag(num_buckets, width, mode="sum")
-        nn.init.normal_(self.rows.weight, std=0.1 / num_hashes**0.5)
+        nn.init.normal_(self.rows.weight, std=0.1 / NUM_HASHES**0.5)
 
     def forward(self, row_ids: Tensor, inside: Tensor) -> Tensor:
         """Sums of n-gram vectors [B, P, D]. Args: as `hashes` returns them, [B, P, G]."""
@@ -138,9 +137,9 @@ class NgramTable(nn.Module):
     def hashes(self, framed_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Table rows [B, P, G] int64, and whether each n-gram lies inside its text, bool."""
         keys, inside = ngram_keys(framed_ids, lengths, self.sizes)
-        salts = torch.arange(self.num_hashes, device=keys.device) << SALT_SHIFT
+        salts = torch.arange(NUM_HASHES, device=keys.device) << SALT_SHIFT
         row_ids = mix(keys[..., None] + salts) % self.num_buckets
-        return row_ids.flatten(-2), inside.repeat_interleave(self.num_hashes, -1)
+        return row_ids.flatten(-2), inside.repeat_interleave(NUM_HASHES, -1)
 
 
 class WeightedBag(nn.Module):
@@ -181,7 +180,6 @@ class CharacterEncoder(Encoder):
         dropout: probability after embeddings and blocks; never on attention weights.
         ngram_sizes: lengths of the hashed character n-grams.
         num_buckets: rows of the n-gram table.
-        num_hashes: rows per n-gram.
     """
 
     def __init__(
@@ -194,14 +192,13 @@ class CharacterEncoder(Encoder):
         dropout: float = 0.0,
         ngram_sizes: Sequence[int] = (2, 3, 4, 5),
         num_buckets: int = 32768,
-        num_hashes: int = 2,
     ) -> None:
         super().__init__()
         self.width = width
         self.head_size = width // num_heads
         self.characters = nn.Embedding(CHARACTER_BUCKETS, width)
         self.languages = nn.Embedding(num_languages, width)
-        self.ngrams = NgramTable(width, ngram_sizes, num_buckets, num_hashes)
+        self.ngrams = NgramTable(width, ngram_sizes, num_buckets)
         self.bag = WeightedBag(width, num_buckets)
         self.layers = nn.ModuleList(
             EncoderLayer(width, num_heads, feed_forward, dropout) for _ in range(num_layers)

@@ -244,9 +244,9 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
             assert left_out <= expected[record].min() + 1e-6
 
 
-def test_flat_takes_the_best_code_and_those_above_the_threshold():
+def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
     logits = torch.tensor([[-3.0, 2.0, 1.0, -1.0], [-5.0, -4.0, -6.0, -7.0]])
-    out = decode_flat(logits, max_codes=3, threshold=0.5)
+    out = decode_flat(logits, max_codes=3)
     assert out.code_ids.tolist() == [[1, 2, NONE], [1, NONE, NONE]]
     s = torch.sigmoid
     torch.testing.assert_close(
@@ -263,7 +263,6 @@ def test_flat_takes_the_best_code_and_those_above_the_threshold():
     [
         ({"method": "greddy"}, "must be flat, greedy, beam or mixed, got 'greddy'"),
         ({"beam_size": 0}, "beam_size must be 1 or more, got 0"),
-        ({"flat_threshold": 1.5}, "flat_threshold must lie between 0 and 1, got 1.5"),
         ({"k_best": 0}, "k_best must be 1 or more, got 0"),
         ({"review_below": 1.5}, "review_below must lie between 0 and 1, got 1.5"),
         ({"flat_share": -1}, "flat_share must lie between 0 and 1, got -1"),

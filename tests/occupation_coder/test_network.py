@@ -49,17 +49,17 @@ def test_the_language_and_every_letter_matter():
 
 
 def test_ngrams_are_those_that_lie_inside_the_text():
-    table = NgramTable(8, sizes=(2, 3), num_buckets=1 << 20, num_hashes=1)
+    table = NgramTable(8, sizes=(2, 3), num_buckets=1 << 20)
     framed, lengths = frame(*padded(["abab", "ab"], 6))
     rows, inside = table.hashes(framed, lengths)
-    assert inside[0].sum(0).tolist() == [5, 4]  # <abab> has 5 pairs and 4 triples
-    assert inside[1].sum(0).tolist() == [3, 2]
+    assert inside[0].sum(0).tolist() == [5, 5, 4, 4]  # two rows of 5 pairs and 4 triples in <abab>
+    assert inside[1].sum(0).tolist() == [3, 3, 2, 2]
     assert rows[0, 1, 0] == rows[0, 3, 0]  # "ab" twice
     assert rows[0, 1, 0] == rows[1, 1, 0]  # and in the other text
     assert rows[0, 1, 0] != rows[0, 2, 0]
     seen = rows[0][inside[0]].tolist() + rows[1][inside[1]].tolist()
     # <a ab ba b> <ab aba bab ab>, and the second text adds none
-    assert len(set(seen)) == 8
+    assert len(set(seen)) == 2 * 8
 
 
 @pytest.mark.parametrize(
