@@ -35,43 +35,24 @@ if TYPE_CHECKING:
     from datamodules.activations.store import ActivationStatistics
 
 
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """Size of a test.
-
-    Args:
-        num_draws: explanations drawn for each activation; the best of 2, 4, 8 and so on of them
-            are rows of the table.
-        num_examples: activations on the page of examples; 0 makes no page.
-    """
-
-    num_draws: int = 8
-    num_examples: int = 100
-
-    @property
-    def best_of(self) -> tuple[int, ...]:
-        return tuple(2**n for n in range(1, self.num_draws.bit_length()))
-
-
+NUM_DRAWS, BEST_OF = 8, (2, 4, 8)  # explanations drawn for each activation, and taken of them
+NUM_EXAMPLES = 100  # activations on the page of examples
 COMPONENTS = (1, 4, 16)
 # What a prediction is compared with, one by one.
 CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
+ROW_NAMES = (
+    *("greedy", "sampled", *(f"best_of_{number}" for number in BEST_OF)),
+    *("zero", "mean", "position_mean", "token_mean"),
+    *(f"components_{number}" for number in COMPONENTS),
+    *("true_text", "teacher_text", "teacher_text_separate"),
+    *("shuffled_examples", "shuffled_words"),
+    *("untrained_verbalizer", "no_activation", "separate_reader"),
+)
 # Rows that the reconstructor of the reference reads.
 REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
 _POISSON, _WORD_ORDER, _DRAW = 2, 3, 4  # keys of what is drawn
 Row = dict[str, float]
 Rows = dict[str, Row]
-
-
-def row_names(options: EvaluationOptions) -> tuple[str, ...]:
-    return (
-        *("greedy", "sampled", *(f"best_of_{number}" for number in options.best_of)),
-        *("zero", "mean", "position_mean", "token_mean"),
-        *(f"components_{number}" for number in COMPONENTS),
-        *("true_text", "teacher_text", "teacher_text_separate"),
-        *("shuffled_examples", "shuffled_words"),
-        *("untrained_verbalizer", "no_activation", "separate_reader"),
-    )
 
 
 class Baselines(nn.Module):
@@ -126,8 +107,6 @@ class Fidelity(NamedTuple):
     unit_error: Tensor
     unit_spread: Tensor
     nats: Tensor
-    following_nats: Tensor
-    num_following: Tensor
     next_nats: Tensor
 
 
@@ -141,7 +120,6 @@ class Case:
     activation: Tensor  # [B, D] of the batch
     other: Tensor  # [B, D] of the partners
     teacher: TeacherText
-    options: EvaluationOptions
 
     @property
     def position(self) -> Tensor:
@@ -165,8 +143,7 @@ class Case:
 
     @cached_property
     def draws(self) -> list[Tensor]:
-        draws = range(self.options.num_draws)
-        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in draws]
+        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(NUM_DRAWS)]
         return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
 
     @cached_property
@@ -177,7 +154,7 @@ class Case:
         return self.lens.reconstructor(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
-        """Return name -> what rebuilds the activations [B, D]; the first is the lens itself."""
+        """Return name -> what rebuilds the activations [B, D], by `ROW_NAMES`."""
         lens, baselines, mean = self.lens, self.baselines, self.lens.mean
         ids, number = self.batch["input_ids"], lens.verbalizer.num_words
         current = ids.gather(1, self.position[:, None])[:, 0]  # [B], the words at the positions
@@ -186,7 +163,7 @@ class Case:
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
-            **{f"best_of_{k}": partial(self._best_of, k) for k in self.options.best_of},
+            **{f"best_of_{k}": partial(self._best_of, k) for k in BEST_OF},
             "zero": lambda: torch.zeros_like(self.activation),
             "mean": lambda: mean.expand_as(self.activation),
             "position_mean": lambda: baselines.of_position(self.position, mean),
@@ -267,7 +244,7 @@ class Case:
 
 REPLICATES = 500
 SUMMED = (*Fidelity._fields, "count")
-COMPARED = ("mean", "zero", "token_mean")  # rows that others are reported against
+COMPARED = ("mean", "token_mean")  # rows that others are reported against
 
 
 class FidelityTable(Metric):
@@ -330,19 +307,16 @@ class FidelityTable(Metric):
     def _values(self, sums: Tensor) -> dict[str, Tensor]:
         """Return name -> values [..., C] of sums [..., C, F]."""
         by_name = dict(zip(SUMMED, sums.unbind(-1), strict=True))
-        mean, zero, token = (self.rows.index(name) for name in COMPARED)
+        mean, token = (self.rows.index(name) for name in COMPARED)
         fve = _saved(by_name["error"], by_name["spread"])
-        nats, following, count = (by_name[n] for n in ("nats", "following_nats", "count"))
+        nats, count = by_name["nats"], by_name["count"]
         return {
             "fve": fve,  # fraction of variance explained
             "excess": fve - fve[..., token, None],  # above that of the current-token mean
             "unit_fve": _saved(by_name["unit_error"], by_name["unit_spread"]),  # at length 1
-            # Share that is saved of the nats of the training mean, there and after it; of a zero's.
+            # Share that is saved of the nats of the training mean.
             "kl_recovered": _saved(nats, nats[..., mean, None]),
-            "following_recovered": _saved(following, following[..., mean, None]),
-            "kl_recovered_zero": _saved(nats, nats[..., zero, None]),
             "nats": nats / count.clamp(min=1),
-            "following_nats": following / by_name["num_following"].clamp(min=1),
             "next_nats": by_name["next_nats"] / count.clamp(min=1),
             "count": count,
         }
@@ -472,7 +446,7 @@ class ControlTable(Callback):
     The headline is that of the first file; that of each further one FILE is test/FILE/….
     controls.json: subject; rows, as of `FidelityTable.compute`; legibility, group -> name -> value;
     attributes, group -> name -> recall; notes. A group is a file, or all. examples.html:
-    `evaluation.num_examples` explanations.
+    `NUM_EXAMPLES` explanations.
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -496,8 +470,8 @@ class ControlTable(Callback):
             metric.update(torch.tensor(value, dtype=torch.float64), torch.tensor(1))
             pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
         dataset = trainer.datamodule.datasets["test"]
-        chosen = evenly(len(dataset.lengths), pl_module.evaluation.num_examples)
-        lines = examples(trainer, pl_module, dataset, chosen) if chosen else []  # on every rank
+        chosen = evenly(len(dataset.lengths), NUM_EXAMPLES)
+        lines = examples(trainer, pl_module, dataset, chosen)  # on every rank
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
@@ -520,8 +494,7 @@ class ControlTable(Callback):
             "notes": notes,
         }
         (folder / "controls.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        if lines:
-            (folder / "examples.html").write_text(page(lines, len(dataset.lengths)), "utf-8")
+        (folder / "examples.html").write_text(page(lines, len(dataset.lengths)), "utf-8")
         console = Console(highlight=False)
         for group, rows in groups.items():
             if group != ALL or len(groups) == 1:
@@ -610,5 +583,5 @@ def page(examples: list[dict[str, Any]], number: int) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         Path(__file__).with_name("examples.html").read_text("utf-8")
     )
-    largest = max((s for line in examples for _, s in line["words"]), default=0.0)
+    largest = max(s for line in examples for _, s in line["words"])
     return template.render(examples=examples, number=number, largest=largest)

@@ -27,14 +27,13 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens.controls import (
     CONTROLS,
+    ROW_NAMES,
     Baselines,
     Case,
     ControlTable,
-    EvaluationOptions,
     Explained,
     FidelityTable,
     Legibility,
-    row_names,
 )
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
@@ -82,7 +81,6 @@ class LitConsistencyLens(ExactModule):
         temperature: of the choice of words, over the run.
         teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
-        evaluation: what a test computes.
         init_from: checkpoint to take weights from.
     """
 
@@ -99,7 +97,6 @@ class LitConsistencyLens(ExactModule):
         temperature: TemperatureSchedule | None = None,
         teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
-        evaluation: EvaluationOptions | None = None,
         init_from: str | None = None,
     ) -> None:
         super().__init__()
@@ -112,7 +109,6 @@ class LitConsistencyLens(ExactModule):
         self.teacher.check(self.lens_options.num_words)
         self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
         self.reaches_all_parameters = not leaves_one_idle(losses)
-        self.evaluation = evaluation or EvaluationOptions()
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
 
@@ -196,7 +192,7 @@ class LitConsistencyLens(ExactModule):
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
             self.baselines = Baselines(statistics, len(self.lens.token_counts))
             tested = data.facts(TEST)
-            self.fidelity = FidelityTable(row_names(self.evaluation), tested.group_names)
+            self.fidelity = FidelityTable(ROW_NAMES, tested.group_names)
             self.legibility = Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -308,7 +304,7 @@ class LitConsistencyLens(ExactModule):
 
     def _case(self, batch: ActivationBatch) -> Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
-        return Case(self.lens, self.baselines, batch, *pair, self.teacher, self.evaluation)
+        return Case(self.lens, self.baselines, batch, *pair, self.teacher)
 
 
 def differences(first: Recipe, second: Recipe, one: str, other: str) -> str:

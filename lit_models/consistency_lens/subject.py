@@ -99,14 +99,12 @@ class SubjectOptions:
         layer: index of the block whose output is the activation, from 0.
         network: shape of a subject with random weights, instead of a folder.
         random_weights: take the folder's shape and tokenizer, and no weights: a control.
-        seed: of random weights, which are drawn in float32 on the host.
     """
 
     path: str | None = None
     layer: int = 2
     network: DecoderConfig | None = None
     random_weights: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.network is None):
@@ -175,13 +173,13 @@ def load_subject(options: SubjectOptions, recipe: Recipe) -> Network:
     """
     if options.path is not None and not options.random_weights:
         return load_network(options.path)
-    return _random_network(options.seed, recipe)
+    return _random_network(recipe)
 
 
-def _random_network(seed: int, recipe: Recipe) -> Network:
+def _random_network(recipe: Recipe) -> Network:
     # Another device or precision draws other numbers of the same seed.
     with torch.random.fork_rng(), float32_on("cpu"):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         return network_from_config(recipe)
 
 
@@ -189,7 +187,7 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
     """Return what a store and a lens keep of the subject, to know it again."""
     facts: dict[str, Any] = {"recipe": recipe}
     if options.path is None or options.random_weights:
-        network = _random_network(options.seed, recipe)
+        network = _random_network(recipe)
         digest = hashlib.sha256()
         for name, weight in sorted(network.state_dict().items()):
             digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
@@ -290,7 +288,6 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
 
 
 FOLLOWING = 8  # positions behind the replaced one that are looked at
-MOST_NUMBERS = 1 << 24  # logits that are worked on at once
 
 
 class PatchedSubject:
@@ -311,22 +308,15 @@ class PatchedSubject:
         self.places = torch.minimum(places, last[:, None])
         self.true = self._logits(read(subject.network, self.ids))
 
-    def effect(self, replacement: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the effect of activations [B, D] in the place of the true ones, all [B] float64:
-        KL(true || changed) of the next word at the position; its sum over the positions after it;
-        their number; and the nats of the next word by which the changed subject is worse."""
+    def effect(self, replacement: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the effect of activations [B, D] in the place of the true ones, [B] float64 each:
+        KL(true || changed) of the next word at the position, and the nats of that word by which the
+        changed subject is worse."""
         changed = self.changed(replacement)
-        next_word = self.ids[self.rows, self.position + 1]
-        size = max(1, MOST_NUMBERS // changed[0].numel())
-        found = []
-        for part in self.rows.split(size):
-            own, other = (x[part].double().log_softmax(-1) for x in (self.true, changed))
-            nats = (own.exp() * (own - other)).sum(-1) * self.counts[part]  # [b, P]
-            word = next_word[part, None]
-            worse = (own[:, 0] - other[:, 0]).gather(1, word)[:, 0]
-            found.append(torch.stack([nats[:, 0], nats[:, 1:].sum(-1), worse]))
-        nats, following, worse = torch.cat(found, dim=1)
-        return nats, following, self.counts[:, 1:].sum(-1).double(), worse
+        own, other = (logits[:, 0].double().log_softmax(-1) for logits in (self.true, changed))
+        word = self.ids[self.rows, self.position + 1][:, None]
+        nats = (own.exp() * (own - other)).sum(-1)
+        return nats, (own - other).gather(1, word)[:, 0]
 
     def changed(self, replacement: Tensor) -> Tensor:
         """Return the logits [B, P, V] with activations [B, D] in the place of the true ones;

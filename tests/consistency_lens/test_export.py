@@ -9,7 +9,6 @@ import torch
 from datamodules.text.prompts import prompt_tokens
 from lit_models import LitConsistencyLens
 from lit_models.commands.export import export
-from lit_models.consistency_lens.controls import EvaluationOptions
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import AVERAGED
@@ -25,7 +24,6 @@ from tests.consistency_lens.small_lens import (
 # Runs that go on here get folders of their own.
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 CLASS = "lit_models.LitConsistencyLens"
-QUICK = EvaluationOptions(num_draws=1, num_examples=0)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +34,7 @@ def trained(tmp_path_factory):
         path=str(saved_with_bytes(folder / "gpt2", "GPT2", n_positions=32)), layer=1
     )
     data = story_data(folder, tokenizer=None)
-    module = lens_module(subject, evaluation=QUICK)
+    module = lens_module(subject)
     path = fitted(folder / "run", module, data, max_steps=3, precision=32)
     export(path, to=folder / "lens", class_path=CLASS)
     return folder
@@ -89,7 +87,7 @@ def test_a_lens_from_a_checkpoint_is_tested_as_the_run_was(trained, tmp_path):
     path = trained / "run" / "checkpoints" / "last.ckpt"
     subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
     by_path = trainer(tmp_path / "a", precision=32).test(
-        lens_module(subject, evaluation=QUICK),
+        lens_module(subject),
         data,
         ckpt_path=path,
         weights_only=True,

@@ -68,7 +68,7 @@ def in_two_parts() -> None:
 # name: (command, what is made before, message)
 WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
     "a store of another subject": (
-        [*FIT, "--model.subject.seed=1"], None,
+        [*FIT, "--model.subject.network.num_heads=1"], None,
         r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the "
         "model that was dumped with model.subject.path",
     ),

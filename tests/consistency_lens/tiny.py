@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from datamodules.activations.store import statistics_of
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import Network
-from lit_models.consistency_lens.controls import Baselines, Case, EvaluationOptions
+from lit_models.consistency_lens.controls import Baselines, Case
 from lit_models.consistency_lens.lens import (
     Explanation,
     Lens,
@@ -193,7 +193,7 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, is_moved=True, rare=0, **options):
+def case_of(batch=None, kind=Case, is_moved=True, rare=0):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
     lens = Lens(small_subject(), Tokenizer(V), LensOptions(num_words=4))
@@ -207,7 +207,7 @@ def case_of(batch=None, kind=Case, is_moved=True, rare=0, **options):
     activation = activations_of(lens.subject, batch)
     other = activation.roll(1, 0)
     pair, teacher = (activation, other), TeacherText(rare)
-    return kind(lens, Baselines(found, V), batch, *pair, teacher, EvaluationOptions(**options))
+    return kind(lens, Baselines(found, V), batch, *pair, teacher)
 
 
 def part_of(batch, rows):
