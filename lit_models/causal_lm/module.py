@@ -373,8 +373,8 @@ class Samples(Callback):
         prints_last: print what the model writes after the first prompt when training has ended.
 
     Raises:
-        ValueError: no prompt, an interval below 1, options for scores; at the start of training,
-            no TensorBoard logger, or a prompt that the model cannot read.
+        ValueError: no prompt, or an interval below 1; at the start of training, no TensorBoard
+            logger, or a prompt that the model cannot read.
     """
 
     def __init__(
@@ -390,8 +390,6 @@ class Samples(Callback):
             raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
         self.every_n_steps, self._seen_step = every_n_steps, 0
         self.options = generation or SAMPLE_OPTIONS
-        if self.options.mode != "generate":
-            raise ValueError('Samples writes texts; leave generation.mode at "generate".')
         self.prompts, self.prints_last = prompts, prints_last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

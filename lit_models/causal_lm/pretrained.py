@@ -81,16 +81,8 @@ class PretrainedDecoder(nn.Module):
         return self.model.get_output_embeddings()
 
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated layers from the lowest to the highest; a RuntimeError where the model
-        does not keep them in one list."""
-        count = self.model.config.get_text_config().num_hidden_layers
-        for module in self.model.base_model.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == count:
-                return list(module)
-        raise RuntimeError(
-            f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
-            "known; train it without fsdp, compilation and recomputed blocks."
-        )
+        """As `repeated_layers`."""
+        return repeated_layers(self.model)
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
         """As `Decoder.tensor_plan`; empty where layers are named otherwise than Llama's."""
@@ -151,6 +143,19 @@ class PretrainedDecoder(nn.Module):
             **more,
         )
         return output.last_hidden_state
+
+
+def repeated_layers(model: Any) -> list[nn.Module]:
+    """Return the layers of a model of transformers from the lowest to the highest; a RuntimeError
+    where it does not keep them in one list."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise RuntimeError(
+        f"{type(model).__name__} has no list of {count} layers, so its blocks are not known; take "
+        "another, such as BERT or Llama, or train it without fsdp, compilation, recomputed blocks."
+    )
 
 
 def _register_attention() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.blocks import EncoderLayer, rotary_table
-from lit_models.causal_lm.pretrained import loaded_model, model_config
+from lit_models.causal_lm.pretrained import loaded_model, model_config, repeated_layers
 
 Pooling = Literal["mean", "first", "max"]
 POOLER = "pooler."  # weights of a pretrained head that nothing here uses
@@ -145,14 +145,7 @@ class PretrainedEncoder(TextEncoder):
         return nn.ModuleList(m for m, dims in zip(behind, sizes, strict=True) if set(dims) == {1})
 
     def blocks(self) -> list[nn.Module]:
-        count = self.model.config.num_hidden_layers
-        for module in self.model.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == count:
-                return list(module)
-        raise RuntimeError(
-            f"{type(self.model).__name__} has no list of {count} layers, so its blocks are not "
-            "known; take another encoder, such as BERT."
-        )
+        return repeated_layers(self.model)
 
 
 VECTOR_STD = 0.1

@@ -191,5 +191,3 @@ def test_samples_need_a_place_and_prompts(tmp_path):
         Samples([])
     with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):
         Samples(["a"], 0)
-    with pytest.raises(ValueError, match='leave generation.mode at "generate"'):
-        Samples(["a"], generation=GenerationOptions(mode="score"))
