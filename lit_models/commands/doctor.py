@@ -1,6 +1,5 @@
 """Look whether machine, job and process group are sound."""
 
-import json as json_format
 import os
 import platform
 import shutil
@@ -47,7 +46,6 @@ def doctor(
     folder: Path = Path("runs"),
     collectives: bool = False,
     timeout_s: float = 60.0,
-    json: bool = False,
 ) -> int:
     """Look at everything outside of the project that a run depends on, and say what to mend.
 
@@ -58,7 +56,6 @@ def doctor(
         folder: where runs are written.
         collectives: sum numbers over the real process group of srun or torchrun.
         timeout_s: how long ranks of that group wait for each other.
-        json: print plain JSON for scripts.
 
     Returns:
         1 where something is an error, else 0.
@@ -81,9 +78,7 @@ def doctor(
     level = worst(own)
     if collectives and environ is not None:
         own, level = _group(environ, timeout_s, own)
-    if own and json:
-        print(json_format.dumps({"worst": worst(own), "findings": [*map(asdict, own)]}, indent=1))
-    elif own:
+    if own:
         show(own)
     return 1 if level == "error" else 0
 

@@ -1,7 +1,6 @@
 """Faults planted one by one, and around one process: the doctor names each, with its way out."""
 
 import ctypes
-import json
 import os
 import shlex
 import socket
@@ -21,7 +20,7 @@ from lit_models.commands.doctor import (
     worst,
 )
 from lit_models.errors import run_guarded
-from tests.distributed.launch import ended, free_port, in_world, started, unisono_here
+from tests.distributed.launch import ended, findings, free_port, in_world, started, unisono_here
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -34,7 +33,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_R
 
 
 def errors(findings):
-    """Check -> what and todo of the errors among findings, or their JSON."""
+    """Check -> what and todo of the errors among findings, or their printed lines."""
     plain = [f if isinstance(f, dict) else vars(f) for f in findings]
     return {f["check"]: f"{f['what']} {f['todo']}" for f in plain if f["level"] == "error"}
 
@@ -86,11 +85,7 @@ def test_unequal_and_busy_gpus_are_a_warning(monkeypatch):
 def doctor(environ, *options):
     """Run it in this process, where the environment is that of a rank."""
     os.environ.update(environ)
-    return unisono_here("doctor", "--json", *options)
-
-
-def findings(output):
-    return json.loads(output[output.index("{") :])["findings"]
+    return unisono_here("doctor", *options)
 
 
 def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
@@ -119,7 +114,7 @@ def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monk
         place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in place.items():
             monkeypatch.setenv(name, value)
-        options = ["--collectives=true", "--timeout_s=1", "--json=true"]
+        options = ["--collectives=true", "--timeout_s=1"]
         assert run_guarded(lambda: run_command("doctor", options)) == 1
     found = {f["check"]: f["what"] for f in findings(capsys.readouterr().out)}
     assert (
@@ -131,7 +126,7 @@ def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monk
 @pytest.mark.slow
 def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=8", "--json"]
+    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=8"]
     command.append(f"--folder={tmp_path}")
     ranks = [started(*command, **place, RANK=rank) for rank in ("0", "1")]
     try:

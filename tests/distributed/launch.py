@@ -7,6 +7,7 @@ imported all, which takes longer than most runs; they find each other as those o
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -190,3 +191,11 @@ def unisono_here(*arguments: str) -> int:
 
     sys.argv = ["unisono", *arguments]
     return main()
+
+
+def findings(printed: str) -> list[dict[str, str]]:
+    """Return the level, check, what and todo of each line that `unisono doctor` printed."""
+    line = r"^(ok|warning|error) +(\S.{13}) (.*)(?:\n +-> (.*))?$"
+    names = ("level", "check", "what", "todo")
+    found = [dict(zip(names, one, strict=True)) for one in re.findall(line, printed, re.M)]
+    return [one | {"check": one["check"].rstrip()} for one in found]

@@ -2,21 +2,29 @@
 the doctor says of it: one voice, one status, no false alarm."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.distributed.launch import ROOT, ended, free_port, in_world, started, unisono_here
+from tests.distributed.launch import (
+    ROOT,
+    ended,
+    findings,
+    free_port,
+    in_world,
+    started,
+    unisono_here,
+)
 from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
 FIT = ["fit", "--config", "occupation_coder/debug.yaml"]
 FIT += ["--trainer.accelerator=cpu", "--trainer.precision=64"]
 LAYOUTS = {"1 node x 2": (1, 2), "2 nodes x 1": (2, 1)}
-DOCTOR = ["-m", "lit_models", "doctor", "--json"]
+DOCTOR = ["-m", "lit_models", "doctor"]
 GROUP = ["--collectives"]
 
 
@@ -72,26 +80,10 @@ def test_tasks_that_would_train_copies_are_refused(slurm, tmp_path):
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-def reports(printed: str) -> list[dict[str, Any]]:
-    """Return each report in an output; other lines may stand between them."""
-    decoder, found = json.JSONDecoder(), []
-    while "{" in printed:
-        printed = printed[printed.index("{") :]
-        report, end = decoder.raw_decode(printed)
-        found.append(report)
-        printed = printed[end:]
-    return found
-
-
-def findings(report: dict[str, Any]) -> dict[str, str]:
-    return {finding["check"]: finding["what"] for finding in report["findings"]}
-
-
 def check_group(printed: str) -> None:
     """Of two ranks one spoke, and found the group sound."""
-    (report,) = reports(printed)
-    assert report["worst"] != "error", printed
-    found = findings(report)
+    assert re.findall(r"^\d+ ok, \d+ warnings, (\d+) errors$", printed, re.M) == ["0"], printed
+    found = {one["check"]: one["what"] for one in findings(printed)}
     assert found["group"].startswith("2 ranks by gloo on ")
     assert "the known sum of 64 MiB" in found["all-reduce"]
 
@@ -102,7 +94,8 @@ def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) 
     printed, _ = process.communicate(timeout=150)
     assert process.returncode == 0, printed
     check_group(printed)
-    assert findings(reports(printed)[0])["launcher"].startswith("srun (SLURM_STEP_ID is set)")
+    (launcher,) = (one for one in findings(printed) if one["check"] == "launcher")
+    assert launcher["what"].startswith("srun (SLURM_STEP_ID is set)")
 
 
 def test_torchrun_in_every_task_is_an_error(slurm, tmp_path) -> None:
@@ -113,8 +106,7 @@ def test_torchrun_in_every_task_is_an_error(slurm, tmp_path) -> None:
     printed, _ = process.communicate(timeout=150)
     assert process.returncode != 0, printed
     first = "\n".join(line[3:] for line in printed.splitlines() if line.startswith("0: "))
-    found = reports(first)[0]["findings"]
-    errors = [f["what"] for f in found if f["level"] == "error"]
+    errors = [one["what"] for one in findings(first) if one["level"] == "error"]
     assert errors == ["srun started 2 tasks, and torchrun runs in them"]
 
 
@@ -131,4 +123,4 @@ def test_the_doctor_on_two_nodes_of_torchrun(tmp_path: Path) -> None:
             ended(process, mark)
     assert [process.returncode for process, _ in launched] == [0, 0], "\n".join(outputs)
     check_group(outputs[0])
-    assert reports(outputs[1]) == []
+    assert findings(outputs[1]) == []
