@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         ["predict", *ONE_DEVICE, "--data.predict_files=mine.csv"], {},
         "predict needs a trained model: give --ckpt_path",
     ),
-    "no file to code": (PREDICT, {}, "predict needs tables: name them with --data.predict_files="),
+    "no file to code": (PREDICT, {}, "predict needs files: name them with --data.predict_files="),
     "a table to code without its text column": (
         CODE_MINE, {"mine.csv": "job\nsmith\n"},
         'mine.csv has no column "text" .*it has: job. Name one of them with --data.columns.text',

@@ -25,8 +25,9 @@ from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import new_file
 from datamodules.files.audit import Audit
+from datamodules.files.rows import JSON_SUFFIXES
 from datamodules.files.splitting import PART_NAMES
-from datamodules.text.prompts import OTHER_OUTPUT, check_output
+from datamodules.text.prompts import OTHER_OUTPUT
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
 
@@ -187,10 +188,11 @@ class ActivationDataModule(DocumentsDataModule):
     training has no more, losses are the same as well.
 
     Raises:
-        ValueError: predict_output is of another kind, or there are files beside a store.
+        ValueError: there are files beside a store.
     """
 
     default_output = "explanations.jsonl"
+    output_suffixes = JSON_SUFFIXES
 
     def __init__(
         self,
@@ -206,8 +208,6 @@ class ActivationDataModule(DocumentsDataModule):
                 f"data.activations is {activations}, whose documents were read when it was dumped; "
                 "leave data.train_files and the like out, or dump the activations of these files."
             )
-        if predict_output is not None:
-            check_output(Path(predict_output))
 
     def open_store(self) -> TokenStore:
         """Return the store: of activations where one is named, else of tokens."""

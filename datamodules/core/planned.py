@@ -293,6 +293,7 @@ class PlannedDataModule(LightningDataModule):
         )
 
     predict_output: str | None = None  # where a prediction goes, as the user names it
+    output_suffixes: tuple[str, ...] = ("",)  # that its name may have
 
     @property
     def default_output(self) -> str:
@@ -301,10 +302,14 @@ class PlannedDataModule(LightningDataModule):
 
     @property
     def predict_output_path(self) -> Path:
-        """Where a prediction goes."""
-        if self.predict_output is not None:
-            return Path(self.predict_output).expanduser()
-        return self.run_folder / self.default_output
+        """Where a prediction goes; a ValueError where no such file can be written."""
+        if self.predict_output is None:
+            return self.run_folder / self.default_output
+        path = Path(self.predict_output).expanduser()
+        if not path.name.lower().endswith(self.output_suffixes):
+            suffixes = " or ".join(self.output_suffixes)
+            raise ValueError(f'{path} ends in "{path.suffix}"; name a file in {suffixes}.')
+        return path
 
     def predict_hint(self, command: str) -> str:
         """Return a line for a shell: `unisono predict …`, completed with data at hand."""

@@ -152,6 +152,15 @@ def expand_files(
     return found
 
 
+def files_to_predict(
+    files: Files, option: str = "data.predict_files", suffixes: Sequence[str] = SUFFIXES
+) -> list[Path]:
+    """Return the files as `expand_files`; a ValueError where none is named."""
+    if not (found := expand_files(files, option, suffixes)):
+        raise ValueError(f"predict needs files: name them with --{option}=mine{suffixes[0]}.")
+    return found
+
+
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
     if path.exists() and not path.is_file():  # a pipe could be read once only
@@ -550,8 +559,11 @@ def write_batches(
     Raises:
         ValueError: the suffix is unknown, or there is no batch.
     """
-    check_suffix(path)
     suffix = suffix_of(path)
+    if suffix not in SUFFIXES:
+        raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
+    if suffix == EXCEL_SUFFIX:
+        _check_excel(path)
     bare = suffix.removesuffix(".gz")
     dialect = Dialect(SEPARATORS.get(bare, ","))
     if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
@@ -681,14 +693,6 @@ def check_same_columns(tables: Sequence[Table]) -> None:
                 f"{tables[0].names}; tables that become one file need the same columns: predict "
                 "them one by one."
             )
-
-
-def check_suffix(path: Path) -> None:
-    """Raises ValueError unless tables of this suffix can be written."""
-    if suffix_of(path) not in SUFFIXES:
-        raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
-    if suffix_of(path) == EXCEL_SUFFIX:
-        _check_excel(path)
 
 
 def _check_excel(path: Path) -> None:

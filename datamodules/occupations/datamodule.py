@@ -22,11 +22,12 @@ from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import BadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
+    SUFFIXES,
     Files,
     TableOptions,
     check_file,
-    check_suffix,
     expand_files,
+    files_to_predict,
     output_like,
     own_files_hint,
 )
@@ -216,6 +217,8 @@ class OccupationDataModule(PlannedDataModule):
         ValueError: options are in conflict.
     """
 
+    output_suffixes = SUFFIXES
+
     def __init__(
         self,
         train_files: Files = None,
@@ -253,8 +256,6 @@ class OccupationDataModule(PlannedDataModule):
         self.augmentation = augmentation or Augmentation()
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
-        if predict_output is not None:
-            check_suffix(Path(predict_output))  # not after hours of coding
         if self.options.columns.split and (validation_files or test_files):
             raise ValueError(
                 f'columns.split ("{self.options.columns.split}") divides the training files, and '
@@ -365,7 +366,7 @@ class OccupationDataModule(PlannedDataModule):
 
     @property
     def default_output(self) -> str:
-        return output_like(self._predict_paths(), "coded")
+        return output_like(files_to_predict(self.predict_files), "coded")
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""
@@ -418,14 +419,8 @@ class OccupationDataModule(PlannedDataModule):
         options, columns = self.options, self.options.columns
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
-        files = self._predict_paths()
+        files = files_to_predict(self.predict_files)
         return open_index(files, columns, recipe, options.on_bad_rows, options.table)
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")
-
-    def _predict_paths(self) -> list[Path]:
-        files = expand_files(self.predict_files, "data.predict_files")
-        if not files:
-            raise ValueError("predict needs tables: name them with --data.predict_files=mine.csv.")
-        return files

@@ -19,7 +19,14 @@ from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
-from datamodules.files.tables import Files, TableOptions, expand_files, output_like, own_files_hint
+from datamodules.files.tables import (
+    Files,
+    TableOptions,
+    expand_files,
+    files_to_predict,
+    output_like,
+    own_files_hint,
+)
 from datamodules.scored.store import (
     SUFFIXES,
     LabelOptions,
@@ -303,6 +310,4 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return expand_files(self.files.get(part), f"data.files.{part}", SUFFIXES)
 
     def _predict_paths(self) -> list[Path]:
-        if not (files := self._paths("predict")):
-            raise ValueError("predict needs texts: name them with --data.files.predict=mine.csv.")
-        return files
+        return files_to_predict(self.files.get("predict"), "data.files.predict", SUFFIXES)

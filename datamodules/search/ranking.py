@@ -51,14 +51,13 @@ log = logging.getLogger(__name__)
 
 
 class RankingDataset(PlannedDataset):
-    """Queries, each with all its candidates, or with a group of them for training.
+    """Queries, each with all its candidates, or with a group of them for training; in the test with
+    the scores of the first stage and of BM25.
 
     Args:
         judgements: of these queries; `None` in prediction for a file of queries.
-        groups: how candidates are drawn in every epoch; `None` takes all.
+        groups: how candidates are drawn in every epoch of training.
         seed: key of the draw, together with epoch and sample id.
-        with_baselines: whether the scores of the first stage and of BM25 come along.
-        is_even: whether all batches are as wide as the longest list, so that results join.
     """
 
     def __init__(
@@ -68,15 +67,14 @@ class RankingDataset(PlannedDataset):
         queries: Queries,
         options: CandidateOptions,
         bm25: Bm25Options | None,
-        judgements: JudgedQueries | None = None,
-        groups: GroupOptions | None = None,
+        judgements: JudgedQueries | None,
+        stage: Stage,
+        groups: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
         seed: int = 0,
-        with_baselines: bool = False,
-        is_even: bool = False,
     ) -> None:
         self.collection, self.encoding, self.queries = collection, encoding, queries
-        self.options, self.judgements = options, judgements
-        self.groups, self.seed, self.with_baselines = groups, seed, with_baselines
+        self.options, self.judgements, self.stage = options, judgements, stage
+        self.groups, self.seed = groups if stage == "train" else None, seed
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
         listed = (options.top, collection, queries, "data.candidates")
         self.lists = candidate_lists(options, bm25, *listed)
@@ -87,12 +85,13 @@ class RankingDataset(PlannedDataset):
         lengths = np.fromiter(map(self._length, places), np.int64, len(places))
         self.lengths = np.maximum(1, lengths)
         lists = [self.lists.fingerprint] if self.lists else []
-        drawn = groups and asdict(groups)
+        drawn = self.groups and asdict(self.groups)
         facts = [collection.fingerprint, encoding.digest, lists, len(places), drawn]
         self.fingerprint = digest_of([*facts, bm25 and asdict(bm25)])
         self.target_counts = {TERM: None}
-        widths = (len(self.candidates(place)) for place in places) if is_even else ()
-        self.width = max(widths, default=1)
+        # Batches of a prediction are as wide as the longest list, so that results join.
+        even = places if stage == "predict" else ()
+        self.width = max((len(self.candidates(place)) for place in even), default=1)
 
     @property
     def baselines(self) -> list[str]:
@@ -191,7 +190,7 @@ class RankingDataset(PlannedDataset):
             "num_parts": self.num_parts(len(places)),
             "pair_index": torch.from_numpy(index),
         }
-        if self.with_baselines:
+        if self.stage == "test":
             scores = {"first": first, "bm25": [self.bm25_scores(*own) for own in each]}
             batch["baselines"] = {
                 name: torch.from_numpy(padded(scores[name], NO_SCORE, width))
@@ -288,13 +287,8 @@ class RankingDataModule(SearchDataModule):
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
         collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
-        return RankingDataset(
-            *(collection, encoding, queries, self.candidates, self.bm25, judgements),
-            groups=self.groups if stage == "train" else None,
-            seed=self.seed,
-            with_baselines=stage == "test",
-            is_even=stage == "predict",
-        )
+        facts = (self.candidates, self.bm25, judgements, stage, self.groups, self.seed)
+        return RankingDataset(collection, encoding, queries, *facts)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the run, best first, equal scores in the order of documents; for queries of a file,

@@ -16,7 +16,6 @@ from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import new_file
 from datamodules.files.rows import (
-    JSON_SUFFIXES,
     JsonRow,
     RowFault,
     check_characters,
@@ -358,11 +357,3 @@ def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path:
                 f"the files hold {num_rows} rows, {num_results} were predicted: a file changed "
                 "meanwhile; start the prediction again."
             )
-
-
-def check_output(path: Path) -> None:
-    """Raise ValueError unless completions can be written under this name."""
-    if path.suffix.lower() not in JSON_SUFFIXES:
-        raise ValueError(
-            f'{path} ends in "{path.suffix}"; name a file in {" or ".join(JSON_SUFFIXES)}.'
-        )

@@ -15,14 +15,20 @@ from datamodules import demo
 from datamodules.core.batches import TERM
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import SUFFIXES, JsonRow, OnBadRows, hand_over_rejected, refuse
+from datamodules.files.rows import (
+    JSON_SUFFIXES,
+    SUFFIXES,
+    JsonRow,
+    OnBadRows,
+    hand_over_rejected,
+    refuse,
+)
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import Files, expand_files
+from datamodules.files.tables import Files, files_to_predict
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
 from datamodules.text.prompts import (
     ChoiceDataset,
     PromptDataset,
-    check_output,
     read_prompts,
     read_rows,
     write_rows,
@@ -43,11 +49,9 @@ class LanguageModelDataModule(CorpusDataModule):
         predict_output: jsonl; `None` makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
             the run folder.
         corpus: files, tokenizer, context and split, see `CorpusDataModule`.
-
-    Raises:
-        ValueError: predict_output is of another kind.
     """
 
+    output_suffixes = JSON_SUFFIXES
     separator = ""  # between a prompt and its completion
     on_bad_rows: OnBadRows = "error"
 
@@ -61,8 +65,6 @@ class LanguageModelDataModule(CorpusDataModule):
         super().__init__(**corpus)
         self.layout = layout
         self.predict_files, self.predict_output = predict_files, predict_output
-        if predict_output is not None:
-            check_output(Path(predict_output))  # not after hours of prediction
 
     @abstractmethod
     def part_dataset(self, part: int) -> RowDataset:
@@ -158,12 +160,7 @@ class LanguageModelDataModule(CorpusDataModule):
         return read_rows(self._predict_paths())
 
     def _predict_paths(self) -> list[Path]:
-        files = expand_files(self.predict_files, "data.predict_files", SUFFIXES)
-        if not files:
-            raise ValueError(
-                "predict needs prompts: name them with --data.predict_files=prompts.jsonl."
-            )
-        return files
+        return files_to_predict(self.predict_files, suffixes=SUFFIXES)
 
     @property
     def default_output(self) -> str:

@@ -97,14 +97,14 @@ def test_a_long_prompt_stops_everything_before_any_work(tmp_path, trained):
 def test_prediction_needs_prompts_and_a_model(tmp_path, trained):
     trainer = toy_trainer(tmp_path, callbacks=[PredictionWriter()], enable_checkpointing=False)
     module = LitCausalLM(torch.optim.AdamW, network=NETWORK)
-    with pytest.raises(ValueError, match="predict needs prompts: name them with --data.predict_f"):
+    with pytest.raises(ValueError, match="predict needs files: name them with --data.predict_f"):
         trainer.predict(module, TextDataModule())
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
     data = TextDataModule(predict_files=str(tmp_path / "mine.jsonl"))
     with pytest.raises(ValueError, match="predict needs a trained model: give --ckpt_path"):
         trainer.predict(module, data)
     with pytest.raises(ValueError, match="name a file in .jsonl or .ndjson"):
-        TextDataModule(predict_output="out.csv")
+        _ = TextDataModule(predict_output="out.csv").predict_output_path
 
 
 def test_instructions_are_asked_as_they_were_trained(tmp_path):

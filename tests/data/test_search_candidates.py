@@ -111,7 +111,7 @@ def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder)
     options = {"candidates": CandidateOptions("bm25", top=10), "groups": MINED}
     train = built(folder, "train", **options)
     facts = (train.collection, train.encoding, train.queries, train.options, Bm25Options())
-    whole = RankingDataset(*facts, train.judgements)
+    whole = RankingDataset(*facts, train.judgements, "validation")
     for place in range(5):
         documents, _, priors = drawn(whole, place)
         known = dict(zip(documents.tolist(), priors.tolist(), strict=True))
