@@ -12,6 +12,7 @@ from typing import Literal, Self
 import numpy as np
 
 from datamodules.core.plan import hash_ids
+from datamodules.files.rows import RowFault
 
 STATUS_WORDS: dict[str, tuple[str, ...]] = {
     "en": ("deceased", "retired", "reserve", "late", "former", "dead", "formerly", "pensioned"),
@@ -189,17 +190,16 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
 
 
 def parse_part(value: str) -> int:
-    """0, 1 or 2 for train, validation (valid, val, dev) or test, in any case.
-
-    Raises:
-        ValueError: any other value.
-    """
+    """0, 1 or 2 for train, validation (valid, val, dev) or test, in any case; RowFault for any
+    other value."""
     name = value.strip().lower()
     if name in PART_ALIASES:
         return PART_ALIASES[name]
-    raise ValueError(
+    raise RowFault(
+        "split",
+        value,
         f'split "{value}" is not one of train, validation (or dev) and test. Leave the split '
-        "column unnamed to have the rows split by their strings."
+        "column unnamed to have the rows split by their strings.",
     )
 
 

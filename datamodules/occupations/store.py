@@ -251,7 +251,7 @@ class RowReader:
                     raise RowFault("text", raw, rule)
                 language = _sound(self._language(row[columns.language] if columns.language else ""))
                 found = self._codes_of([row[name] for name in codes])
-                part = None if split is None else _part(row[split])
+                part = None if split is None else parse_part(row[split])
             except RowFault as fault:
                 self.bad_rows.add_fault(path, line, fault)
             else:
@@ -339,13 +339,6 @@ def _sound(parsed: T | RowFault) -> T:
     if isinstance(parsed, RowFault):
         raise RowFault(*parsed.args)
     return parsed
-
-
-def _part(value: str) -> int:
-    try:
-        return parse_part(value)
-    except ValueError as error:
-        raise RowFault("split", value, str(error)) from error
 
 
 def counted(count: int) -> str:

@@ -8,7 +8,6 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -204,7 +203,7 @@ class Collection:
     """
 
     def __init__(self, folder: Path, has_titles: bool = True) -> None:
-        self.folder, self.has_titles = folder, has_titles
+        self.folder = folder
         self.facts = json.loads((folder / "facts.json").read_text("utf-8"))
         self.fingerprint: str = self.facts["fingerprint"] + "-untitled" * (not has_titles)
         self.documents = TextTable(folder, "documents", has_titles)
@@ -219,11 +218,6 @@ class Collection:
         """Return the judgements of one part: 0 train, 1 validation, 2 test."""
         query, document, grade = np.load(self.folder / f"{PART_NAMES[part]}.npy")
         return Judgements(query.astype(np.int64), document.astype(np.int64), grade.astype("f4"))
-
-    @cached_property
-    def bad_rows(self) -> list[BadRow]:
-        """The rows that are left out because they break a rule."""
-        return read_rejected(self.folder)
 
 
 def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error") -> Collection:
@@ -254,7 +248,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
     collection = Collection(folder)
-    refuse(collection.bad_rows, on_bad_rows)
+    refuse(read_rejected(folder), on_bad_rows)
     return collection
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from datamodules.core.planned import Stage
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import hand_over_rejected
+from datamodules.files.rows import hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import write_batches
 from datamodules.search.candidates import Bm25Options
@@ -140,7 +140,7 @@ class SearchDataModule(EncodedTextDataModule):
         """Return the findings over the collection, whatever the model."""
         collection = open_collection(self.collection_request, "reject")
         contents = _contents(collection.queries)
-        audit = Audit("queries", "bytes", bad_rows=collection.bad_rows)
+        audit = Audit("queries", "bytes", bad_rows=read_rejected(collection.folder))
         num_judged = 0
         for number, name in enumerate(PART_NAMES):
             judgements = collection.judgements(number)

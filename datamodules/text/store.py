@@ -31,7 +31,7 @@ from datamodules.core.store import (
     text_hash,
 )
 from datamodules.files.documents import SUFFIXES, Document, read_documents, text_files
-from datamodules.files.rows import BadRow, check_characters, placed, read_rejected
+from datamodules.files.rows import check_characters, placed
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.tokenizers.text import (
@@ -106,11 +106,6 @@ class TokenStore(ArrayFolder):
         """The tokenizer that made the tokens."""
         text = (self.folder / "tokenizer.json").read_text("utf-8")
         return TextTokenizer.from_dict(json.loads(text))
-
-    @cached_property
-    def bad_rows(self) -> list[BadRow]:
-        """The rows that are left out because they break a rule."""
-        return read_rejected(self.folder)
 
     def stream(self, part: int) -> TokenStream:
         """Return the stream of one part: 0 train, 1 validation, 2 test."""

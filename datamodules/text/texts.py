@@ -21,6 +21,7 @@ from datamodules.files.rows import (
     JsonRow,
     OnBadRows,
     hand_over_rejected,
+    read_rejected,
     refuse,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
@@ -74,7 +75,7 @@ class LanguageModelDataModule(CorpusDataModule):
         """Return the store of a request, made at first use; a ValueError where rows break a rule
         and are not to be left out."""
         store = request.open()
-        refuse(store.bad_rows, self.on_bad_rows)
+        refuse(read_rejected(store.folder), self.on_bad_rows)
         return store
 
     def predict_hint(self, command: str) -> str:
@@ -183,8 +184,8 @@ class LanguageModelDataModule(CorpusDataModule):
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""
         self.store = store = self.store_request().open()  # bad rows are listed, and no error
-        audit = Audit(self.noun, "tokens", limit=self.context_length + 1)
-        audit.bad_rows = list(store.bad_rows)
+        limit, bad_rows = self.context_length + 1, read_rejected(store.folder)
+        audit = Audit(self.noun, "tokens", limit=limit, bad_rows=bad_rows)
         audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
         for number, name in enumerate(PART_NAMES):
             stream, dataset = store.stream(number), self.part_dataset(number)

@@ -23,6 +23,9 @@ DIGITS = "0123456789"
 MOST_CODES = 5  # of one record
 NUM_NEAREST = 5
 NUM_ERRORS_SHOWN = 20
+LOST_ZEROS = (
+    'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
+)
 _AROUND = ".,;:()[]"
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 
@@ -153,13 +156,11 @@ class CodeSystem:
                     f'a code is made of "{self.alphabet}"{specials}.'
                 )
         if self.length is not None and len(code) != self.length:
-            rule = f'code "{code}" has {len(code)} symbols, every code has {self.length}'
             if len(code) < self.length and re.fullmatch(r"\d+", code):
-                raise ValueError(
-                    f"{rule}: it seems to have lost its leading zeros "
-                    f'("{code.zfill(self.length)}"); read and save code columns as text.'
-                )
-            raise ValueError(f"{rule}.")
+                raise ValueError(LOST_ZEROS.format(code, code.zfill(self.length)))
+            raise ValueError(
+                f'code "{code}" has {len(code)} symbols, every code has {self.length}.'
+            )
         return code
 
 
@@ -291,10 +292,7 @@ class CodeBook:
         fills = (code.zfill(n) for n in range(len(code) + 1, self.block_size + 1))
         zeros = next((fill for fill in fills if code.isdigit() and fill in self), None)
         if zeros is not None:
-            raise ValueError(
-                f'code "{code}" is not in the code book, but "{zeros}" is: it seems to have lost '
-                "its leading zeros; read and save code columns as text."
-            )
+            raise ValueError(LOST_ZEROS.format(code, zeros))
         near = ", ".join(f"{c} ({d})" if d else c for c, d in self.nearest(code))
         raise ValueError(
             f'code "{code}" is not in the code book ({len(self)} codes); nearest: {near}. '

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamodules.files.rows import read_rejected
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, Split
 from datamodules.search.collection import (
     Collection,
@@ -344,7 +345,7 @@ def test_a_wrong_row_is_named_and_left_out(
     assert len(collection.judgements(TRAIN).query) == 3  # the sound ones
     assert (len(collection.documents), len(collection.queries)) == (3, 3)
     assert collection.documents[0].title == "Wings"  # the first of a repeated id stays
-    assert [bad.line for bad in collection.bad_rows] == [4 + name.startswith("qrels")]
+    assert [bad.line for bad in read_rejected(collection.folder)] == [4 + name.startswith("qrels")]
 
 
 def test_what_is_not_utf8_or_json_is_named(tmp_path: Path) -> None:

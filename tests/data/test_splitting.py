@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datamodules.files.rows import RowFault
 from datamodules.files.splitting import (
     TEST,
     VALIDATION,
@@ -77,7 +78,7 @@ def test_the_seed_draws_another_split() -> None:
 
 
 def test_a_wrong_split_value_is_refused() -> None:
-    with pytest.raises(ValueError, match='split "7" is not one of train'):
+    with pytest.raises(RowFault, match='split "7" is not one of train'):
         parse_part("7")
     assert [parse_part(name) for name in ("Test", " dev", "validation")] == [
         TEST,
