@@ -15,7 +15,7 @@ import numpy as np
 
 from datamodules import demo
 from datamodules.core.batches import ALL
-from datamodules.core.plan import hash_ids
+from datamodules.core.plan import check_range, hash_ids
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import TEXT_SUFFIXES, read_documents
@@ -46,8 +46,7 @@ class PositionRule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.min_position < 0:
-            raise ValueError(f"positions.min_position must be 0 or more, got {self.min_position}.")
+        check_range("positions", 0, min_position=self.min_position)
 
 
 def drawn_positions(

@@ -283,6 +283,14 @@ class Rehearsed:
     memory_gib: float
 
 
+def check_range(group: str, least: float, most: float = math.inf, **values: float | None) -> None:
+    """Raise ValueError for an option of a group that is out of its range; `None` is no value."""
+    for name, value in values.items():
+        if value is not None and not least <= value <= most:
+            rule = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+            raise ValueError(f"{group}.{name} must be {rule}, got {value}.")
+
+
 def smaller_shares(num_replicas: int, global_batch_size: int) -> list[int]:
     """Return the micro-batches that `auto` may choose: a device's share, halved down to 1."""
     sizes = [math.ceil(global_batch_size / num_replicas)]
@@ -309,14 +317,9 @@ def derive_batching(
     Raises:
         ValueError: a size below 1, or values that contradict each other.
     """
-    sizes = {
-        "global_batch_size": global_batch_size,
-        "micro_batch_size": 1 if micro_batch_size == "auto" else micro_batch_size,
-        "accumulate_grad_batches": accumulate_grad_batches,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+    given = None if micro_batch_size == "auto" else micro_batch_size
+    check_range("data", 1, global_batch_size=global_batch_size, micro_batch_size=given)
+    check_range("trainer", 1, accumulate_grad_batches=accumulate_grad_batches)
     accumulation = accumulate_grad_batches
     if accumulation == 1 and micro_batch_size != "auto":
         accumulation = math.ceil(global_batch_size / (num_replicas * micro_batch_size))

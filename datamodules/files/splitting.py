@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from datamodules.core.plan import hash_ids
+from datamodules.core.plan import check_range, hash_ids
 from datamodules.files.rows import RowFault
 
 STATUS_WORDS: dict[str, tuple[str, ...]] = {
@@ -67,9 +67,7 @@ class Split:
 
     def __post_init__(self) -> None:
         shares = {"validation_share": self.validation_share, "test_share": self.test_share}
-        for name, share in shares.items():
-            if not 0 <= share <= MAX_SHARE:
-                raise ValueError(f"{name} must be 0 to {MAX_SHARE}, got {share}.")
+        check_range("split", 0, MAX_SHARE, **shares)
         if (held := sum(shares.values())) > MAX_SHARE:
             raise ValueError(
                 f"validation_share + test_share must be at most {MAX_SHARE}, got {held:g}: too "

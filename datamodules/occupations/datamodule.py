@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from datamodules.core.batches import padded, padded_texts
-from datamodules.core.plan import rng_for, uniforms_for
+from datamodules.core.plan import check_range, rng_for, uniforms_for
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
@@ -92,11 +92,9 @@ class Augmentation:
     num_edits: int = 1
 
     def __post_init__(self) -> None:
-        shares = (self.delete, self.insert, self.substitute, self.drop_language)
-        if not all(0 <= share <= 1 for share in shares) or self.num_edits < 1:
-            raise ValueError(
-                f"augmentation has probabilities, 0 to 1, and num_edits, at least 1, got {self}."
-            )
+        shares = {name: value for name, value in vars(self).items() if name != "num_edits"}
+        check_range("augmentation", 0, 1, **shares)
+        check_range("augmentation", 1, num_edits=self.num_edits)
 
 
 def letter_noise(text: str, fires: np.ndarray, rng: np.random.Generator, num_edits: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from datamodules.core.plan import check_range
 from datamodules.core.store import (
     ArrayFolder,
     cache_folder,
@@ -184,8 +185,7 @@ class TextOptions(TextNormalisation):
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"text.max_length must be at least 1, got {self.max_length}.")
+        check_range("text", 1, max_length=self.max_length)
 
     @property
     def normalisation(self) -> TextNormalisation:

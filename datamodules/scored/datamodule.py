@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
@@ -71,8 +72,7 @@ class ChunkOptions:
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ValueError(f"chunks.most must be at least 1, got {self.most}.")
+        check_range("chunks", 1, most=self.most)
 
 
 class ScoredTextDataset(PlannedDataset):

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from datamodules.core.batches import padded
+from datamodules.core.plan import check_range
 from datamodules.core.store import (
     ArrayFolder,
     cache_folder,
@@ -53,10 +54,8 @@ class Bm25Options:
     stopwords: str | None = None
 
     def __post_init__(self) -> None:
-        if not (self.k1 >= 0 and 0 <= self.b <= 1):
-            raise ValueError(
-                f"bm25.k1 must be 0 or more and bm25.b 0 to 1, got {self.k1} and {self.b}."
-            )
+        check_range("bm25", 0, k1=self.k1)
+        check_range("bm25", 0, 1, b=self.b)
         terms_by(self.stemmer, self.stopwords)
 
     def words(self) -> Callable[[str], list[str]]:
@@ -187,8 +186,7 @@ class CandidateOptions:
 
     def __post_init__(self) -> None:
         _check_run("candidates", self.source, self.run)
-        if self.top < 1:
-            raise ValueError(f"candidates.top must be at least 1, got {self.top}.")
+        check_range("candidates", 1, top=self.top)
 
 
 def _check_run(option: str, source: Source, run: Files) -> None:
@@ -224,11 +222,9 @@ class GroupOptions:
     unjudged_as_negative: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mined < self.size or self.size < 2 or self.after_rank < 0:
-            raise ValueError(
-                "groups.size must be at least 2, groups.mined 0 to one less and groups.after_rank "
-                f"0 or more, got {self.size}, {self.mined} and {self.after_rank}."
-            )
+        check_range("groups", 2, size=self.size)
+        check_range("groups", 0, self.size - 1, mined=self.mined)
+        check_range("groups", 0, after_rank=self.after_rank)
         if bool(self.mined) != self.unjudged_as_negative or (self.after_rank and not self.mined):
             raise ValueError(
                 "mined documents are unjudged, and count as irrelevant: groups.mined goes with "
@@ -296,11 +292,8 @@ class HardNegatives:
     skip: int = 0
 
     def __post_init__(self) -> None:
-        if self.count < 0 or not 0 <= self.skip < self.depth:
-            raise ValueError(
-                "negatives.count must be 0 or more and negatives.skip 0 to negatives.depth less "
-                f"one, got {self.count}, {self.skip} and {self.depth}."
-            )
+        check_range("negatives", 0, count=self.count)
+        check_range("negatives", 0, self.depth - 1, skip=self.skip)
         _check_run("negatives", self.source, self.run)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from datamodules.core.batches import padded
-from datamodules.core.plan import hash_ids, rng_for, rngs_for
+from datamodules.core.plan import check_range, hash_ids, rng_for, rngs_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import (
     cache_folder,
@@ -90,11 +90,7 @@ class TrainingMix:
             raise ValueError(
                 f"mix.{', mix.'.join(KINDS)} must be 0 or more, one of them above 0, got {times}."
             )
-        if not (0 <= self.removal <= 1 and 0 <= self.token_dropout <= 1):
-            raise ValueError(
-                "mix.removal and mix.token_dropout must be 0 to 1, got "
-                f"{self.removal} and {self.token_dropout}."
-            )
+        check_range("mix", 0, 1, removal=self.removal, token_dropout=self.token_dropout)
 
     def counts(self, collection: Collection, judged: JudgedQueries) -> dict[str, int]:
         """Return kind -> how many pairs of it there are, each counted once.
@@ -472,11 +468,8 @@ class RetrievalDataModule(SearchDataModule):
         **search: Any,
     ) -> None:
         super().__init__(**search)
-        if predict_depth < 1 or (num_others is not None and num_others < 0):
-            raise ValueError(
-                "predict_depth must be at least 1, and num_others 0 or more, got "
-                f"{predict_depth} and {num_others}."
-            )
+        check_range("data", 1, predict_depth=predict_depth)
+        check_range("data", 0, num_others=num_others)
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.predict_part, self.predict_depth = predict_part, predict_depth
 

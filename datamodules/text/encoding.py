@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import ArrayFile, ArrayFolder, cache_folder, digest_of, made_once
 from datamodules.text.store import token_dtype
@@ -152,11 +153,8 @@ class TextLimits:
 
     def __post_init__(self) -> None:
         terms_by(self.stemmer, self.stopwords)
-        if not 1 <= self.max_query_length <= self.max_length - 3:
-            raise ValueError(
-                f"text.max_query_length must be 1 to {self.max_length - 3} (text.max_length less "
-                f"its marks), got {self.max_query_length}; it is a part of max_length."
-            )
+        # A query is a part of max_length, beside three marks.
+        check_range("text", 1, self.max_length - 3, max_query_length=self.max_query_length)
 
     def normalised(self, text: str) -> str:
         """Return a text as it is tokenised."""

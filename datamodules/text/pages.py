@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED
+from datamodules.core.plan import check_range
 from datamodules.files.documents import parsed, visible_lines
 from datamodules.files.rows import JsonRow, RowFault, check_characters, placed
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
@@ -208,11 +209,8 @@ class PagesDataModule(InstructionDataModule):
     ) -> None:
         super().__init__(separator="", **instructions)
         self.target, self.max_target_tokens = target, max_target_tokens
-        if not 0 < max_target_tokens < self.context_length:
-            raise ValueError(
-                f"max_target_tokens must be 1 to {self.context_length - 1}, got "
-                f"{max_target_tokens}: it is a part of context_length {self.context_length}."
-            )
+        # The target is a part of the context.
+        check_range("data", 1, self.context_length - 1, max_target_tokens=max_target_tokens)
 
     @property
     def max_prompt(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import (
     ArrayFile,
@@ -374,8 +375,7 @@ class CorpusDataModule(PlannedDataModule):
         self.files = {TRAIN: train_files, VALIDATION: validation_files, TEST: test_files}
         self.tokenizer_options = tokenizer
         self.context_length, self.split = context_length, split
-        if context_length < 1:
-            raise ValueError(f"context_length must be at least 1, got {context_length}.")
+        check_range("data", 1, context_length=context_length)
         if split.by != "documents" and not self.cuts_documents:
             raise ValueError(
                 f'data.split.by "{split.by}" would cut {self.noun} apart; leave it at documents.'

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.core.batches import PADDING_ID
+from datamodules.core.plan import check_range
 from datamodules.files.splitting import STATUS_WORDS
 from datamodules.files.tables import Table, check_file
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
 PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
 DIGITS = "0123456789"
-MOST_CODES = 5  # of one record
+MOST_CODES = 5  # of one record, of which the loss tries every order
 NUM_NEAREST = 5
 NUM_ERRORS_SHOWN = 20
 LOST_ZEROS = (
@@ -110,13 +111,8 @@ class CodeSystem:
         specials: dict[str, str] | None = None,
         max_codes: int | None = None,
     ) -> None:
-        if length is not None and length < 1:
-            raise ValueError(f"length must be at least 1 or null for any length, got {length}.")
-        if max_codes is not None and not 1 <= max_codes <= MOST_CODES:
-            raise ValueError(
-                f"max_codes must be 1 to {MOST_CODES}, got {max_codes}: the loss tries every "
-                "order of a record's codes."
-            )
+        check_range("code_system", 1, length=length)
+        check_range("code_system", 1, MOST_CODES, max_codes=max_codes)
         self.length, self.alphabet = length, alphabet
         self.specials, self.max_codes = specials or {}, max_codes
 

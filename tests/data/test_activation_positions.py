@@ -67,7 +67,7 @@ def test_other_seeds_draw_other_positions() -> None:
 
 
 def test_a_negative_position_is_refused() -> None:
-    with pytest.raises(ValueError, match="positions.min_position must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="positions.min_position must be at least 0, got -1"):
         PositionRule(min_position=-1)
 
 

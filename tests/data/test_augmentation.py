@@ -78,5 +78,5 @@ def test_a_batch_has_the_noise_of_each_sample_alone(tmp_path: Path, noise: Augme
 
 @pytest.mark.parametrize("values", [{"delete": 1.2}, {"drop_language": -1}, {"num_edits": 0}])
 def test_impossible_options_are_refused(values: dict) -> None:
-    with pytest.raises(ValueError, match="probabilities, 0 to 1, and num_edits, at least 1"):
+    with pytest.raises(ValueError, match=r"augmentation\.\w+ must be (0 to 1|at least 1), got"):
         Augmentation(**values)

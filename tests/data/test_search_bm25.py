@@ -91,9 +91,9 @@ def test_stopwords_and_stems_are_options() -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"k1 must be 0 or more .* got -1 and 0\.4"):
+    with pytest.raises(ValueError, match="bm25.k1 must be at least 0, got -1"):
         Bm25Options(k1=-1)
-    with pytest.raises(ValueError, match=r"got 0\.9 and 2"):
+    with pytest.raises(ValueError, match=r"bm25.b must be 0 to 1, got 2"):
         Bm25Options(b=2)
     with pytest.raises(ValueError, match='stopwords must be none or english, got "latin"'):
         Bm25Options(stopwords="latin")

@@ -139,9 +139,12 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collecti
     [
         (lambda: TrainingMix(judged=-1), r"mix\.judged, .* must be 0 or more, .* got \[-1, 0, 0\]"),
         (lambda: TrainingMix(0, 0), r"one of them above 0, got \[0, 0, 0\]"),
-        (lambda: TrainingMix(removal=2), r"mix\.removal and .* must be 0 to 1, got 2 and 0"),
-        (lambda: HardNegatives(-1), r"negatives\.count must be 0 or more"),
-        (lambda: HardNegatives(1, "bm25", depth=3, skip=3), r"less one, got 1, 3 and 3"),
+        (lambda: TrainingMix(removal=2), r"mix\.removal must be 0 to 1, got 2"),
+        (lambda: HardNegatives(-1), r"negatives\.count must be at least 0"),
+        (
+            lambda: HardNegatives(1, "bm25", depth=3, skip=3),
+            r"negatives.skip must be 0 to 2, got 3",
+        ),
         (
             lambda: HardNegatives(1, "run"),
             r"negatives\.run None; a run goes with source run, and only",

@@ -210,9 +210,9 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
     [
         (CandidateOptions, {"source": "run"}, r"candidates.run None; a run goes with source run"),
         (CandidateOptions, {"run": "a.trec"}, r'"judged" and candidates.run .a.trec.; a run goes'),
-        (GroupOptions, {"size": 1}, r"size must be at least 2, .* got 1, 0 and 0"),
-        (GroupOptions, {"mined": 8}, r"groups.mined 0 to one less .*got 8, 8 and 0"),
-        (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank 0 or more, got 8, 3 and -1"),
+        (GroupOptions, {"size": 1}, r"groups.size must be at least 2, got 1"),
+        (GroupOptions, {"mined": 8}, r"groups.mined must be 0 to 7, got 8"),
+        (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank must be at least 0, got -1"),
         (GroupOptions, {"after_rank": 2}, r"groups.after_rank with both; got 0, False and 2"),
         (
             GroupOptions,
