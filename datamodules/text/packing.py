@@ -13,8 +13,7 @@ import torch
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset
-from datamodules.text.store import TokenStream
-from datamodules.tokenizers.text import TextTokenizer
+from datamodules.text.store import TokenStore, TokenStream
 
 
 class Piece(NamedTuple):
@@ -178,24 +177,12 @@ class RowDataset(PlannedDataset):
 
 
 class TokenDataset(RowDataset):
-    """The stream of one part of a store, its documents cut into pieces; see `RowDataset`.
+    """One part of a store, its documents cut into pieces; see `RowDataset`."""
 
-    Args:
-        fingerprint: of the store and the part.
-        tokenizer: that of the stream, for `describe`.
-    """
-
-    def __init__(
-        self,
-        stream: TokenStream,
-        fingerprint: str,
-        context_length: int,
-        layout: str,
-        tokenizer: TextTokenizer,
-    ) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, store: TokenStore, part: int, context_length: int, layout: str) -> None:
+        self.store, stream = store, store.stream(part)
         super().__init__(stream, *cut_into_pieces(stream, context_length), context_length, layout)
-        self.fingerprint = f"{fingerprint}-{layout}-{context_length}"
+        self.fingerprint = f"{store.fingerprint}-{part}-{layout}-{context_length}"
         self.target_counts = {TERM: self.lengths}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
@@ -203,13 +190,13 @@ class TokenDataset(RowDataset):
         texts = {"positions": str(self.lengths[sample_id])}
         for number, piece in enumerate(self.example(sample_id, epoch), start=1):
             tokens = np.append(piece.input_ids, piece.labels[-1:])
-            text = self.tokenizer.decode(tokens, skip_special_tokens=False)
+            text = self.store.tokenizer.decode(tokens, skip_special_tokens=False)
             texts[f"document {number}"] = text
         return texts
 
 
 class BlockDataset(TokenDataset):
-    """Successive blocks of a stream, whatever its documents; each epoch cuts at other places.
+    """Successive blocks of a part, whatever its documents; each epoch cuts at other places.
 
     The stream is a ring: a block that passes its end goes on at its beginning, as a document of
     its own. So every epoch has the same number of blocks and uses each position exactly once.
@@ -219,20 +206,13 @@ class BlockDataset(TokenDataset):
         seed: key of the places; `None` always cuts from the beginning (evaluation).
     """
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        fingerprint: str,
-        context_length: int,
-        tokenizer: TextTokenizer,
-        seed: int | None,
-    ) -> None:
-        self.stream, self.context_length = stream, context_length
-        self.tokenizer, self.seed, self.is_padded = tokenizer, seed, True
-        self.num_positions = max(0, len(stream.tokens) - 1)
+    def __init__(self, store: TokenStore, part: int, context_length: int, seed: int | None) -> None:
+        self.store, self.stream = store, store.stream(part)
+        self.context_length, self.seed, self.is_padded = context_length, seed, True
+        self.num_positions = max(0, len(self.stream.tokens) - 1)
         self.starts = np.arange(0, self.num_positions, context_length)
         self.lengths = np.minimum(context_length, self.num_positions - self.starts)
-        self.fingerprint = f"{fingerprint}-blocks-{context_length}"
+        self.fingerprint = f"{store.fingerprint}-{part}-blocks-{context_length}"
         self.target_counts = {TERM: self.lengths}
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:

@@ -244,12 +244,10 @@ class TextDataModule(LanguageModelDataModule):
 
     def part_dataset(self, part: int) -> TokenDataset:
         """Return the documents of a part."""
-        stream, fingerprint = self.store.stream(part), f"{self.store.fingerprint}-{part}"
-        length, tokenizer = self.context_length, self.tokenizer
         if self.layout == "blocks":
             seed = self.seed if part == TRAIN else None
-            return BlockDataset(stream, fingerprint, length, tokenizer, seed)
-        return TokenDataset(stream, fingerprint, length, self.layout, tokenizer)
+            return BlockDataset(self.store, part, self.context_length, seed)
+        return TokenDataset(self.store, part, self.context_length, self.layout)
 
     def demo_files(self) -> dict[int, list[Path]]:
         if self.demo == "documentation":

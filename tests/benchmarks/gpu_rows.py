@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.files.splitting import TRAIN
 from datamodules.text.packing import BlockDataset
 from lit_models import LitCausalLM
 from lit_models.causal_lm.adapters import LoraOptions
@@ -37,6 +38,7 @@ from lit_models.training.run import default_loggers
 from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.language_models import RaggedData, adamw, plain_logits
 from tests.distributed.launch import ROOT
+from tests.text_corpora import StreamStore
 
 # Compiling and the allocator's growth end in the warm-up; a round is one interval of the logs.
 WARM_UP, ROUNDS, STEPS_OF_ROUND = 10, 3, 10
@@ -272,7 +274,8 @@ class EqualBlocks(RaggedData):
         super().__init__([text], longest=size.length, **batch)
 
     def build(self, stage: Stage) -> PlannedDataset:
-        return BlockDataset(self.stream, "random", self.context_length, self.tokenizer, seed=None)
+        store: Any = StreamStore(self.stream, self.tokenizer, "random")
+        return BlockDataset(store, TRAIN, self.context_length, seed=None)
 
 
 def language_model(size: Size, compiles: bool, folder: Path) -> Found:

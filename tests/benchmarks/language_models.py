@@ -22,6 +22,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.files.splitting import TRAIN
 from datamodules.text.packing import TokenDataset
 from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import LanguageModelDataModule
@@ -30,6 +31,7 @@ from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, Documents, frequencies, rotations
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine, default_loggers
+from tests.text_corpora import StreamStore
 
 WARM_UP = 3
 RAGGED = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "feed_forward": 688}
@@ -210,7 +212,8 @@ class RaggedData(LanguageModelDataModule):
 
     def build(self, stage: Stage) -> PlannedDataset:
         digest = hashlib.sha256(self.stream.tokens.tobytes()).hexdigest()
-        return TokenDataset(self.stream, digest, self.context_length, "documents", self.tokenizer)
+        store: Any = StreamStore(self.stream, self.tokenizer, digest)
+        return TokenDataset(store, TRAIN, self.context_length, "documents")
 
 
 def fit(

@@ -21,7 +21,15 @@ from datamodules.text.packing import (
 )
 from datamodules.text.store import TokenStream
 from datamodules.tokenizers.text import make_tokenizer
-from tests.text_corpora import TEXTS, saved_tokenizer, text_file, text_module, text_rows, texts_of
+from tests.text_corpora import (
+    TEXTS,
+    StreamStore,
+    saved_tokenizer,
+    text_file,
+    text_module,
+    text_rows,
+    texts_of,
+)
 
 
 def plain_best_fit(lengths, capacity):
@@ -99,7 +107,7 @@ LAYOUTS = st.sampled_from(["packed", "documents"])
 @given(SIZES, st.integers(1, 17), LAYOUTS)
 def test_every_token_of_every_document_is_a_target_once(sizes, context, layout):
     stream = stream_of(sizes)
-    data = TokenDataset(stream, "x", context, layout, TOKENIZER)
+    data = TokenDataset(StreamStore(stream, TOKENIZER), TRAIN, context, layout)
     batch = data.collate([data.example(i, 0) for i in range(len(data.lengths))])
     labels = batch["labels"][batch["labels"] >= 0]
     assert sorted(labels.tolist()) == sorted(stream.tokens[1:].tolist())
@@ -116,7 +124,7 @@ def test_every_token_of_every_document_is_a_target_once(sizes, context, layout):
 @settings(deadline=None)
 @given(SIZES, st.integers(1, 17), LAYOUTS)
 def test_batches_are_those_of_a_plain_loop(sizes, context, layout):
-    data = TokenDataset(stream_of(sizes), "x", context, layout, TOKENIZER)
+    data = TokenDataset(StreamStore(stream_of(sizes), TOKENIZER), TRAIN, context, layout)
     examples = [data.example(i, 0) for i in range(min(5, len(data.lengths)))]
     batch = data.collate(examples)
     rows = plain_rows(examples, layout == "documents")
@@ -135,7 +143,7 @@ def test_batches_are_those_of_a_plain_loop(sizes, context, layout):
 @given(SIZES, st.integers(1, 17), st.integers(0, 5), st.integers(0, 3))
 def test_blocks_use_each_position_once_in_every_epoch(sizes, context, seed, epoch):
     stream = stream_of(sizes)
-    data = BlockDataset(stream, "x", context, TOKENIZER, seed)
+    data = BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, context, seed)
     num = len(stream.tokens) - 1
     assert len(data.lengths) == -(-num // context)
     pieces = [piece for i in range(len(data.lengths)) for piece in data.example(i, epoch)]
@@ -151,12 +159,12 @@ def test_blocks_use_each_position_once_in_every_epoch(sizes, context, seed, epoc
 
 def test_blocks_begin_elsewhere_in_each_epoch_and_evaluation_at_the_beginning():
     stream = stream_of([500])
-    data = BlockDataset(stream, "x", 16, TOKENIZER, 7)
+    data = BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, 16, 7)
     phases = [data.phase(epoch) for epoch in (0, 1, 2, 1, 0)]
     assert len(set(phases[:3])) == 3
     assert phases[:2] == phases[:2:-1]
-    assert data.phase(0) != BlockDataset(stream, "x", 16, TOKENIZER, 8).phase(0)
-    validation = BlockDataset(stream, "x", 16, TOKENIZER, None)
+    assert data.phase(0) != BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, 16, 8).phase(0)
+    validation = BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, 16, None)
     (first,) = validation.example(0, 5)
     assert first.input_ids.tolist() == stream.tokens[:16].tolist()
 
@@ -164,7 +172,7 @@ def test_blocks_begin_elsewhere_in_each_epoch_and_evaluation_at_the_beginning():
 def test_describe_shows_the_text_with_its_special_tokens():
     tokens = np.array([END, *TOKENIZER.encode("Hi"), END, *TOKENIZER.encode("you"), END], np.uint16)
     stream = TokenStream(tokens, np.array([0, 3]), np.array([3, 4]), np.arange(2))
-    data = TokenDataset(stream, "x", 8, "packed", TOKENIZER)
+    data = TokenDataset(StreamStore(stream, TOKENIZER), TRAIN, 8, "packed")
     assert data.describe(0, 0) == {
         "positions": "7",
         "document 1": "<|endoftext|>Hi<|endoftext|>",
@@ -254,7 +262,7 @@ def test_a_part_without_text_names_the_option(corpus):
         match="no documents are for test; name data.test_files, give .*single text with .*by=tail",
     ):
         data.setup("test")
-    with pytest.raises(ValueError, match="prompts"):
+    with pytest.raises(ValueError, match="predict needs files"):
         data.setup("predict")
 
 
