@@ -112,9 +112,9 @@ def generate(
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
     rows = [_Row(ids[:n], int(key), options, limit, stops) for ids, n, key in prompts]
     device = input_ids.device
-    reading, step = _Reading(network, device), 0
+    reading, step = _Reading(network, rows, device), 0
     with as_written(network):
-        logits: Tensor | None = reading.begin(rows)
+        logits: Tensor | None = reading.begin()
         while logits is not None:
             uniforms = torch.from_numpy(np.array([row.uniforms[step] for row in reading.rows]))
             # A network may have more rows than the tokenizer has tokens: they are no text.
@@ -175,10 +175,6 @@ class _Row:
         self.num_characters: int | None = None
         self.reason: int | None = None
 
-    @property
-    def num_left(self) -> int:
-        return self.options.max_new_tokens - len(self.ids)
-
     def take(self, token: int) -> None:
         """Go on by one token, or end."""
         self.reason = self.stops.reason_of_token.get(token)
@@ -189,7 +185,7 @@ class _Row:
         self.num_characters = self.stops.position_in(self.ids)
         if self.num_characters is not None:
             self.reason = STOP
-        elif not self.num_left:
+        elif len(self.ids) == self.options.max_new_tokens:
             self.reason = LENGTH
         elif self.limit is not None and len(self.context) > self.limit:
             self.reason = POSITIONS
@@ -201,17 +197,16 @@ class _Reading:
     Rows end together, padded at the left, and each position is read once.
     """
 
-    def __init__(self, network: Network, device: torch.device) -> None:
-        self.network, self.device = network, device
-        self.rows: list[_Row] = []
+    def __init__(self, network: Network, rows: list[_Row], device: torch.device) -> None:
+        self.network, self.rows, self.device = network, rows, device
+        self.cache = network.new_cache()
 
-    def begin(self, rows: list[_Row]) -> Tensor:
-        """Read the contexts of these rows, and return logits [rows, V]."""
-        self.rows, self.cache = rows, self.network.new_cache()
+    def begin(self) -> Tensor:
+        """Read the prompts, and return logits [rows, V]."""
+        rows, limit = self.rows, self.rows[0].limit
         sizes = [len(row.context) for row in rows]
         width = max(sizes)
-        room = max(len(row.context) + row.num_left for row in rows)
-        limit = rows[0].limit
+        room = width + rows[0].options.max_new_tokens
         self.last = (room if limit is None else min(room, limit)) - 1
         ids = torch.tensor([[0] * (width - len(row.context)) + row.context for row in rows])
         self.lengths = torch.tensor(sizes, device=self.device)
