@@ -67,6 +67,7 @@ class WarmupDecay(LambdaLR):
         warmup: optimizer steps to the full rate; below 1 a share of the run.
         decay: shape after the warm-up.
         final_factor: share of the full rate at the last step.
+        total_steps: length of the run; `None` takes it from the plan.
 
     Raises:
         ValueError: a negative warm-up, or one longer than the run.
@@ -78,11 +79,12 @@ class WarmupDecay(LambdaLR):
         warmup: float = 0.0,
         decay: Literal["cosine", "linear", "constant"] = "cosine",
         final_factor: float = 0.0,
+        total_steps: int | None = None,
     ) -> None:
         if warmup < 0:
             raise ValueError(f"warmup must be 0 or more, got {warmup}.")
         self.warmup, self.decay, self.final_factor = warmup, decay, final_factor
-        self.total_steps: int | None = None  # of the plan, once that is known
+        self.total_steps = total_steps
         super().__init__(optimizer, self.factor)
 
     def set_total_steps(self, total_steps: int) -> None:
@@ -376,11 +378,12 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     if scheduler is None:
         return optimizer
     schedule = scheduler(optimizer)
-    if isinstance(schedule, WarmupDecay):
+    if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
         steps = budgeted_steps(module)
         if steps is None:
             raise ValueError(
-                "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps."
+                "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
+                "give one, or set the schedule's total_steps."
             )
         schedule.set_total_steps(steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

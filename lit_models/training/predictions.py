@@ -198,7 +198,8 @@ class ErrorTable(Callback):
         if not isinstance(outputs, SampleResult):
             return
         self._sizes = {name: values[0].numel() for name, values in outputs.answers.items()}
-        rows = rows_of(outputs, batch["sample_id"], batch["weight"])
+        weight = batch["weight"] * tells_samples(trainer)
+        rows = rows_of(outputs, batch["sample_id"], weight)
         rows = rows if self._worst is None else torch.cat([rows, self._worst])
         self._worst = worst_of(rows, MOST)
 
@@ -208,13 +209,13 @@ class ErrorTable(Callback):
         rows, self._worst = self._worst, None
         if is_distributed():
             gathered = pl_module.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
-            rows = worst_of(gathered, MOST * trainer.world_size)
+            rows = worst_of(gathered, MOST)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         assert isinstance(pl_module, ExactModule)
         dataset = trainer.datamodule.datasets["test"]  # type: ignore[attr-defined]
         samples = []
-        for loss, number, confidence, seen, *values in distinct(rows, MOST):
+        for loss, number, confidence, seen, *values in rows[rows[:, 1] >= 0].tolist():
             said = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
             texts = {**dataset.describe(int(number), 0), **pl_module.in_words(said)}
             sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
@@ -248,16 +249,6 @@ def worst_of(rows: Tensor, number: int) -> Tensor:
     rows = rows[rows[:, 1].argsort(stable=True)]
     rows = rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
     return F.pad(rows, (0, 0, 0, number - len(rows)), value=NOBODY)
-
-
-def distinct(rows: Tensor, number: int) -> list[list[float]]:
-    """Return the first rows of so many samples, without fillers: ranks that share a replica have
-    each seen the same."""
-    found: dict[float, list[float]] = {}
-    for row in rows.tolist():
-        if row[1] >= 0:
-            found.setdefault(row[1], row)
-    return list(found.values())[:number]
 
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
