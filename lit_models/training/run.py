@@ -39,10 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.store import remove, write_whole
-from lit_models.training.ledger import damaged_file, ledger_of, of_all_ranks
+from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.strategies import strategy_name
 
-LEDGER = "ledger.jsonl"
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
@@ -93,7 +92,7 @@ def decide(
                 "Train first with `unisono fit`, or name a file: --ckpt_path "
                 "runs/NAME/checkpoints/last.ckpt"
             )
-        begun = [folder for folder in siblings(root) if (folder / LEDGER).exists()]
+        begun = [folder for folder in siblings(root) if (folder / FILE_NAME).exists()]
         if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
             # It was killed before its first checkpoint: the same run begins again, with one ledger.
             return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
@@ -134,7 +133,7 @@ def siblings(root: Path) -> list[Path]:
 
 def holds_run(folder: Path) -> bool:
     """Return whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
-    return (folder / LEDGER).exists() or any((folder / "checkpoints").glob("*.ckpt"))
+    return (folder / FILE_NAME).exists() or any((folder / "checkpoints").glob("*.ckpt"))
 
 
 def check_writable(folder: Path) -> None:
@@ -273,13 +272,15 @@ def status(trainer: Trainer) -> dict[str, Any]:
 
     Every rank calls it, in a callback or after a fit: it is a collective where there is a process
     group. After `ddp_spawn` the calling process has none, and knows of itself alone. All values are
-    plain. `memory` holds the most bytes of each rank: of the process in the host's memory, of
-    tensors on a GPU and of torch's allocator there.
+    plain. `memory` holds the most bytes of each rank: of the process in the host's memory, its
+    libraries included, of tensors on a GPU and of torch's allocator there.
     """
     device, strategy = trainer.strategy.root_device, trainer.strategy
     is_gpu = device.type == "cuda"
+    # What `getrusage` says is at least what the process that started this one had held.
+    most = re.search(r"VmHWM:\s+(\d+) kB", _text(Path("/proc/self/status")))  # Linux alone has it
     memory = {
-        "resident_bytes": most_resident_bytes(),
+        "resident_bytes": None if most is None else int(most[1]) * 1024,
         "allocated_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else None,
         "reserved_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else None,
     }
@@ -314,14 +315,6 @@ def status(trainer: Trainer) -> dict[str, Any]:
             "lightning": lightning.__version__,
         },
     }
-
-
-def most_resident_bytes() -> int | None:
-    """Return the most host memory that this process has held, its libraries included; `None`
-    where the system is not Linux."""
-    # What `getrusage` says is at least what the process that started this one had held.
-    match = re.search(r"VmHWM:\s+(\d+) kB", _text(Path("/proc/self/status")))
-    return int(match[1]) * 1024 if match else None
 
 
 def command_line() -> str:
