@@ -276,7 +276,7 @@ class LitConsistencyLens(ExactModule):
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
     def configure_optimizers(self) -> Any:
-        check_phases(self.losses, budgeted_steps(self))
+        check_phases(self.losses, budgeted_steps(self.trainer))
         groups = parameter_groups(self, {"lens.reconstructor.": self.reconstructor_rate})
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 

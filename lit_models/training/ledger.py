@@ -416,5 +416,5 @@ def log_interval(trainer: Trainer) -> int:
     interval = trainer.log_every_n_steps
     if interval != DEFAULT_LOG_INTERVAL:
         return interval
-    steps = budgeted_steps(trainer.lightning_module)
+    steps = budgeted_steps(trainer)
     return interval if steps is None else max(1, min(interval, steps // 50))

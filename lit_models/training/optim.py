@@ -379,7 +379,7 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
         return optimizer
     schedule = scheduler(optimizer)
     if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
-        steps = budgeted_steps(module)
+        steps = budgeted_steps(module.trainer)
         if steps is None:
             raise ValueError(
                 "a schedule that ends with the run needs trainer.max_epochs or trainer.max_steps; "
@@ -389,9 +389,8 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def budgeted_steps(module: LightningModule) -> int | None:
+def budgeted_steps(trainer: Trainer) -> int | None:
     """Return the optimizer steps of the whole run, `None` where the trainer sets no end."""
-    trainer = module.trainer
     by_epochs = (trainer.max_epochs or -1) * trainer.datamodule.steps_per_epoch
     return min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
 

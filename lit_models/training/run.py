@@ -40,6 +40,7 @@ from rich.table import Table
 
 from datamodules.core.store import remove, write_whole
 from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_all_ranks
+from lit_models.training.optim import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
@@ -581,14 +582,13 @@ class ProgressLine(ProgressBar):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def _train_line(self, trainer: Trainer) -> str:
-        step, total = trainer.global_step, trainer.estimated_stepping_batches
-        has_end = 0 < total < float("inf")
+        step, total = trainer.global_step, budgeted_steps(trainer)
         seconds = max(time.monotonic() - self._begin, 1e-9)
         done = step - self._first_step
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
-        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if has_end else ''}"]
+        parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
         ledger = ledger_of(trainer)
         logged = ledger.latest if ledger is not None else {}
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
@@ -600,7 +600,7 @@ class ProgressLine(ProgressBar):
             batching = getattr(getattr(trainer, "datamodule", None), "batching", None)
             rows = getattr(batching, "global_batch_size", 1)
             parts.append(f"{done * rows / seconds:,.0f} rows/s")
-        if done > 0 and has_end:
+        if done > 0 and total:
             left = timedelta(seconds=round((total - step) * seconds / done))
             took = timedelta(seconds=round(seconds))
             parts.append(f"{left} left" if step < total else f"took {took}")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import multiprocessing
 import os
 import socket
@@ -305,10 +304,12 @@ def trainer(**values: Any) -> Any:
         "global_step": 40,
         "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
         "max_epochs": 3,
-        "estimated_stepping_batches": 300,
+        "max_steps": -1,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
-        "datamodule": SimpleNamespace(batching=SimpleNamespace(global_batch_size=64)),
+        "datamodule": SimpleNamespace(
+            batching=SimpleNamespace(global_batch_size=64), steps_per_epoch=100
+        ),
     }
     return SimpleNamespace(**{**known, **values})
 
@@ -338,7 +339,7 @@ def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace,
 
 
 def test_a_run_without_an_end_has_no_time_left(clock: SimpleNamespace, capsys) -> None:
-    line, endless = ProgressLine(), {"max_epochs": -1, "estimated_stepping_batches": math.inf}
+    line, endless = ProgressLine(), {"max_epochs": -1}
     line.on_train_start(trainer(**endless), None)
     line.on_train_end(trainer(**endless), None)
     assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
