@@ -283,7 +283,9 @@ class Rehearsed:
     memory_gib: float
 
 
-def check_range(group: str, least: float, most: float = math.inf, **values: float | None) -> None:
+def check_range(
+    group: str, least: float, most: float = math.inf, /, **values: float | None
+) -> None:
     """Raise ValueError for an option of a group that is out of its range; `None` is no value."""
     for name, value in values.items():
         if value is not None and not least <= value <= most:

@@ -294,7 +294,7 @@ class FailureReport(Callback):
         if is_lost and (run / FAILURE).exists():
             exception.__dict__["is_echo"] = True
             return
-        if not self._batch:
+        if self._batch is None:
             return
         ids: list[int] = []  # without fillers
         if isinstance(self._batch, dict) and "sample_id" in self._batch:

@@ -391,7 +391,10 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
 
 def budgeted_steps(trainer: Trainer) -> int | None:
     """Return the optimizer steps of the whole run, `None` where the trainer sets no end."""
-    by_epochs = (trainer.max_epochs or -1) * trainer.datamodule.steps_per_epoch
+    per_epoch = getattr(trainer.datamodule, "steps_per_epoch", None)
+    if per_epoch is None:  # of data without a plan, while they are trained on
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    by_epochs = (trainer.max_epochs or -1) * per_epoch
     return min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
 
 
