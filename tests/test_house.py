@@ -10,17 +10,17 @@ ROOT = Path(__file__).parents[1]
 # Ceilings of lines of Python, docstrings included: lowered with the house; what a new room adds to
 # them is said where it is added.
 BUDGETS = {
-    "lit_models": 21_300,
-    "lit_models/training": 6_420,
-    "lit_models/commands": 3_220,
-    "lit_models/occupation_coder": 2_270,
-    "lit_models/causal_lm": 2_450,
-    "lit_models/consistency_lens": 2_160,
-    "lit_models/seo": 3_115,
-    "datamodules": 13_760,
-    "tests": 31_540,
+    "lit_models": 19_680,
+    "lit_models/training": 5_945,
+    "lit_models/commands": 2_850,
+    "lit_models/occupation_coder": 2_220,
+    "lit_models/causal_lm": 2_400,
+    "lit_models/consistency_lens": 2_010,
+    "lit_models/seo": 2_850,
+    "datamodules": 12_660,
+    "tests": 30_750,
 }
-MOST_FILES = 116  # of the product
+MOST_FILES = 109  # of the product
 MOST_IN_A_FOLDER = 20
 CARD_LINES, README_LINES = 90, 150
 

@@ -383,4 +383,4 @@ def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unis
     assert told["loss"] == pytest.approx(ledger_lines(tmp_path / "run")[1]["loss"], rel=1e-5)
     status, output = unisono("replay", "run", "--step=1")
     assert status == 1
-    assert "base is no folder" in " ".join(output.split())
+    assert "base holds no tokenizer.json" in " ".join(output.split())
