@@ -89,8 +89,11 @@ def config_folders() -> list[Path]:
 
 def shipped_configs() -> list[str]:
     """Returns the shipped configs as `--config` takes them, such as occupation_coder/demo.yaml."""
-    found = {p.relative_to(folder).as_posix() for folder in config_folders()
-             for p in folder.glob("*/*.yaml")}  # fmt: skip
+    found = {
+        p.relative_to(folder).as_posix()
+        for folder in config_folders()
+        for p in folder.glob("*/*.yaml")
+    }
     return sorted(found)
 
 

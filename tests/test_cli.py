@@ -288,9 +288,14 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(
     assert (status, "a fresh start" in output) == (0, True), output
     before = Path("runs/toy/metrics.csv").read_text().splitlines()
     status, output = unisono(
-        "fit", "--config", "toy.yaml", "--ckpt_path", "auto", "--trainer.max_epochs=2",
+        "fit",
+        "--config",
+        "toy.yaml",
+        "--ckpt_path",
+        "auto",
+        "--trainer.max_epochs=2",
         "--model.optimizer.lr=0.02",
-    )  # fmt: skip
+    )
     assert status == 0, output
     assert "resumes from runs/toy/checkpoints/last.ckpt" in output
     assert "model.optimizer.lr: the checkpoint has 0.01, this run uses 0.02" in output
@@ -309,9 +314,12 @@ def test_evaluation_takes_the_model_from_the_checkpoint(unisono: Unisono, toy_co
     records = Path("runs/toy/metrics.csv")
     steps = [line.partition(",")[0] for line in records.read_text().splitlines()]
     status, output = unisono(
-        "test", "--data=tests.toy.ToyData", "--ckpt_path=runs/toy/checkpoints/previous.ckpt",
-        "--trainer.devices=1", "--trainer.accelerator=cpu",
-    )  # fmt: skip
+        "test",
+        "--data=tests.toy.ToyData",
+        "--ckpt_path=runs/toy/checkpoints/previous.ckpt",
+        "--trainer.devices=1",
+        "--trainer.accelerator=cpu",
+    )
     assert status == 0, output
     assert "test/loss" in output
     after = [line.partition(",")[0] for line in records.read_text().splitlines()]
@@ -357,11 +365,13 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
     unisono: Unisono, toy_config: Path
 ) -> None:
     status, output = unisono(
-        "fit", "--config=toy.yaml",
+        "fit",
+        "--config=toy.yaml",
         "--trainer.callbacks+=lit_models.training.LastCheckpoint",
-        "--trainer.callbacks.every_n_steps=3", "--trainer.callbacks.every_epoch=false",
+        "--trainer.callbacks.every_n_steps=3",
+        "--trainer.callbacks.every_epoch=false",
         "--trainer.logger=false",
-    )  # fmt: skip
+    )
     assert status == 0, output
     assert not Path("runs/toy/metrics.csv").exists()
     saved = torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)
@@ -370,9 +380,11 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
 
 def test_a_logger_of_the_config_joins_the_default_ones(unisono: Unisono, toy_config: Path) -> None:
     status, output = unisono(
-        "fit", "--config=toy.yaml",
-        "--trainer.logger+=CSVLogger", "--trainer.logger.save_dir=mine",
-    )  # fmt: skip
+        "fit",
+        "--config=toy.yaml",
+        "--trainer.logger+=CSVLogger",
+        "--trainer.logger.save_dir=mine",
+    )
     assert status == 0, output
     assert Path("runs/toy/metrics.csv").exists()
     assert list(Path("mine").rglob("metrics.csv"))

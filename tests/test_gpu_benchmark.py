@@ -98,8 +98,9 @@ def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_row_that_is_named_can_be_measured() -> None:
-    assert set(ROWS) | {CEILINGS} == set(rows(True)) - {f"7b, LoRA, {w}" for w in
-           ("eager", gpu.NANOGPT, ACCELERATE)}  # fmt: skip
+    assert set(ROWS) | {CEILINGS} == set(rows(True)) - {
+        f"7b, LoRA, {w}" for w in ("eager", gpu.NANOGPT, ACCELERATE)
+    }
     assert ROWS[-1] == SHAKESPEARE
 
 

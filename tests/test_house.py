@@ -10,15 +10,15 @@ ROOT = Path(__file__).parents[1]
 # Ceilings of lines of Python, docstrings included: lowered with the house; what a new room adds to
 # them is said where it is added.
 BUDGETS = {
-    "lit_models": 19_680,
+    "lit_models": 19_730,
     "lit_models/training": 5_945,
-    "lit_models/commands": 2_850,
+    "lit_models/commands": 2_900,
     "lit_models/occupation_coder": 2_220,
     "lit_models/causal_lm": 2_400,
     "lit_models/consistency_lens": 2_010,
     "lit_models/seo": 2_850,
     "datamodules": 12_660,
-    "tests": 30_750,
+    "tests": 30_980,
 }
 MOST_FILES = 109  # of the product
 MOST_IN_A_FOLDER = 20
@@ -44,6 +44,12 @@ def test_files_are_few_and_no_folder_is_flat() -> None:
     assert len(files) <= MOST_FILES
     crowded = {f: n for f, n in Counter(p.parent for p in files).items() if n > MOST_IN_A_FOLDER}
     assert not crowded
+
+
+def test_the_formatter_lays_out_every_line() -> None:
+    squeezed = re.compile("# fmt" + ": (off|skip)")
+    files = [*sources("lit_models"), *sources("datamodules"), *sources("tests")]
+    assert [p.name for p in files if squeezed.search(p.read_text("utf-8"))] == []
 
 
 def test_a_public_class_name_stands_once() -> None:

@@ -89,8 +89,11 @@ def test_imports_are_ten_deep_at_most_and_run_in_no_circle() -> None:
     below: dict[str, set[str]] = {}
     for name, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        typing_only = [node for node in ast.walk(tree) if isinstance(node, ast.If)
-                       and "TYPE_CHECKING" in ast.unparse(node.test)]  # fmt: skip
+        typing_only = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ]
         for node in typing_only:
             node.body = []
         known = (n if n in files else n.rpartition(".")[0] for n in imported(tree))

@@ -27,157 +27,198 @@ BEGUN = re.compile(
 # name: (command, files, message); line 62 is the one behind the 61 sound ones.
 WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     "a missing file": (
-        [*FIT, "--data.train_files=tran.csv"], {},
+        [*FIT, "--data.train_files=tran.csv"],
+        {},
         'data.train_files: tran.csv does not exist. Did you mean "train.csv"',
     ),
     "nothing to validate on": (
-        [*FIT, "--data.split.validation_share=0"], {},
+        [*FIT, "--data.split.validation_share=0"],
+        {},
         "name data.validation_files or raise data.split.validation_share .*"
         "trainer.limit_val_batches=0 validates nothing",
     ),
     "a temperature that the checkpoint does not have": (
-        [*TEST, "--model.temperature.flat=5.0"], {},
+        [*TEST, "--model.temperature.flat=5.0"],
+        {},
         "other values have no effect: model.temperature .*Leave them out to take the checkpoint's",
     ),
     "a missing text column": (
-        [*FIT, "--data.columns.text=job"], {},
+        [*FIT, "--data.columns.text=job"],
+        {},
         r'train.csv has no column "job" .*it has: text, language.*Name one of them with '
         "--data.columns.text",
     ),
     "a separator that the table does not have": (
-        [*FIT, "--data.table.separator=;"], {},
+        [*FIT, "--data.table.separator=;"],
+        {},
         "train.csv has no column code_1; it has: text,language,code_1. Name its code columns",
     ),
     "an empty file": (
-        FIT, {"train.csv": ""}, "train.csv is empty; it needs a header and rows",
+        FIT,
+        {"train.csv": ""},
+        "train.csv is empty; it needs a header and rows",
     ),
     "two rows glued by a quote": (
-        FIT, {"train.csv": GLUED},
+        FIT,
+        {"train.csv": GLUED},
         f'train.csv:62: ""smith,en,83110": a quote opens.*glues rows together; close it.*{REJECT}',
     ),
     "a config in another encoding": (
-        [*FIT, "--config=bad.yaml"], {"bad.yaml": b"data:\n  train_files: sm\xf8r.csv\n"},
+        [*FIT, "--config=bad.yaml"],
+        {"bad.yaml": b"data:\n  train_files: sm\xf8r.csv\n"},
         "bad.yaml is not UTF-8 .*byte 0xf8 .*; save it as UTF-8",
     ),
     "a file on the way to the run folder": (
-        [*FIT, "--trainer.default_root_dir=train.csv/x"], {},
+        [*FIT, "--trainer.default_root_dir=train.csv/x"],
+        {},
         "trainer.default_root_dir train.csv/x: train.csv is a file; name a folder",
     ),
     "a folder that cannot be made": (
-        [*FIT, "--trainer.default_root_dir=/proc/none/x"], {},
+        [*FIT, "--trainer.default_root_dir=/proc/none/x"],
+        {},
         "/proc/none: No such file or directory; choose another path",
     ),
     "a damaged checkpoint": (
-        [*FIT, "--ckpt_path=cut.ckpt"], {"cut.ckpt": "CUT"},
+        [*FIT, "--ckpt_path=cut.ckpt"],
+        {"cut.ckpt": "CUT"},
         "cut.ckpt is damaged: it is cut short.*--ckpt_path auto, which takes the newest sound",
     ),
     "a checkpoint with one wrong byte": (
-        [*TEST, "--ckpt_path=byte.ckpt"], {"byte.ckpt": "BYTE"},
+        [*TEST, "--ckpt_path=byte.ckpt"],
+        {"byte.ckpt": "BYTE"},
         "byte.ckpt is damaged: the checksum of its record .* is wrong. Use another one",
     ),
     "a checkpoint that holds code": (
-        [*TEST, "--ckpt_path=code.ckpt"], {"code.ckpt": "CODE"},
+        [*TEST, "--ckpt_path=code.ckpt"],
+        {"code.ckpt": "CODE"},
         "code.ckpt cannot be read .*it names pathlib.*Only plain data is loaded, never code; use",
     ),
     "a checkpoint of another family": (
-        [*TEST, "--ckpt_path=toy.ckpt"], {"toy.ckpt": "TOY"},
+        [*TEST, "--ckpt_path=toy.ckpt"],
+        {"toy.ckpt": "TOY"},
         "toy.ckpt is a checkpoint of lit_models.LitCausalLM, but --model is lit_models.LitOccup.*"
         ".*Take a checkpoint of that class",
     ),
     "a checkpoint that does not name its family": (
-        [*CODE_MINE, "--ckpt_path=plain.ckpt"], {"plain.ckpt": "PLAIN"},
+        [*CODE_MINE, "--ckpt_path=plain.ckpt"],
+        {"plain.ckpt": "PLAIN"},
         "checkpoint is of another family: it holds no occupation_recipe; give one of LitOccupation",
     ),
     "another family's weights to start from": (
-        [*FIT, "--model.init_from=toy.ckpt"], {"toy.ckpt": "TOY"},
+        [*FIT, "--model.init_from=toy.ckpt"],
+        {"toy.ckpt": "TOY"},
         r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOcc.*: .* missing "
         "there, .*Use the model options",
     ),
     "missing weights to start from": (
-        [*FIT, "--model.init_from=none.ckpt"], {},
+        [*FIT, "--model.init_from=none.ckpt"],
+        {},
         "model.init_from: there is no checkpoint none.ckpt. A run keeps its own in runs/NAME",
     ),
     "no checkpoint to code with": (
-        ["predict", *ONE_DEVICE, "--data.predict_files=mine.csv"], {},
+        ["predict", *ONE_DEVICE, "--data.predict_files=mine.csv"],
+        {},
         "predict needs a trained model: give --ckpt_path",
     ),
     "no file to code": (PREDICT, {}, "predict needs files: name them with --data.predict_files="),
     "a table to code without its text column": (
-        CODE_MINE, {"mine.csv": "job\nsmith\n"},
+        CODE_MINE,
+        {"mine.csv": "job\nsmith\n"},
         'mine.csv has no column "text" .*it has: job. Name one of them with --data.columns.text',
     ),
     "a glued row to code": (
-        CODE_MINE, {"mine.csv": 'text\nsmith\n"miner\ntailor"s\n'},
+        CODE_MINE,
+        {"mine.csv": 'text\nsmith\n"miner\ntailor"s\n'},
         f'mine.csv:3: ""miner": a quote opens a value.*close it.*{REJECT}',
     ),
     "the table itself as the coded one": (
-        [*CODE_MINE, "--data.predict_output=mine.csv"], {},
+        [*CODE_MINE, "--data.predict_output=mine.csv"],
+        {},
         "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",
     ),
     "a missing file to check": (
-        [*CHECK, "--data.train_files=tran.csv"], {}, 'tran.csv does not exist. Did you mean "train',
+        [*CHECK, "--data.train_files=tran.csv"],
+        {},
+        'tran.csv does not exist. Did you mean "train',
     ),
     "bad rows to check": (
-        CHECK, {"train.csv": GLUED + "smith,en,8311x\n,en,83110\n"},
+        CHECK,
+        {"train.csv": GLUED + "smith,en,8311x\n,en,83110\n"},
         r"3 bad rows .*train.csv:62: .*glues rows.*train.csv:64: code \"8311x\".*train.csv:65: "
         ".*Correct them, or leave them out of a run with --data.on_bad_rows=reject",
     ),
     "a rate below 0": (
-        [*FIT, "--model.optimizer.lr=-1"], {},
+        [*FIT, "--model.optimizer.lr=-1"],
+        {},
         "ValueError: Invalid learning rate: -1.0 Its traceback is in runs/mine-2/error.txt",
     ),
     "a dropout above 1": (
-        [*FIT, "--config=b.yaml"], {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
+        [*FIT, "--config=b.yaml"],
+        {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
         "between 0 and 1, but got 2.0 Its traceback is in runs/mine-2",
     ),
     "a clipping below 0": (
-        [*FIT, "--trainer.gradient_clip_val=-1"], {},
+        [*FIT, "--trainer.gradient_clip_val=-1"],
+        {},
         "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
     ),
     "weights that are not finite": (
-        [*CODE_MINE, "--ckpt_path=nan.ckpt"], {"nan.ckpt": "NAN"},
+        [*CODE_MINE, "--ckpt_path=nan.ckpt"],
+        {"nan.ckpt": "NAN"},
         "the weights network.* hold values that are not finite .* use a checkpoint from before",
     ),
     "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "-1 is not in bounds, numpy accep"),
     "a rate that is no number": (
-        [*FIT, "--model.optimizer.lr=abc"], {}, "model.optimizer.lr must be a number, got abc",
+        [*FIT, "--model.optimizer.lr=abc"],
+        {},
+        "model.optimizer.lr must be a number, got abc",
     ),
     "a list of options": (
-        [*FIT, "--config=b.yaml"], {"b.yaml": "trainer:\n  - max_steps: 2\n"},
+        [*FIT, "--config=b.yaml"],
+        {"b.yaml": "trainer:\n  - max_steps: 2\n"},
         "b.yaml: trainer must be a mapping of options, .* got the list",
     ),
     "a list of options for a class": (
-        [*FIT, "--config=b.yaml"], {"b.yaml": "data: {init_args: [1]}\n"},
+        [*FIT, "--config=b.yaml"],
+        {"b.yaml": "data: {init_args: [1]}\n"},
         "b.yaml: data.init_args must be a mapping of options, .* got the list",
     ),
     "a damaged plan": (
-        ["replay", "runs/mine", "--step=1"], {"runs/mine/plan.json": "{"},
+        ["replay", "runs/mine", "--step=1"],
+        {"runs/mine/plan.json": "{"},
         "runs/mine/plan.json is damaged .*; only the run writes it",
     ),
     "a damaged topology": (
-        ["replay", "runs/mine", "--step=1"], {"runs/mine/topology.json": "{"},
+        ["replay", "runs/mine", "--step=1"],
+        {"runs/mine/topology.json": "{"},
         "runs/mine/topology.json is damaged .*; only the run writes it",
     ),
     "damaged lengths": (
-        ["verify", "runs/mine"], {"runs/mine/plan_lengths.npy": "{"},
+        ["verify", "runs/mine"],
+        {"runs/mine/plan_lengths.npy": "{"},
         "runs/mine/plan_lengths.npy is damaged .*; only the run writes it: copy it again",
     ),
     "a checkpoint whose weights are a text": (
-        [*TEST, "--ckpt_path=text.ckpt"], {"text.ckpt": "TEXT"},
+        [*TEST, "--ckpt_path=text.ckpt"],
+        {"text.ckpt": "TEXT"},
         "text.ckpt holds no state_dict",
     ),
     "a folder without a run to verify": (
-        ["verify", "runs"], {}, "runs holds no ledger.jsonl; name a run folder, such as runs/demo",
+        ["verify", "runs"],
+        {},
+        "runs holds no ledger.jsonl; name a run folder, such as runs/demo",
     ),
     "a damaged ledger": (
-        ["verify", "runs/mine"], {"runs/mine/ledger.jsonl": b"{}\n\xff\0\n{}\n"},
+        ["verify", "runs/mine"],
+        {"runs/mine/ledger.jsonl": b"{}\n\xff\0\n{}\n"},
         r"runs/mine/ledger.jsonl, line \d is damaged .*copy it again from where it was whole",
     ),
     "a ledger without its plan": (
-        ["verify", "runs/bare"], {"runs/bare/ledger.jsonl": "LEDGER"},
+        ["verify", "runs/bare"],
+        {"runs/bare/ledger.jsonl": "LEDGER"},
         "runs/bare holds no plan.json; the run never began to train: `unisono fit` writes it",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -22,9 +22,12 @@ pytestmark = pytest.mark.slow
 
 CHECKPOINT = "--ckpt_path=runs/mine/checkpoints/last.ckpt"
 CODE_MINE = [
-    "predict", *ONE_DEVICE, CHECKPOINT, "--trainer.limit_predict_batches=1.0",
+    "predict",
+    *ONE_DEVICE,
+    CHECKPOINT,
+    "--trainer.limit_predict_batches=1.0",
     "--data.predict_files=mine.csv",
-]  # fmt: skip
+]
 RESUME = [*FIT, "--ckpt_path=auto", "--trainer.max_steps=4", "--trainer.max_epochs=2"]
 # A resumed run adds lines to the first two, replaces those of steps that run again in the third,
 # and says in the fourth what it runs on.

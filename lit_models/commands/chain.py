@@ -348,8 +348,11 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
             )
         return "absent"
     # What was not there then is no input: the stage itself may have written it.
-    differing = [name for name, old, _ in changes(record["made_from"], made)
-                 if not (old == ABSENT and name.startswith(FILES))]  # fmt: skip
+    differing = [
+        name
+        for name, old, _ in changes(record["made_from"], made)
+        if not (old == ABSENT and name.startswith(FILES))
+    ]
     if differing and is_there:
         raise ValueError(
             f"stage {stage.name}: {own} was made from something else ({', '.join(differing[:3])}) "
@@ -380,8 +383,11 @@ def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
     for name, value in stage.options.items():
         if name.rpartition(".")[2] in NO_INPUTS:
             continue
-        texts = [v for v in (value if isinstance(value, list | tuple) else [value])
-                 if isinstance(v, str) and set(placeholders(v)) <= {SEED}]  # fmt: skip
+        texts = [
+            v
+            for v in (value if isinstance(value, list | tuple) else [value])
+            if isinstance(v, str) and set(placeholders(v)) <= {SEED}
+        ]
         named = [_filled(text, {SEED: str(seed)}) for text in texts]
         digests = [_path_digest(path) for text in named for path in _paths(text, folder)]
         if digests:

@@ -316,13 +316,23 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         ("Exactly-once proof", state, "of unisono verify"),
     ]
     charts = [
-        chart("Loss", {n: p for n, p in (("train/loss", run.series("loss")),
-              ("val/loss", run.metrics.get("val/loss", []))) if p}, True),
+        chart(
+            "Loss",
+            {
+                n: p
+                for n, p in (
+                    ("train/loss", run.series("loss")),
+                    ("val/loss", run.metrics.get("val/loss", [])),
+                )
+                if p
+            },
+            True,
+        ),
         *(chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[:1]),
         chart("Learning rate", {"learning rate": run.series("learning_rate")}),
         chart("Gradient norm", {"before clipping": run.series("grad_norm")}, True),
         chart("Seconds per step", {"seconds": run.series("seconds")}, True),
-    ]  # fmt: skip
+    ]
     terms: dict[str, Points] = {}
     for step, line in sorted(run.lineage.items()):
         for term, value in line.get("terms", {}).items():
@@ -330,8 +340,11 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     if len(terms) > 1:
         charts.insert(1, chart("Terms of the loss", terms, True))
     charts += [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[1:]]
-    metrics = [(name, shown(points[-1][1])) for name, points in sorted(run.metrics.items())
-               if not name.startswith(("train/", "throughput/"))]  # fmt: skip
+    metrics = [
+        (name, shown(points[-1][1]))
+        for name, points in sorted(run.metrics.items())
+        if not name.startswith(("train/", "throughput/"))
+    ]
     return {
         "title": run.name,
         "states": [(None, *ending(run))],
@@ -348,7 +361,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "proof": proof,
         "warnings": [*run.topology.get("warnings", []), *run.notes],
         "sources": [("Command and configuration", run)],
-    }  # fmt: skip
+    }
 
 
 def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
@@ -368,8 +381,9 @@ def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
     known = {n.removeprefix("test/baseline_"): v for n, v in last.items() if "/baseline_" in n}
     names = [n.removeprefix("test/") for n in last if n.startswith("test/")]
     names = [name for name in names if not name.startswith("baseline_")]
-    for name in sorted(names, key=lambda n: (n != first or n not in known, n not in known,
-                                             n != first)):  # fmt: skip
+    for name in sorted(
+        names, key=lambda n: (n != first or n not in known, n not in known, n != first)
+    ):
         value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""
         # A mean over nothing is a dash here as it is in the terminal.
         yield name, shown(None if math.isnan(value) else value), baseline
@@ -388,8 +402,10 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
     samples = sum(line["samples"] for line in run.steps)
     rate = f"{samples / run.seconds:,.1f}" if run.seconds else None
-    memory = [one.get("allocated_bytes") or one.get("resident_bytes") or 0
-              for one in top.get("memory", [])]  # fmt: skip
+    memory = [
+        one.get("allocated_bytes") or one.get("resident_bytes") or 0
+        for one in top.get("memory", [])
+    ]
     sizes = sorted({f"{size / (1 << 30):,.2f} GiB" for size in memory if size})
     batch = plan.get("global_batch_size")
     facts = {
@@ -429,10 +445,14 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     runs = (first, second)
     names = [run.name if first.name != second.name else str(run.folder) for run in runs]
     found = differences(first, second)
-    rows: list[tuple[str, ...]] = [(aspect if i == 0 else "", *row, "")
-            for aspect, rows_ in found.items() for i, row in enumerate(rows_ or ())]  # fmt: skip
-    evaluated = [{n for n in run.metrics if not n.startswith(("train/", "throughput/"))}
-                 for run in runs]  # fmt: skip
+    rows: list[tuple[str, ...]] = [
+        (aspect if i == 0 else "", *row, "")
+        for aspect, rows_ in found.items()
+        for i, row in enumerate(rows_ or ())
+    ]
+    evaluated = [
+        {n for n in run.metrics if not n.startswith(("train/", "throughput/"))} for run in runs
+    ]
     common = sorted(evaluated[0] & evaluated[1])
     values: dict[str, list[float | None]] = {
         "steps": [len(run.lineage) for run in runs],
@@ -444,12 +464,20 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     for name, (one, two) in values.items():
         change = "" if one is None or two is None else f"{two - one:+,.4g}"
         rows.append(("", name, shown(one), shown(two), change))
-    keys = {"Training loss": "loss", "Learning rate": "learning_rate",
-            "Gradient norm": "grad_norm", "Seconds per step": "seconds"}  # fmt: skip
+    keys = {
+        "Training loss": "loss",
+        "Learning rate": "learning_rate",
+        "Gradient norm": "grad_norm",
+        "Seconds per step": "seconds",
+    }
     charts = [
-        chart(title, {n: run.series(key) for n, run in zip(names, runs, strict=True)},
-              key != "learning_rate") for title, key in keys.items()
-    ]  # fmt: skip
+        chart(
+            title,
+            {n: run.series(key) for n, run in zip(names, runs, strict=True)},
+            key != "learning_rate",
+        )
+        for title, key in keys.items()
+    ]
     drawn = {n for run in runs for n in [*_drawn_metrics(run), "val/loss"]} & set(common)
     watched = [run.monitor[0] for run in runs]
     for name in sorted(drawn, key=lambda n: (n not in watched, n)):
@@ -465,10 +493,11 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         "names": names,
         "rows": rows,
         "charts": charts,
-        "warnings": [f"{n}: {note}" for n, run in zip(names, runs, strict=True)
-                     for note in run.notes],
+        "warnings": [
+            f"{n}: {note}" for n, run in zip(names, runs, strict=True) for note in run.notes
+        ],
         "sources": list(zip(names, runs, strict=True)),
-    }  # fmt: skip
+    }
 
 
 def differences(
@@ -483,8 +512,10 @@ def differences(
         config = {n: v for n, v in run.config.items() if n != "seed_everything"}
         trainer = run.config.get("trainer") or {}  # the runs' names say their folders
         config["trainer"] = {n: v for n, v in trainer.items() if n != "default_root_dir"}
-        places = {place.rpartition(":")[2] if "cuda" not in place else "cuda"
-                  for place in top.get("host_rank_device", [])}  # fmt: skip
+        places = {
+            place.rpartition(":")[2] if "cuda" not in place else "cuda"
+            for place in top.get("host_rank_device", [])
+        }
         devices: dict[str, Any] = {"kind": ", ".join(sorted(places))}
         devices |= {n: top.get(n) for n in ("world_size", "num_nodes", "strategy", "precision")}
         devices |= {n: batch.get(n) for n in ("micro_batch_size", "accumulate_grad_batches")}
@@ -520,8 +551,11 @@ def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
         return None
     steps = sorted(first.lineage.keys() & second.lineage.keys())
     pairs = [(first.lineage[step]["loss"], second.lineage[step]["loss"]) for step in steps]
-    gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs
-            if math.isfinite(a) and math.isfinite(b)]  # fmt: skip
+    gaps = [
+        abs(a - b) / max(abs(a), abs(b), 1e-300)
+        for a, b in pairs
+        if math.isfinite(a) and math.isfinite(b)
+    ]
     return (max(gaps), len(gaps)) if gaps else None
 
 
@@ -543,8 +577,9 @@ def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> di
     for name, points in series.items():
         kept = thinned(points)
         if len(kept) < len(points):
-            notes.append(f"{len(kept):,} of {len(points):,} points of {name} are drawn: no extreme "
-                         "is lost.")  # fmt: skip
+            notes.append(
+                f"{len(kept):,} of {len(points):,} points of {name} are drawn: no extreme is lost."
+            )
         values = [value if math.isfinite(value) else None for _, value in kept]
         lines.append({"name": name, "steps": [step for step, _ in kept], "values": values})
     return {"title": title, "series": lines, "is_log": is_log, "note": " ".join(notes)}

@@ -435,8 +435,9 @@ def submit_all(scripts: Sequence[Path]) -> list[str]:
     jobs: list[str] = []
     # Its own job's variables, where this is called within one, would win over the script.
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    environ = {k: v for k, v in os.environ.items()
-               if k in kept or not k.startswith(("SLURM_", "SBATCH_"))}  # fmt: skip
+    environ = {
+        k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM_", "SBATCH_"))
+    }
     for script in scripts:
         command = sbatch_command(script, jobs[-1] if jobs else None)
         done = subprocess.run(command, env=environ, capture_output=True, text=True)

@@ -350,15 +350,23 @@ def _config(size: Size) -> Any:
     if c.positions == "learned":
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         return GPT2Config(
-            vocab_size=c.vocab_size, n_positions=size.length, n_embd=c.hidden_size,
-            n_layer=c.num_layers, n_head=c.num_heads, **dropout,
-        )  # fmt: skip
+            vocab_size=c.vocab_size,
+            n_positions=size.length,
+            n_embd=c.hidden_size,
+            n_layer=c.num_layers,
+            n_head=c.num_heads,
+            **dropout,
+        )
     return LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads, num_key_value_heads=c.kv_heads,
-        intermediate_size=c.inner_size, tie_word_embeddings=c.tied,
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads,
+        num_key_value_heads=c.kv_heads,
+        intermediate_size=c.inner_size,
+        tie_word_embeddings=c.tied,
         max_position_embeddings=size.length,
-    )  # fmt: skip
+    )
 
 
 def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: list[Any]) -> Found:

@@ -23,8 +23,12 @@ TOPOLOGY: dict[str, Any] = {
     "host_rank_device": ["here:0:cpu", "here:1:cpu"],
     "memory": [{"resident_bytes": 1 << 30, "allocated_bytes": None}],
     "precision": "32-true",
-    "plan": {"global_batch_size": 8, "num_replicas": 2, "micro_batch_size": 4,
-             "accumulate_grad_batches": 1},
+    "plan": {
+        "global_batch_size": 8,
+        "num_replicas": 2,
+        "micro_batch_size": 4,
+        "accumulate_grad_batches": 1,
+    },
     "exactness": {"level": "gradient"},
     "versions": {"torch": "2.13"},
     "warnings": ["two devices share a core"],
@@ -32,7 +36,7 @@ TOPOLOGY: dict[str, Any] = {
     "code": {"version": "0.1.0", "digest": "abc"},
     "monitor": {"name": "val/f1", "mode": "max"},
     "is_over": True,
-}  # fmt: skip
+}
 CONFIG = """
 seed_everything: 1
 model:
@@ -71,11 +75,13 @@ def run_folder(
     lengths = np.ones(SAMPLES, np.int64)
     request = PlanRequest("data", SAMPLES, 8, 1, 1)
     np.save(folder / "plan_lengths.npy", lengths)
-    plan = {"request": vars(request), "steps_per_epoch": STEPS_PER_EPOCH,
-            "repeats_first_epoch": False}  # fmt: skip
+    plan = {
+        "request": vars(request),
+        "steps_per_epoch": STEPS_PER_EPOCH,
+        "repeats_first_epoch": False,
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
-    start = {"plan_digest": request.digest(),
-             "plan_hash": plan_hash(vars(request), False, lengths)}  # fmt: skip
+    start = {"plan_digest": request.digest(), "plan_hash": plan_hash(vars(request), False, lengths)}
     lines: list[dict[str, Any]] = []
     for number, (world, begin, end) in enumerate(attempts, 1):
         begun = {"attempt": number, "resumed_from_step": begin, "world_size": world}
@@ -101,20 +107,40 @@ def _step(step: int, attempt: int, world: int, loss: float, request: PlanRequest
     epoch, place = divmod(step - 1, STEPS_PER_EPOCH)
     ids = make_plan(request, np.ones(SAMPLES, np.int64), epoch).step_ids(place)
     return {
-        "epoch": epoch, "step": step, "step_in_epoch": place, "attempt": attempt,
-        "grad_norm": 2.0, "learning_rate": 0.003, "seconds": 0.5, "world_size": world,
-        "digest": f"{digest_ids(ids):016x}", "samples": len(ids), "targets": {"a": 8.0},
-        "loss": loss, "terms": {"a": loss}, "is_finite": True,
-    }  # fmt: skip
+        "epoch": epoch,
+        "step": step,
+        "step_in_epoch": place,
+        "attempt": attempt,
+        "grad_norm": 2.0,
+        "learning_rate": 0.003,
+        "seconds": 0.5,
+        "world_size": world,
+        "digest": f"{digest_ids(ids):016x}",
+        "samples": len(ids),
+        "targets": {"a": 8.0},
+        "loss": loss,
+        "terms": {"a": loss},
+        "is_finite": True,
+    }
 
 
 def throughput_line(attempt: int, step: int, data: float, forward: float) -> dict[str, Any]:
     """Return a line of throughput.jsonl for two steps."""
-    return {"attempt": attempt, "step": step, "steps": 2, "seconds": data + forward,
-            "samples_per_s": 16 / (data + forward), "tokens_per_s": 100.0, "padding_share": 0.25,
-            "split": {"data": data, "forward": forward, "communication": 0.0}, "mfu": None,
-            "matmul_share": None, "ranks": {"seconds": [0.1, 0.2]}, "slowest_rank": 1,
-            "machine": {"cpu_percent": 50.0}}  # fmt: skip
+    return {
+        "attempt": attempt,
+        "step": step,
+        "steps": 2,
+        "seconds": data + forward,
+        "samples_per_s": 16 / (data + forward),
+        "tokens_per_s": 100.0,
+        "padding_share": 0.25,
+        "split": {"data": data, "forward": forward, "communication": 0.0},
+        "mfu": None,
+        "matmul_share": None,
+        "ranks": {"seconds": [0.1, 0.2]},
+        "slowest_rank": 1,
+        "machine": {"cpu_percent": 50.0},
+    }
 
 
 def page_of(folder: Path, **options: Any) -> str:

@@ -148,8 +148,11 @@ def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path: Path) -
     config.write_text("to: a\nonly: [b, c]\ndata: {e: {f: 1}}\nseed: 2\n")
     given = ["--seed=3", f"--config={config}", "--data.e.g=2"]
     assert arguments_of(given, function) == {
-        "to": "a", "seed": 3, "only": ["b", "c"], "data": {"e": {"f": 1, "g": 2}}
-    }  # fmt: skip
+        "to": "a",
+        "seed": 3,
+        "only": ["b", "c"],
+        "data": {"e": {"f": 1, "g": 2}},
+    }
     config.write_text("seed: true\n")
     with pytest.raises(ValueError, match="--seed: invalid int value: 'True'"):
         arguments_of(given, function)

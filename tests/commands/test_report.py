@@ -356,8 +356,16 @@ def test_the_command_line_is_as_one_would_type_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2064, "2,064"), (0.47219, "0.4722"), (1e-9, "1e-09"), (-0.5, "-0.5"), (None, "–"),
-     (1234.56, "1,235"), (math.nan, "nan"), (-math.inf, "-inf")],
-)  # fmt: skip
+    [
+        (2064, "2,064"),
+        (0.47219, "0.4722"),
+        (1e-9, "1e-09"),
+        (-0.5, "-0.5"),
+        (None, "–"),
+        (1234.56, "1,235"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
 def test_numbers_are_short(value: float | None, text: str) -> None:
     assert shown(value) == text

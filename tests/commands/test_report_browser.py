@@ -20,9 +20,16 @@ WIDTHS = (400, 1280)
 CONTRAST, SMALLEST = 4.5, 11.0  # of text: WCAG 2, level AA; pixels
 LONG = tuple((1, 300 * n, 300 * (n + 1)) for n in range(3))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         "--no-first-run", "--disable-extensions", "--enable-logging=stderr",
-         "--virtual-time-budget=5000")  # fmt: skip
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=5000",
+)
 DARK = "--blink-settings=preferredColorScheme=0"
 # Looks at the page inside each frame: the browser's own window is never as narrow as a telephone.
 LOOK = """
@@ -91,8 +98,15 @@ addEventListener("load", () => {{
 }});"""
     path = folder / "frames.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><body>{frames}<script>{script}</script>")
-    command = [browser, *FLAGS, *([DARK] if is_dark else []), "--window-size=1400,1000",
-               f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]  # fmt: skip
+    command = [
+        browser,
+        *FLAGS,
+        *([DARK] if is_dark else []),
+        "--window-size=1400,1000",
+        f"--user-data-dir={folder / 'profile'}",
+        "--dump-dom",
+        path.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     answer = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

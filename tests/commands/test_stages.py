@@ -36,21 +36,37 @@ def test_each_stage_becomes_a_command_line() -> None:
     here = Path("runs/x")
     root = "--trainer.default_root_dir=runs/x"
     assert subject.arguments(here, 3) == [
-        "fit", "--config", DEBUG, f"{root}/subject", "--seed_everything=3"
-    ]  # fmt: skip
+        "fit",
+        "--config",
+        DEBUG,
+        f"{root}/subject",
+        "--seed_everything=3",
+    ]
     assert subject.arguments(here, 3, is_begun=True)[-1] == "--ckpt_path=auto"
     last = "runs/x/subject/checkpoints/last.ckpt"
     assert export.arguments(here, 3) == ["export", last, "--to=runs/x/export", "--adapter=true"]
     assert dump.arguments(here, 3) == [
-        "predict", "--config", DEBUG, "--config", "hardware/cpu.yaml",
-        f"{root}/dump", "--seed_everything=3", "--trainer.devices=2",
-        "--model.subject=runs/x/export", "--data.predict_output=runs/x/dump/store",
-        "--data.layers=[1, 2]", "--data.seed=3", "--model.prompt=null",
-    ]  # fmt: skip
+        "predict",
+        "--config",
+        DEBUG,
+        "--config",
+        "hardware/cpu.yaml",
+        f"{root}/dump",
+        "--seed_everything=3",
+        "--trainer.devices=2",
+        "--model.subject=runs/x/export",
+        "--data.predict_output=runs/x/dump/store",
+        "--data.layers=[1, 2]",
+        "--data.seed=3",
+        "--model.prompt=null",
+    ]
     assert f"--ckpt_path={last}" in test.arguments(here, 3)
     assert [stage.takes for stage in (subject, export, dump, test)] == [
-        [], ["subject"], ["export"], ["subject"]
-    ]  # fmt: skip
+        [],
+        ["subject"],
+        ["export"],
+        ["subject"],
+    ]
 
 
 def test_the_best_checkpoint_is_taken_where_there_is_one(tmp_path: Path) -> None:
@@ -100,7 +116,7 @@ def fit(**values: object) -> dict[str, Any]:
             "stage b: export runs on no devices",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(stages: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_stages(stages)

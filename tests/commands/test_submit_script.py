@@ -40,8 +40,13 @@ class Node:
         script = Script(Resources(), "toy", "python", ['srun "$run"'], "toy_$SLURM_JOB_ID")
         activate = ["touch begun; sleep $ACTIVATION_S"]
         self.write("job.sh", script.text(Path("job.sh"), activate))
-        for name, content in (("srun", SRUN), ("squeue", SQUEUE), ("scontrol", SCONTROL),
-                              ("python", PYTHON), ("sleep", SLEEP)):  # fmt: skip
+        for name, content in (
+            ("srun", SRUN),
+            ("squeue", SQUEUE),
+            ("scontrol", SCONTROL),
+            ("python", PYTHON),
+            ("sleep", SLEEP),
+        ):
             self.write(name, content)
         (folder / "state.txt").write_text("RUNNING\n")
 

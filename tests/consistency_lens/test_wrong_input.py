@@ -68,45 +68,57 @@ def in_two_parts() -> None:
 # name: (command, what is made before, message)
 WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
     "a store of another subject": (
-        [*FIT, "--model.subject.network.num_heads=1"], None,
+        [*FIT, "--model.subject.network.num_heads=1"],
+        None,
         r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the "
         "model that was dumped with model.subject.path",
     ),
     "a store of another layer": (
-        [*FIT, "--model.subject.layer=0"], None,
+        [*FIT, "--model.subject.layer=0"],
+        None,
         "activations of another subject .*layer: 1 there, 0 here.*or dump the activations of this",
     ),
     "a negative layer": (
-        [*PREDICT, OTHER, "--model.subject.layer=-1"], None,
+        [*PREDICT, OTHER, "--model.subject.layer=-1"],
+        None,
         "subject.layer -1 is none of the subject's 3 blocks",
     ),
     "a layer out of range": (
-        [*PREDICT, OTHER, "--model.subject.layer=3"], None,
+        [*PREDICT, OTHER, "--model.subject.layer=3"],
+        None,
         "subject.layer 3 is none of the subject's 3 blocks; give one from 0 to 2",
     ),
     "a position beyond the context": (
-        [*PREDICT, OTHER, "--data.positions.min_position=15"], None,
+        [*PREDICT, OTHER, "--data.positions.min_position=15"],
+        None,
         "the part train holds no activation: .* data.context_length is not; lower the position",
     ),
     "a context beyond the subject's": (
         [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],
-        None, "context_length 17 .*16.*lower data.context_length",
+        None,
+        "context_length 17 .*16.*lower data.context_length",
     ),
     "no such store": (
-        [*FIT, "--data.activations=none"], None, "none holds no schema.json, .*make it with",
+        [*FIT, "--data.activations=none"],
+        None,
+        "none holds no schema.json, .*make it with",
     ),
     "documents in two parts": (
-        [*PREDICT, OTHER, "--data.validation_files=held.jsonl"], in_two_parts,
+        [*PREDICT, OTHER, "--data.validation_files=held.jsonl"],
+        in_two_parts,
         "2 documents are both in train and in validation; take them out of one of the two",
     ),
     "a dump with fit": (
-        ["fit", *PREDICT[1:], OTHER], None, "a dump only predicts; run unisono predict",
+        ["fit", *PREDICT[1:], OTHER],
+        None,
+        "a dump only predicts; run unisono predict",
     ),
     "a missing subject": (
-        [*SHIPPED, "--model.subject.path=none"], None,
+        [*SHIPPED, "--model.subject.path=none"],
+        None,
         '"none" is no folder; models are read from local ones',
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,24 @@ from datamodules.occupations.store import ALIASES, ISO_639_1, language_code
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
-        ("en", "en"), (" EN ", "en"), ("English", "en"), ("en-GB", "en"), ("en_US", "en"),
-        ("se", "sv"), ("ge", "de"), ("dk", "da"), ("swe", "sv"), ("nb", "no"), ("Nynorsk", "no"),
-        ("gr", "el"), ("Dutch", "nl"), ("unknown", "unk"), ("", "unk"), ("nan", "unk"),
+        ("en", "en"),
+        (" EN ", "en"),
+        ("English", "en"),
+        ("en-GB", "en"),
+        ("en_US", "en"),
+        ("se", "sv"),
+        ("ge", "de"),
+        ("dk", "da"),
+        ("swe", "sv"),
+        ("nb", "no"),
+        ("Nynorsk", "no"),
+        ("gr", "el"),
+        ("Dutch", "nl"),
+        ("unknown", "unk"),
+        ("", "unk"),
+        ("nan", "unk"),
     ],
-)  # fmt: skip
+)
 def test_codes_aliases_and_names_are_understood(raw, code):
     assert language_code(raw) == code
 

@@ -30,14 +30,22 @@ def test_batches_hold_the_normalised_rows(tmp_path):
     dataset = data.datasets["train"]
     batch = dataset.batch(np.arange(5), 0)
     assert texts_of(batch) == [
-        "wine and spirit merchant", "miner (deceased)", "roentgen nan", "smed", "nan"
-    ]  # fmt: skip
+        "wine and spirit merchant",
+        "miner (deceased)",
+        "roentgen nan",
+        "smed",
+        "nan",
+    ]
     languages = data.recipe["languages"]
     assert [languages[i] for i in batch["language_id"]] == ["en", "en", "de", "da", "unk"]
     codes = data.recipe["code_book"]["codes"]
     assert [[codes[i] for i in row if i >= 0] for row in batch["code_ids"].tolist()] == [
-        ["41025"], ["71105"], ["06510", "-1"], ["83110", "95410"], ["-1"]
-    ]  # fmt: skip
+        ["41025"],
+        ["71105"],
+        ["06510", "-1"],
+        ["83110", "95410"],
+        ["-1"],
+    ]
     assert batch["code_ids"][0].tolist()[1:] == [-100]
     per_record = (batch["code_ids"] >= 0).sum(1)
     assert batch["num_with_codes"] == per_record.bincount().tolist()
@@ -66,8 +74,10 @@ def test_the_users_own_split_column_wins(tmp_path):
     data.setup("fit")
     data.setup("test")
     assert {stage: len(d.lengths) for stage, d in data.datasets.items()} == {
-        "train": 1, "validation": 1, "test": 1
-    }  # fmt: skip
+        "train": 1,
+        "validation": 1,
+        "test": 1,
+    }
 
 
 def test_a_test_file_leaves_the_validation_share_alone(tmp_path):
@@ -82,8 +92,11 @@ def test_a_test_file_leaves_the_validation_share_alone(tmp_path):
 
 
 def test_seen_and_unseen_are_marked_in_evaluation(tmp_path):
-    held_out = [("trade 1 of 1", "en", "10001", ""), ("new", "en", "10001", ""),
-                ("other", "en", "77777", "10001")]  # fmt: skip
+    held_out = [
+        ("trade 1 of 1", "en", "10001", ""),
+        ("new", "en", "10001", ""),
+        ("other", "en", "77777", "10001"),
+    ]
     data = module(tmp_path, many(20), test_files=table(tmp_path / "t.csv", held_out))
     data.setup("test")
     dataset = data.datasets["test"]

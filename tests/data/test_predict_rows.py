@@ -95,10 +95,21 @@ def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     assert list(table) == [
-        "id", "text", "language", "note", "code_1", "description_1", "confidence_1", "code_2",
-        "description_2", "confidence_2", "confidence_set", "needs_review", "truncated",
+        "id",
+        "text",
+        "language",
+        "note",
+        "code_1",
+        "description_1",
+        "confidence_1",
+        "code_2",
+        "description_2",
+        "confidence_2",
+        "confidence_set",
+        "needs_review",
+        "truncated",
         "language_known",
-    ]  # fmt: skip
+    ]
     assert table["id"] == list("123456")
     assert table["note"] == ["a, b", "", "", "x", "007", ""]
     assert table["code_1"] == ["10000", "10000", "20000", "10000", "20000", "20000"]
@@ -167,9 +178,15 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
     write_coded_table(index, BOOK, results, tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     assert list(table)[1:9] == [
-        "code_1", "description_1", "confidence_1", "confidence_set", "set_2", "confidence_set_2",
-        "set_3", "confidence_set_3",
-    ]  # fmt: skip
+        "code_1",
+        "description_1",
+        "confidence_1",
+        "confidence_set",
+        "set_2",
+        "confidence_set_2",
+        "set_3",
+        "confidence_set_3",
+    ]
     assert table["set_2"] == ["10000+20000", "", "20000"]
     assert table["confidence_set_3"] == ["0.125000", "", ""]
 

@@ -71,8 +71,10 @@ def test_every_format_gives_the_same_labels_and_a_missing_one_is_never_0(tmp_pat
     if suffix == "jsonl":
         path.write_text("\n".join(map(json.dumps, ROWS)) + "\n")
     elif suffix == "parquet":
-        flat = [{**row, "tags": None if row["tags"] is None else ";".join(row["tags"]) or ";"}
-                for row in ROWS]  # fmt: skip
+        flat = [
+            {**row, "tags": None if row["tags"] is None else ";".join(row["tags"]) or ";"}
+            for row in ROWS
+        ]
         pq.write_table(pa.Table.from_pylist(flat), path)
     else:
         path.write_text(as_csv(ROWS, {"csv": ",", "tsv": "\t"}[suffix]))

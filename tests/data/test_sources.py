@@ -121,11 +121,15 @@ def test_files_of_a_pattern_are_taken_in_order(tmp_path):
 
 
 def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
-    table = pa.table({
-        "i": pa.array([7, None]), "f": pa.array([81945.0, 1.5]),
-        "n": pa.array([float("nan"), -3.0]), "b": pa.array([True, False]),
-        "d": pa.array(["x", None]).dictionary_encode(),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "i": pa.array([7, None]),
+            "f": pa.array([81945.0, 1.5]),
+            "n": pa.array([float("nan"), -3.0]),
+            "b": pa.array([True, False]),
+            "d": pa.array(["x", None]).dictionary_encode(),
+        }
+    )
     pq.write_table(table, tmp_path / "t.parquet")
     assert rows_of(tmp_path / "t.parquet") == [
         ("7", "81945", "", "true", "x"),

@@ -48,9 +48,11 @@ def plain_best_fit(lengths, capacity):
 
 @settings(deadline=None)
 @example((30, [1, 2, 4, 25, 27]))  # two rows of equal room
-@given(st.integers(1, 40).flatmap(
-    lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), max_size=60))
-))  # fmt: skip
+@given(
+    st.integers(1, 40).flatmap(
+        lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), max_size=60))
+    )
+)
 def test_every_piece_is_in_one_row_and_rows_are_those_of_plain_best_fit(case):
     capacity, lengths = case
     order, offsets = best_fit(np.array(lengths, np.int64), capacity)

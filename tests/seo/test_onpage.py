@@ -65,8 +65,9 @@ def test_a_canonical_link_must_be_whole_and_in_the_head(link, rule):
     two = "<link rel=canonical href=https://a.b/><link rel=canonical href=https://c.d/>"
     [(said, evidence, _)] = rules(two, "canonical")
     assert (said, evidence) == (
-        "the canonical links name different addresses", "https://a.b/, https://c.d/",
-    )  # fmt: skip
+        "the canonical links name different addresses",
+        "https://a.b/, https://c.d/",
+    )
 
 
 def test_robots_and_language_are_read():
@@ -81,8 +82,10 @@ def test_robots_and_language_are_read():
 def test_the_order_of_headings_is_checked():
     html = "<h2>a</h2><h4>b</h4><h1>c</h1><h1>d</h1><h2></h2>"
     assert [rule for rule, _, _ in rules(html, "headings")] == [
-        "levels are skipped", "another h1", "an empty heading",
-    ]  # fmt: skip
+        "levels are skipped",
+        "another h1",
+        "an empty heading",
+    ]
     assert rules("<p>x", "headings") == [("there is no heading", "", "")]
     assert rules("<h2>a</h2>", "headings") == [("there is no h1", "a", "body > h2:nth-of-type(1)")]
 
@@ -106,8 +109,9 @@ def test_links_that_say_nothing_or_lead_nowhere_are_findings():
     )
     assert report(silent).facts["links"] == 3
     assert [rule for rule, _, _ in rules(silent, "links")] == [
-        "a link without a text says nothing of its target", "the address cannot be read",
-    ]  # fmt: skip
+        "a link without a text says nothing of its target",
+        "the address cannot be read",
+    ]
 
 
 def test_structured_data_of_all_kinds_is_listed():
@@ -193,9 +197,14 @@ def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch):
 
 def test_pages_of_a_site_that_repeat_each_other_are_named():
     words = " ".join(f"w{i}" for i in range(100))
-    pages = [(n, f"<title>{t}</title><p>{text}".encode()) for n, t, text in (
-        ("a", "One", words), ("b", "one ", words.upper()), ("c", "Two", "w0 w1 w2 w3 w4 other"),
-    )]  # fmt: skip
+    pages = [
+        (n, f"<title>{t}</title><p>{text}".encode())
+        for n, t, text in (
+            ("a", "One", words),
+            ("b", "one ", words.upper()),
+            ("c", "Two", "w0 w1 w2 w3 w4 other"),
+        )
+    ]
     reports = check_site(pages)
     found = [[f.rule for f in r.findings if f.check == "duplicates"] for r in reports]
     same = "the same {} as another page"
@@ -225,8 +234,10 @@ def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeyp
     names = ["bakery/index.html", "bakery/shop/pie.htm", "garden/a.html"]
     assert [page["page"] for page in pages] == names
     assert (pages[0]["title"], pages[0]["images_without"], pages[1]["images_without"]) == (
-        "Pies", "0", "1",
-    )  # fmt: skip
+        "Pies",
+        "0",
+        "1",
+    )
     with open("onpage-findings.csv", newline="") as file:
         findings = list(csv.DictReader(file))
     counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
@@ -281,8 +292,15 @@ def test_no_sentence_goes_over_a_line():
 
 def test_words_keep_apostrophes_hyphens_and_decimals():
     assert words_of("It's a well-known 3.5 of 1,000 _x_ – naïve") == [
-        "It's", "a", "well-known", "3.5", "of", "1,000", "x", "naïve",
-    ]  # fmt: skip
+        "It's",
+        "a",
+        "well-known",
+        "3.5",
+        "of",
+        "1,000",
+        "x",
+        "naïve",
+    ]
 
 
 JSON = st.recursive(

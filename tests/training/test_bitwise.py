@@ -174,9 +174,15 @@ def test_the_command_line_turns_it_on_and_topology_and_banner_say_so(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     status, output = unisono(
-        "fit", "--config", "toy.yaml", "--exactness=bitwise", "--data.micro_batch_size=2",
-        "--model.dropout=0.2", "--exact_dropout=true", "--trainer.default_root_dir=run",
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "toy.yaml",
+        "--exactness=bitwise",
+        "--data.micro_batch_size=2",
+        "--model.dropout=0.2",
+        "--exact_dropout=true",
+        "--trainer.default_root_dir=run",
+    )
     assert status == 0, output
     facts = json.loads((toy_config.parent / "run" / "topology.json").read_text())["exactness"]
     assert facts == {

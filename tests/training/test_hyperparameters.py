@@ -191,10 +191,14 @@ SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
     [
         {"optimizer": "torch.optim.SGD", "network": "1b", "pretrained": "a/folder.of/os._exit"},
         {"optimizer": SGD, "network": {"hidden_size": 8, "norm": "rms"}, "freeze": ["a.b"]},
-        {"lr_scheduler": {"class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
-                          "init_args": {"monitor": "val/loss"}}},
+        {
+            "lr_scheduler": {
+                "class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
+                "init_args": {"monitor": "val/loss"},
+            }
+        },
     ],
-)  # fmt: skip
+)
 def test_what_our_own_checkpoints_name_is_allowed(values: dict[str, Any]) -> None:
     UNTRUSTED.check("x.ckpt", "lit_models.LitCausalLM", values)
 
