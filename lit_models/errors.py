@@ -141,11 +141,8 @@ def one_screen(error: BaseException) -> str | None:
         path, way_out = error.filename, STORAGE_ERRORS[error.errno]
         if error.errno == errno.EACCES and os.path.isfile(path) and not os.access(path, os.R_OK):
             way_out = "this user may not read it; change its rights or name another file"
-        return (
-            f"{os.fsdecode(path)}: {error.strerror}: {way_out}."
-            if path
-            else (f"{error.strerror}: {way_out}.")
-        )
+        place = f"{os.fsdecode(path)}: " if path else ""
+        return f"{place}{error.strerror}: {way_out}."
     if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and any(Path(frames[-1].filename).is_relative_to(own) for own in OWN_PACKAGES):
