@@ -49,8 +49,7 @@ from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses, known_arguments
-from lit_models.training.ledger import Ledger, ledger_of
-from lit_models.training.lineage import stop_reason
+from lit_models.training.ledger import Ledger, ledger_of, stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from lit_models.commands.chain import read_stages
+from lit_models.commands.verify import Status
 from lit_models.config_files import read_config, shipped_configs
-from lit_models.training.lineage import Status
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 # them is said where it is added.
 BUDGETS = {
     "lit_models": 19_730,
-    "lit_models/training": 5_945,
-    "lit_models/commands": 2_900,
+    "lit_models/training": 5_600,
+    "lit_models/commands": 3_230,
     "lit_models/occupation_coder": 2_220,
     "lit_models/causal_lm": 2_400,
     "lit_models/consistency_lens": 2_010,

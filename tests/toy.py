@@ -16,9 +16,9 @@ from torchmetrics.aggregation import SumMetric
 
 from datamodules.core.plan import PlanOptions, rng_for
 from datamodules.core.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
+from lit_models.commands.verify import read_ledger, surviving
 from lit_models.training import LastCheckpoint, default_callbacks
 from lit_models.training.exact import ExactModule
-from lit_models.training.lineage import read_ledger, surviving
 from lit_models.training.metrics import LossSum, SampleResult, SumCount
 from lit_models.training.optim import configured, parameter_groups
 

@@ -29,7 +29,7 @@ COMMANDS = {  # name -> the file of its function, what it does
     "replay": ("replay", "rebuild one optimizer step of a run on one device"),
     "report": ("report", "write one HTML page on a run, or on two runs side by side"),
     "submit": ("submit", "write a job's script for SLURM, and submit it"),
-    "verify": ("report", "prove from the ledger which samples a run used"),
+    "verify": ("verify", "prove from the ledger which samples a run used"),
 }
 RUN_OPTIONS = "run_options"  # takes all options that are not the command's own
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word

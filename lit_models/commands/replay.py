@@ -26,13 +26,13 @@ from torch import Tensor
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.cli import built, silence_noise
+from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
 from lit_models.training.ledger import damaged_file
-from lit_models.training.lineage import plan_of, read_ledger, surviving
 
 WIDTH, LABEL = 80, 11  # of the screen, of its first column
 NUM_SHOWN = 8  # ids of samples

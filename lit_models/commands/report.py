@@ -1,4 +1,4 @@
-"""Proof of a run, and an HTML page on one run or on two side by side."""
+"""An HTML page on one run or on two side by side."""
 
 import csv
 import json
@@ -20,7 +20,6 @@ GENERATOR = '<meta name="generator" content="unisono report">'
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_STRETCHES = 240  # of a curve, of each of which four points are drawn
 LOG_FROM = 50.0  # largest over smallest value
-SHOWN_FINDINGS = 10
 
 Line = dict[str, Any]
 Points = list[tuple[float, float]]  # step and value; a value may be NaN or infinite
@@ -92,44 +91,6 @@ class RunRecord:
         return (facts["name"], facts["mode"]) if known else ("val/loss", "min")
 
 
-def verify(run: Path) -> int:
-    """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
-
-    Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps
-    were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used other
-    samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not the ledger's.
-
-    Args:
-        run: a run folder, such as runs/demo.
-    """
-    from rich.console import Console
-
-    from lit_models.training.lineage import Status, verify_run
-
-    proof = verify_run(run)
-    console = Console(highlight=False, soft_wrap=True)
-    worlds = ", ".join(str(size) for size in proof.attempts)
-    lines = [("attempts", f"{len(proof.attempts)} (devices: {worlds})")]
-    lines += [("discarded", f"{lost} (repeated after the kill)") for lost in proof.discarded]
-    lines.append(("in the weights", f"{proof.num_steps:,} steps, {proof.num_samples:,} samples"))
-    if proof.checkpoints:
-        lines.append(("checkpoints", f"{', '.join(proof.checkpoints)}: the ledger's"))
-    # A count of samples that are not the plan's would say nothing.
-    if proof.status <= Status.NOT_APPLIED:
-        lines += proof.epoch_lines()
-    for label, text in lines:
-        console.print(f"{label:<17} {text}")
-    for finding in proof.findings[:SHOWN_FINDINGS]:
-        word = "not whole" if finding.status is Status.CUT else "fault"
-        console.print(f"[red]{word}[/red]{' ' * (17 - len(word))} ", end="")
-        console.print(finding.text, markup=False)
-    if len(proof.findings) > SHOWN_FINDINGS:
-        console.print(f"(+{len(proof.findings) - SHOWN_FINDINGS} more)")
-    if proof.findings:
-        console.print(f"status            {proof.status:d} ({proof.status.name.lower()})")
-    return int(proof.status)
-
-
 def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> int:
     """Write one HTML page, which needs no network, on a run or on two.
 
@@ -178,8 +139,8 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         UsageError: no such folder, or no ledger in it.
         ValueError: a damaged line that is not the last of its file, or a damaged config.
     """
+    from lit_models.commands.verify import read_ledger, surviving
     from lit_models.training.ledger import json_lines
-    from lit_models.training.lineage import read_ledger, surviving
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no run folder; name one, such as runs/demo.")
@@ -289,7 +250,7 @@ def ending(run: RunRecord) -> tuple[str, str]:
 
 def run_facts(run: RunRecord) -> dict[str, Any]:
     """Return what the template shows of one run."""
-    from lit_models.training.lineage import verify_run
+    from lit_models.commands.verify import verify_run
 
     attempts = attempts_of(run)
     proof, state = None, "not checked"

@@ -198,6 +198,12 @@ def complete_lines(path: Path) -> list[Row]:
     return rows
 
 
+def stop_reason(run: Path) -> str | None:
+    """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
+    rows = json_lines(run / FILE_NAME) if (run / FILE_NAME).exists() else []
+    return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
+
+
 class Ledger(Callback):
     """Writes one line per optimizer step to `ledger.jsonl` of the run folder.
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.commands.replay import find_step, replay_step
+from lit_models.commands.verify import verify_run
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training import default_callbacks
-from lit_models.training.lineage import verify_run
 from lit_models.training.sharding import whole as whole_tensor
 from tests.consistency_lens.small_lens import fitted, lens_module, story_data, trainer
 from tests.distributed.launch import run

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
+from lit_models.commands.verify import Status, verify_run
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.lineage import Status, verify_run
 from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
 
 ONE = (1, "auto")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import COMMANDS
-from lit_models.training.lineage import Status
+from lit_models.commands.verify import Status
 from tests.distributed.launch import ROOT
 from tests.distributed.slurm import Environ, facts_of, wait_for_end
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.training.lineage import Status, verify_run
+from lit_models.commands.verify import Status, verify_run
 from tests.conftest import TOY
 from tests.distributed.launch import ended, free_port, run, run_clean, started
 from tests.toy import assert_same_samples, ledger_lines

@@ -13,9 +13,9 @@ from datamodules.activations.store import ActivationStore
 from datamodules.core.planned import LoaderOptions
 from lit_models import LitConsistencyLens, LitSubject
 from lit_models.commands.export import export
+from lit_models.commands.verify import verify_run
 from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.lineage import verify_run
 from lit_models.training.optim import AVERAGED
 from lit_models.training.predictions import PredictionWriter
 from lit_models.training.strategies import ReplicatedStrategy

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from lit_models.commands.verify import verify_run
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.lineage import verify_run
 from tests.causal_lm.tiny import texts_of
 from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS, run_jobs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lit_models.training.lineage import verify_run
+from lit_models.commands.verify import verify_run
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.test_matrix import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_models.training.lineage import Status, verify_run
+from lit_models.commands.verify import Status, verify_run
 from tests.distributed.launch import ROOT, run
 from tests.toy import assert_same_samples, ledger_lines
 

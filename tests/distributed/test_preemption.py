@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from lit_models.training.lineage import stop_reason, verify_run
+from lit_models.commands.verify import verify_run
+from lit_models.training.ledger import stop_reason
 from tests.distributed.breaks import SignalledAt
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import ended, in_world, started

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_models.training.lineage import verify_run
+from lit_models.commands.verify import verify_run
 from tests.distributed.slurm import (
     Environ,
     said,

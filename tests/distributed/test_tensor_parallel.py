@@ -9,8 +9,8 @@ import torch
 
 from lit_models import LitCausalLM
 from lit_models.commands.export import export
+from lit_models.commands.verify import verify_run
 from lit_models.training import ExactDropout
-from lit_models.training.lineage import verify_run
 from lit_models.training.run import Topology
 from tests.distributed.families import text_files
 from tests.distributed.jobs import STEPS, run_job

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_models.commands.verify import verify_run
 from lit_models.training import BitwiseSum, ExactDropout
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.lineage import verify_run
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.test_matrix import assert_same, facts

@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lit_models.cli import FORWARDED, forward_signals
+from lit_models.commands.verify import Status, verify_run
 from lit_models.training import (
     LastCheckpoint,
     Ledger,
@@ -24,7 +25,6 @@ from lit_models.training import (
 )
 from lit_models.training.faults import Watch
 from lit_models.training.ledger import ledger_of
-from lit_models.training.lineage import Status, verify_run
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 pytestmark = [

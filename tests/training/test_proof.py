@@ -11,10 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lit_models.commands.report import verify
+from lit_models.commands.verify import Status, chained, verify, verify_run
 from lit_models.training import Ledger
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.lineage import Status, chained, verify_run
 from lit_models.training.run import Topology
 from tests.toy import LitToy, ToyData, fit, toy_trainer
 

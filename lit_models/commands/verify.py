@@ -1,4 +1,4 @@
-"""Lineage of a run: its ledger read, and the proof that its steps are whole."""
+"""Proof of a run: its ledger, plan and checkpoints held against each other."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from rich.console import Console
 
 from datamodules.core.plan import PlanRequest, digest_ids, make_plan
 from lit_models.training.checkpoints import read_checkpoint
@@ -19,6 +20,8 @@ from lit_models.training.ledger import (
     json_lines,
     plan_hash,
 )
+
+SHOWN_FINDINGS = 10
 
 
 class Status(IntEnum):
@@ -32,6 +35,40 @@ class Status(IntEnum):
     OFF_PLAN = 7  # a step used other samples or targets than the plan gives it
     EDITED = 8  # a line is not what the run wrote
     CHECKPOINT = 9  # a checkpoint is damaged, or not of this ledger
+
+
+def verify(run: Path) -> int:
+    """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
+
+    Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps
+    were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used other
+    samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not the ledger's.
+
+    Args:
+        run: a run folder, such as runs/demo.
+    """
+    proof = verify_run(run)
+    console = Console(highlight=False, soft_wrap=True)
+    worlds = ", ".join(str(size) for size in proof.attempts)
+    lines = [("attempts", f"{len(proof.attempts)} (devices: {worlds})")]
+    lines += [("discarded", f"{lost} (repeated after the kill)") for lost in proof.discarded]
+    lines.append(("in the weights", f"{proof.num_steps:,} steps, {proof.num_samples:,} samples"))
+    if proof.checkpoints:
+        lines.append(("checkpoints", f"{', '.join(proof.checkpoints)}: the ledger's"))
+    # A count of samples that are not the plan's would say nothing.
+    if proof.status <= Status.NOT_APPLIED:
+        lines += proof.epoch_lines()
+    for label, text in lines:
+        console.print(f"{label:<17} {text}")
+    for finding in proof.findings[:SHOWN_FINDINGS]:
+        word = "not whole" if finding.status is Status.CUT else "fault"
+        console.print(f"[red]{word}[/red]{' ' * (17 - len(word))} ", end="")
+        console.print(finding.text, markup=False)
+    if len(proof.findings) > SHOWN_FINDINGS:
+        console.print(f"(+{len(proof.findings) - SHOWN_FINDINGS} more)")
+    if proof.findings:
+        console.print(f"status            {proof.status:d} ({proof.status.name.lower()})")
+    return int(proof.status)
 
 
 class Finding(NamedTuple):
@@ -201,12 +238,6 @@ def surviving(rows: list[Row]) -> Lineage:
         if line.get("event") == "not_applied":
             left_out[line["step"]] = "its update was not applied"
     return Lineage(kept, steps, discarded, left_out)
-
-
-def stop_reason(run: Path) -> str | None:
-    """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
-    rows = read_ledger(run) if (run / FILE_NAME).exists() else []
-    return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
 def verify_run(run: Path) -> Proof:
