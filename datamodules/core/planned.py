@@ -219,6 +219,14 @@ class PlannedLoader:
     def __len__(self) -> int:
         return self._length
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the datamodule keeps the position. Lightning warns of a resume within an
+        epoch unless a loader has this method and the next."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing, see `state_dict`."""
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches, end = iter(self.loader), object()
         while True:
