@@ -18,11 +18,13 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import hand_over_rejected, read_rejected
+from datamodules.files.rows import JSON_SUFFIXES, hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
 from datamodules.files.tables import (
     Files,
+    Table,
     TableOptions,
+    check_same_columns,
     expand_files,
     files_to_predict,
     output_like,
@@ -34,19 +36,12 @@ from datamodules.scored.store import (
     ScoredRequest,
     ScoredStore,
     TextColumns,
-    check_output,
     divided,
     open_store,
-    rows_of,
-    statistics,
     trained_heads,
     write_scored,
 )
-from datamodules.text.encoding import (
-    EncodedTextDataModule,
-    TextEncoding,
-    kept_tokens,
-)
+from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, kept_tokens
 
 SHOWN = 300  # characters of a text in a description
 # Of the demo: facts of the sources that do not stand in the docstring; neighbours are alike.
@@ -201,10 +196,28 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Return the dataset of one stage.
 
         Raises:
-            ValueError: no row belongs to it.
+            ValueError: no row belongs to it, or rows of the training may judge: they were divided
+                in another way, or others beside them.
         """
         store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
-        rows = rows_of(stage, store, self.split, recipe["split"]) if stage != "predict" else None
+        if stage == "predict":
+            return ScoredTextDataset(store, encoding, chunks)
+        rows = np.flatnonzero(divided(store, self.split) == PART_NAMES.index(stage))
+        then, now = recipe["split"], {"rows": store.fingerprint, **asdict(self.split)}
+        changed = [
+            f"{name}: {then[name]} -> {now[name]}" for name in now if now[name] != then[name]
+        ]
+        if changed and (store.file_part[rows] == TRAIN).any():
+            raise ValueError(
+                f"the model was trained on another division of rows ({', '.join(changed)}), so "
+                "that some to be judged may have been trained with; restore the old rows and "
+                "values, or name a file of new texts alone, such as --data.files.test=new.csv."
+            )
+        if not len(rows):
+            raise ValueError(
+                f"no row is for {stage}; name data.files.{stage}, or raise "
+                f"data.split.{stage}_share above {getattr(self.split, stage + '_share', 0)}."
+            )
         return ScoredTextDataset(store, encoding, chunks, rows)
 
     def training_texts(self) -> Iterator[str]:
@@ -220,10 +233,35 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
 
     def recipe_facts(self) -> dict[str, Any]:
-        """Return the heads with the statistics of the training part, and how texts are cut."""
+        """Return the heads with what the training part says of their labels (`mean` and `std` of a
+        regression, else `shares` of the classes or labels), and how texts are cut.
+
+        Raises:
+            ValueError: a head has no label in the training part.
+        """
         store = self._open("fit", None)
+        heads: dict[str, dict[str, Any]] = {}
+        labels = store.labels[divided(store, self.split) == TRAIN]
+        for name, facts in store.heads.items():
+            values = labels[:, store.columns[name]]
+            known = ~np.isnan(values)
+            if not known.any(0).all():
+                raise ValueError(
+                    f'head "{name}" has no label in the training rows; give it some, or leave it '
+                    "out."
+                )
+            if facts["kind"] == "regression":
+                mean, std = float(values[known].mean()), float(values[known].std())
+                heads[name] = {**facts, "mean": mean, "std": std if std > 0 else 1.0}
+                continue
+            if facts["kind"] == "multilabel":
+                shares = np.nansum(values, 0) / known.sum(0)
+            else:
+                classes = values[known].astype(np.int64)
+                shares = np.bincount(classes, minlength=len(facts["classes"])) / len(classes)
+            heads[name] = {**facts, "shares": shares.tolist()}
         return {
-            "heads": statistics(store, divided(store, self.split)),
+            "heads": heads,
             "chunks": asdict(self.chunks),
             "split": {"rows": store.fingerprint, **asdict(self.split)},
         }
@@ -263,8 +301,18 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     @property
     def predict_output_path(self) -> Path:
-        path = super().predict_output_path
-        check_output(self._predict_paths(), path, self.table)  # not after hours of scoring
+        """Where a prediction goes; a ValueError where the files cannot become one of this kind:
+        jsonl stays jsonl, and tables need the same columns."""
+        files, path = self._predict_paths(), super().predict_output_path
+        are_json = {f.suffix.lower() in JSON_SUFFIXES for f in [*files, path]}
+        if len(are_json) > 1:
+            raise ValueError(
+                f"{path} cannot hold {files[0]}: lines of JSON are written as .jsonl, tables as "
+                ".csv, .tsv or .parquet; name another data.predict_output, or predict the files "
+                "one by one."
+            )
+        if are_json == {False}:
+            check_same_columns([Table(file, self.table) for file in files])
         return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:

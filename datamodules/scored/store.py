@@ -24,26 +24,12 @@ from datamodules.core.store import (
     text_hash,
     write_arrays,
 )
-from datamodules.files.rows import (
-    JSON_SUFFIXES,
-    BadRows,
-    OnBadRows,
-    RowFault,
-    check_characters,
-)
-from datamodules.files.splitting import (
-    PART_NAMES,
-    TRAIN,
-    SplitOptions,
-    split_by_stem,
-    stem_key,
-)
+from datamodules.files.rows import JSON_SUFFIXES, BadRows, OnBadRows, RowFault, check_characters
+from datamodules.files.splitting import TRAIN, SplitOptions, split_by_stem, stem_key
 from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import (
-    Table,
     TableOptions,
     cell_text,
-    check_same_columns,
     value_rows,
     write_beside,
 )
@@ -432,37 +418,6 @@ def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
     return parts
 
 
-def rows_of(
-    stage: str, store: ScoredStore, split: SplitOptions, trained: dict[str, Any]
-) -> np.ndarray:
-    """Return the rows of a stage, [n] int64.
-
-    Args:
-        stage: train, validation or test.
-        split: how training files are divided.
-        trained: `split` of the training's recipe.
-
-    Raises:
-        ValueError: no row belongs to the stage, or rows of the training may judge: they were
-            divided in another way, or others beside them.
-    """
-    rows = np.flatnonzero(divided(store, split) == PART_NAMES.index(stage))
-    now = {"rows": store.fingerprint, **asdict(split)}
-    changed = [f"{n}: {trained[n]} -> {now[n]}" for n in now if now[n] != trained[n]]
-    if changed and (store.file_part[rows] == TRAIN).any():
-        raise ValueError(
-            f"the model was trained on another division of rows ({', '.join(changed)}), so that "
-            "some to be judged may have been trained with; restore the old rows and values, or "
-            "name a file of new texts alone, such as --data.files.test=new.csv."
-        )
-    if not len(rows):
-        raise ValueError(
-            f"no row is for {stage}; name data.files.{stage}, or raise data.split.{stage}_share "
-            f"above {getattr(split, stage + '_share', 0)}."
-        )
-    return rows
-
-
 def strata_of(values: np.ndarray, is_number: bool) -> list[str]:
     """Return what a head's labels are stratified by: the classes, or the bin of a number.
 
@@ -476,53 +431,6 @@ def strata_of(values: np.ndarray, is_number: bool) -> list[str]:
         bins = np.searchsorted(edges, values, side="right").astype(np.float64)
         values = np.where(np.isnan(values), np.nan, bins)
     return [" ".join("-" if np.isnan(v) else f"{v:g}" for v in row) for row in values]
-
-
-def statistics(store: ScoredStore, parts: np.ndarray) -> dict[str, dict[str, Any]]:
-    """Return the facts of each head with what the training part says of its labels: `mean` and
-    `std` of a regression, else `shares` of the classes or labels.
-
-    Raises:
-        ValueError: a head has no label in the training part.
-    """
-    heads = {}
-    for name, facts in store.heads.items():
-        values = store.labels[parts == TRAIN][:, store.columns[name]]
-        known = ~np.isnan(values)
-        if not known.any(0).all():
-            raise ValueError(
-                f'head "{name}" has no label in the training rows; give it some, or leave it out.'
-            )
-        if facts["kind"] == "regression":
-            mean, std = float(values[known].mean()), float(values[known].std())
-            heads[name] = {**facts, "mean": mean, "std": std if std > 0 else 1.0}
-            continue
-        if facts["kind"] == "multilabel":
-            shares = np.nansum(values, 0) / known.sum(0)
-        else:
-            counts = np.bincount(values[known].astype(np.int64), minlength=len(facts["classes"]))
-            shares = counts / counts.sum()
-        heads[name] = {**facts, "shares": shares.tolist()}
-    return heads
-
-
-def check_output(
-    files: list[Path],
-    path: Path,
-    options: TableOptions = TableOptions(),  # noqa: B008 - frozen
-) -> None:
-    """Raise ValueError unless these files can become one of this kind.
-
-    jsonl stays jsonl, and tables need the same columns.
-    """
-    are_json = {f.suffix.lower() in JSON_SUFFIXES for f in [*files, path]}
-    if len(are_json) > 1:
-        raise ValueError(
-            f"{path} cannot hold {files[0]}: lines of JSON are written as .jsonl, tables as .csv, "
-            ".tsv or .parquet; name another data.predict_output, or predict the files one by one."
-        )
-    if are_json == {False}:
-        check_same_columns([Table(file, options) for file in files])
 
 
 def write_scored(

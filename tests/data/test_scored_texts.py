@@ -19,7 +19,6 @@ from datamodules.scored.store import (
     ScoredRequest,
     ScoredStore,
     TextColumns,
-    check_output,
     divided,
     open_store,
     scores_of,
@@ -249,8 +248,10 @@ def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_pa
         "world,9,bad,0.1",
         "hello,1,good,0.8",
     ]
+    jsonl = str(tmp_path / "out.jsonl")
+    data = ScoredTextDataModule(files={"predict": str(path)}, predict_output=jsonl)
     with pytest.raises(ValueError, match=r"out.jsonl cannot hold .*mine.csv: lines of JSON"):
-        check_output([path], tmp_path / "out.jsonl")
+        _ = data.predict_output_path
     path.write_bytes("text;quality\nhello;7\nwør;8\n".encode("cp1252"))
     in_greek = {"quality": {"kind": "ordinal", "classes": ["κακό", "good"]}}
     one = open_store(ScoredRequest(((2, path),), TextColumns(), {}, "reject"))
