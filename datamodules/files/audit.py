@@ -79,12 +79,24 @@ class Audit:
             yield first.name, second.name, len(both)
 
     def show(self, console: "Console") -> None:
-        """Print the findings, `WIDTH` columns wide."""
+        """Print the findings, `WIDTH` columns wide: of bad rows how many break each rule, and the
+        first of each."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
         bad = Counter(row.file for row in self.bad_rows)
         for name in dict.fromkeys([*self.files, *bad] if self.files else ()):
             rows = f"{self.files.get(name, 0):,} sound rows, {bad[name]:,} bad"
             console.print(f"{'file':<{LABEL}}{name}: {rows}", markup=False, soft_wrap=True)
-        self._show_parts(console)
+        table = Table("part", width=WIDTH, box=SIMPLE_HEAD, padding=0)
+        names = list(dict.fromkeys(name for part in self.parts for name in part.columns))
+        for name in (self.noun, *names):
+            table.add_column(name, justify="right")
+        for part in self.parts:
+            values = [len(part.lengths), *(part.columns.get(name, "–") for name in names)]
+            cells = (f"{value:,}" if isinstance(value, int) else value for value in values)
+            table.add_row(part.name, *cells)
+        console.print(table)
         lengths = np.concatenate([[], *(part.lengths for part in self.parts)]).astype(np.int64)
         if len(lengths):
             middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
@@ -110,22 +122,20 @@ class Audit:
             _say(console, "warning", warning, "yellow")
         if self.is_sound:
             _say(console, "sound", "every row can be used", "green")
-        else:
-            _show_bad_rows(console, self.bad_rows)
-
-    def _show_parts(self, console: "Console") -> None:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        table = Table("part", width=WIDTH, box=SIMPLE_HEAD, padding=0)
-        names = list(dict.fromkeys(name for part in self.parts for name in part.columns))
-        for name in (self.noun, *names):
-            table.add_column(name, justify="right")
-        for part in self.parts:
-            values = [len(part.lengths), *(part.columns.get(name, "–") for name in names)]
-            shown = (f"{value:,}" if isinstance(value, int) else value for value in values)
-            table.add_row(part.name, *shown)
-        console.print(table)
+            return
+        kinds = Counter(row.kind for row in self.bad_rows)
+        counted = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+        _say(console, "errors", f"{len(self.bad_rows):,} bad rows ({counted})", "red")
+        # Broken between words alone: a path with a line break in it cannot be copied.
+        paragraph = textwrap.TextWrapper(
+            WIDTH, "  ", "  ", break_long_words=False, break_on_hyphens=False
+        )
+        for line in first_of_each(self.bad_rows, NUM_BAD_SHOWN):
+            console.print(paragraph.fill(line), markup=False, soft_wrap=True)
+        console.print(
+            "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
+            "writes them to rejected.csv."
+        )
 
 
 def _say(console: "Console", label: str, text: str, style: str = "") -> None:
@@ -136,20 +146,3 @@ def _say(console: "Console", label: str, text: str, style: str = "") -> None:
     shown = Text(textwrap.fill(first + text, WIDTH, subsequent_indent=" " * LABEL))
     shown.stylize(style, 0, len(label))
     console.print(shown)
-
-
-def _show_bad_rows(console: "Console", rows: Sequence[BadRow]) -> None:
-    """Print how many rows break each rule, and the first of each."""
-    kinds = Counter(row.kind for row in rows)
-    counts = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
-    _say(console, "errors", f"{len(rows):,} bad rows ({counts})", "red")
-    # Broken between words alone: a path with a line break in it cannot be copied.
-    paragraph = textwrap.TextWrapper(
-        WIDTH, "  ", "  ", break_long_words=False, break_on_hyphens=False
-    )
-    for line in first_of_each(rows, NUM_BAD_SHOWN):
-        console.print(paragraph.fill(line), markup=False, soft_wrap=True)
-    console.print(
-        "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
-        "writes them to rejected.csv."
-    )

@@ -72,28 +72,26 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
     """
     if path.suffix.lower() not in TEXT_SUFFIXES:
         for row in read_json_rows(path, columns=(text_column,)):
-            yield Document(row.place, _text_of(row.values, text_column, row.place))
+            if text_column not in row.values:
+                raise ValueError(
+                    f'{row.place}: the row has no "{text_column}"; it has: '
+                    f"{', '.join(row.values) or 'nothing'}. Name the column of the texts with "
+                    "data.text_column."
+                )
+            text = row.values[text_column]
+            if text is not None and not isinstance(text, str):
+                raise ValueError(
+                    f'{row.place}: "{text_column}" holds {type(text).__name__} ({str(text)[:40]}), '
+                    "and a document must be a text; write it as one, or name another column with "
+                    "data.text_column."
+                )
+            yield Document(row.place, text or "")  # a missing one is counted with the empty ones
         return
     try:
         with path.open(encoding="utf-8-sig") as file:  # which reads every line break as \n
             yield Document(f"{path}:1", file.read())
     except UnicodeDecodeError as error:
         raise undecodable(path, path.read_bytes(), "utf-8") from error
-
-
-def _text_of(values: dict[str, object], column: str, place: str) -> str:
-    if column not in values:
-        raise ValueError(
-            f'{place}: the row has no "{column}"; it has: {", ".join(values) or "nothing"}. Name '
-            "the column of the texts with data.text_column."
-        )
-    text = values[column]
-    if text is not None and not isinstance(text, str):
-        raise ValueError(
-            f'{place}: "{column}" holds {type(text).__name__} ({str(text)[:40]}), and a document '
-            "must be a text; write it as one, or name another column with data.text_column."
-        )
-    return text or ""  # a missing one is counted with the empty ones
 
 
 # --- HTML pages ---
@@ -143,14 +141,12 @@ def html_encoding(content: bytes) -> HtmlEncoding:
     """
     match = DECLARED.search(content[:DECLARED_WITHIN])
     declared = None if match is None else match[1].decode("ascii")
-    name = None
-    if declared is not None:
-        try:
-            name = codecs.lookup(declared).name
-        except LookupError:
-            name = None
-        # Browsers read all of these as windows-1252.
-        name = "cp1252" if name in ("iso8859-1", "ascii") else name
+    try:
+        name = codecs.lookup(declared or "").name
+    except LookupError:
+        name = None
+    # Browsers read all of these as windows-1252.
+    name = "cp1252" if name in ("iso8859-1", "ascii") else name
     mark = next((encoding for bom, encoding in BOMS if content.startswith(bom)), None)
     read = mark or name or ("utf-8" if first_bad_byte(content) is None else "cp1252")
     return HtmlEncoding(declared, name, mark, codecs.lookup(read).name)

@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -171,12 +171,18 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
                 raise ValueError(
                     f"{path} is no JSON list ({error}); write it again, in UTF-8."
                 ) from error
-            yield from (_object(path, row, values) for row, values in enumerate(listed, start=1))
-            return
-        file.seek(0)
-        for line, content in enumerate(file, start=1):
-            if content.strip():
-                yield _object(path, line, _parsed(path, line, content))
+            numbered: Iterable[tuple[int, Any]] = enumerate(listed, start=1)
+        else:
+            file.seek(0)
+            lines = ((line, text) for line, text in enumerate(file, start=1) if text.strip())
+            numbered = ((line, _parsed(path, line, text)) for line, text in lines)
+        for line, values in numbered:
+            if not isinstance(values, dict):
+                raise ValueError(
+                    f"{path}:{line}: the row is a JSON {type(values).__name__}; every row must be "
+                    'an object such as {"text": "…"}.'
+                )
+            yield JsonRow(path, line, values)
 
 
 class RowFault(Exception):
@@ -236,12 +242,3 @@ def _parsed(path: Path, line: int, content: bytes) -> Any:
             f"{path}:{line}: the line is {what}; every line of a jsonl file must be one JSON "
             "object, written in UTF-8."
         ) from error
-
-
-def _object(path: Path, line: int, values: Any) -> JsonRow:
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"{path}:{line}: the row is a JSON {type(values).__name__}; every row must be an "
-            'object such as {"text": "…"}.'
-        )
-    return JsonRow(path, line, values)

@@ -18,13 +18,7 @@ import numpy as np
 
 from datamodules.core.batches import padded
 from datamodules.core.plan import check_range
-from datamodules.core.store import (
-    ArrayFolder,
-    cache_folder,
-    file_digest,
-    made_once,
-    write_arrays,
-)
+from datamodules.core.store import ArrayFolder, cache_folder, file_digest, made_once, write_arrays
 from datamodules.files.tables import Files, expand_files
 from datamodules.search.collection import Collection
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run

@@ -17,11 +17,7 @@ import numpy as np
 from datamodules.core.store import cache_folder, digest_of, file_digest, made_once, mapped_array
 from datamodules.demo import demo_collection
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected, refuse
-from datamodules.files.splitting import (
-    PART_NAMES,
-    TRAIN,
-    Split,
-)
+from datamodules.files.splitting import PART_NAMES, TRAIN, Split
 from datamodules.search.formats import (
     PAGE_SUFFIXES,
     BeirReader,

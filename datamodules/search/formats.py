@@ -122,7 +122,15 @@ class BeirReader:
             part: files(PART_NAMES[part], "", given) for part, given in named.judgements().items()
         }
         for path in [] if self.judged else files("judgements", "qrels/*.tsv"):
-            if (part := part_of(path)) in self.judged:
+            words = re.split(r"[._-]", path.stem.lower())
+            part = next((PART_ALIASES[word] for word in words if word in PART_ALIASES), None)
+            if part is None:
+                raise ValueError(
+                    f"{path}: its name tells no part, which is one of train, validation (or dev) "
+                    "and test; rename it, or name the files of all parts with "
+                    "data.collection.files.train and so on."
+                )
+            if part in self.judged:
                 raise ValueError(
                     f"{self.judged[part][0]} and {path} both hold judgements of "
                     f"{PART_NAMES[part]}; name one with data.collection.files.{PART_NAMES[part]}."
@@ -135,12 +143,8 @@ class BeirReader:
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
         """Yield every sound row of `documents` or `queries`."""
-
-        def row_of(row: JsonRow) -> TextRow:
-            return TextRow(record_of(row.values), row.file, row.line)
-
         for path in self.texts[role]:
-            yield from sound_rows(path, row_of, bad_rows)
+            yield from sound_rows(path, text_row, bad_rows)
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
         """Yield every line that can be cut into its values: query, document and grade with tabs,
@@ -165,33 +169,19 @@ class BeirReader:
                             bad_rows.add(BadRow(str(path), line, text.strip(), rule))
 
 
-def part_of(path: Path) -> int:
-    """Return the part that a file's name has as a word.
-
-    Raises:
-        ValueError: it has none.
-    """
-    for word in re.split(r"[._-]", path.stem.lower()):
-        if word in PART_ALIASES:
-            return PART_ALIASES[word]
-    raise ValueError(
-        f"{path}: its name tells no part, which is one of train, validation (or dev) and test; "
-        "rename it, or name the files of all parts with data.collection.files.train and so on."
-    )
-
-
-def record_of(row: dict[str, Any]) -> TextRecord:
+def text_row(row: JsonRow) -> TextRow:
     """Return the text of a row with _id (or id), text, and title and url where it has them.
 
     Raises:
         RowFault: a value is missing or no text.
     """
-    key = "_id" if "_id" in row else "id"
-    id, text, url = row.get(key), row.get("text"), row.get("url")
+    given = row.values
+    key = "_id" if "_id" in given else "id"
+    id, text, url = given.get(key), given.get("text"), given.get("url")
     values: dict[str, Any] = {
         key: str(id) if isinstance(id, int) else id,
-        "title": row.get("title") or "",
-        "text": "" if text is None and "text" in row else text,
+        "title": given.get("title") or "",
+        "text": "" if text is None and "text" in given else text,
         "url": url if isinstance(url, str) else "",
     }
     for name, value in values.items():
@@ -199,7 +189,7 @@ def record_of(row: dict[str, Any]) -> TextRecord:
             rule = f'"{name}" is missing or no text; a row has _id and text, and may have title.'
             raise RowFault("columns", "" if value is None else str(value), rule)
         check_characters(value)
-    return TextRecord(*values.values())
+    return TextRow(TextRecord(*values.values()), row.file, row.line)
 
 
 class QueryRow(NamedTuple):
@@ -276,11 +266,33 @@ class PagesReader:
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
         """Yield every page, then every query or title; `documents` come first."""
         if role == "documents":
-            yield from self._documents()
-        elif self.asked:
-            yield from self._queries()
-        else:
+            by_name: dict[str, list[str]] = {}
+            for page in self.pages:
+                record = page_record(page, self.folder)
+                yield TextRow(record, page, 1)
+                self._titles.append(TextRow(TextRecord(record.id, "", record.title), page, 1))
+                by_name.setdefault(page.name, []).append(record.id)
+                place = page.relative_to(self.folder).as_posix()
+                names = (record.id, place, record.address, record.address.rpartition("://")[2])
+                self._ids |= {name.strip("/"): record.id for name in names if name}
+            for name, ids in by_name.items():
+                if len(ids) == 1:
+                    self._ids.setdefault(name, ids[0])
+            return
+        if not self.asked:
             yield from self._titles
+        numbers: dict[str, str] = {}  # a query stands where it comes first; ids count from 1
+        for path in self.asked:
+            for row in query_rows(path):
+                if not row.page:
+                    raise ValueError(f"{path}:{row.line}: the row names no page (column page).")
+                if row.query not in numbers:
+                    numbers[row.query] = str(len(numbers) + 1)
+                    yield TextRow(TextRecord(numbers[row.query], "", row.query), path, row.line)
+                grade = 1.0 if row.grade is None else row.grade
+                for asked in row.page if isinstance(row.page, list) else [row.page]:
+                    values = (str(path), row.line, numbers[row.query], str(asked), grade)
+                    self._pairs.append(JudgementRow(TRAIN, *values))
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
         """Yield every pair of a query and a page that is there, when all rows have been read."""
@@ -292,35 +304,6 @@ class PagesReader:
                 bad_rows.add(BadRow(row.file, row.line, row.document, rule, "unknown document"))
             else:
                 yield row._replace(document=page)
-
-    def _documents(self) -> Iterator[TextRow]:
-        by_name: dict[str, list[str]] = {}
-        for page in self.pages:
-            record = page_record(page, self.folder)
-            yield TextRow(record, page, 1)
-            self._titles.append(TextRow(TextRecord(record.id, "", record.title), page, 1))
-            by_name.setdefault(page.name, []).append(record.id)
-            place = page.relative_to(self.folder).as_posix()
-            names = (record.id, place, record.address, record.address.rpartition("://")[2])
-            self._ids |= {name.strip("/"): record.id for name in names if name}
-        for name, ids in by_name.items():
-            if len(ids) == 1:
-                self._ids.setdefault(name, ids[0])
-
-    def _queries(self) -> Iterator[TextRow]:
-        """Yield each query where it comes first; their ids count them from 1."""
-        numbers: dict[str, str] = {}
-        for path in self.asked:
-            for row in query_rows(path):
-                if not row.page:
-                    raise ValueError(f"{path}:{row.line}: the row names no page (column page).")
-                if row.query not in numbers:
-                    numbers[row.query] = str(len(numbers) + 1)
-                    yield TextRow(TextRecord(numbers[row.query], "", row.query), path, row.line)
-                grade = 1.0 if row.grade is None else row.grade
-                for page in row.page if isinstance(row.page, list) else [row.page]:
-                    values = (str(path), row.line, numbers[row.query], str(page), grade)
-                    self._pairs.append(JudgementRow(TRAIN, *values))
 
 
 Reader = BeirReader | PagesReader

@@ -133,7 +133,15 @@ class Marker:
                 most = self.max_prompt - (begin_id is not None)
                 kept = tokens_within(offsets, text.spans[0][0], text.row.shrinks, most)
                 ids, offsets = ids[kept], offsets[kept]
-            is_trained = self._trained(text, ids, offsets)
+            is_trained = np.zeros(len(ids), bool)
+            for start, end in text.spans:
+                of_span = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+                special = np.flatnonzero(np.isin(ids[of_span], self.tokenizer.special_ids))
+                if text.row.messages and len(special):
+                    last = of_span[special[-1]]
+                    if not text.text[offsets[last, 1] : end].strip():  # a template's line break
+                        of_span = of_span[of_span <= last]
+                is_trained[of_span] = True
             if not text.row.messages and begin_id is not None:  # which a template brings itself
                 ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
             if text.ends:
@@ -163,19 +171,6 @@ class Marker:
             "there, so that its answer cannot be told apart; name another template with "
             "data.tokenizer.chat_template, such as plain."
         )
-
-    def _trained(self, text: MarkedText, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return which tokens are trained on, [n] bool."""
-        is_trained = np.zeros(len(ids), bool)
-        for start, end in text.spans:
-            found = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-            special = np.flatnonzero(np.isin(ids[found], self.tokenizer.special_ids))
-            if text.row.messages and len(special):
-                last = found[special[-1]]
-                if not text.text[offsets[last, 1] : end].strip():  # a template's line break
-                    found = found[found <= last]
-            is_trained[found] = True
-        return is_trained
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,7 @@ from datamodules.text.instructions import (
     tokens_within,
 )
 from datamodules.text.packing import Piece
-from datamodules.text.prompts import (
-    Prompt,
-    PromptDataset,
-    begun,
-    padded_prompts,
-)
+from datamodules.text.prompts import Prompt, PromptDataset, begun, padded_prompts
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
 if TYPE_CHECKING:

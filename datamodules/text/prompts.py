@@ -15,13 +15,7 @@ from torch import Tensor
 from datamodules.core.batches import IGNORED
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import new_file
-from datamodules.files.rows import (
-    JsonRow,
-    RowFault,
-    check_characters,
-    placed,
-    read_json_rows,
-)
+from datamodules.files.rows import JsonRow, RowFault, check_characters, placed, read_json_rows
 from datamodules.files.tables import free_names
 from datamodules.text.packing import Piece, best_fit, padded_rows
 from datamodules.tokenizers.text import TextTokenizer

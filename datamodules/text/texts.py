@@ -196,9 +196,8 @@ class LanguageModelDataModule(CorpusDataModule):
             if not len(dataset.lengths):
                 continue
             num_tokens, num_rows = int(audit.parts[-1].lengths.sum()), len(dataset.lengths)
-            num_bytes = store.facts["num_bytes"][
-                number
-            ]  # of UTF-8 that the tokens spell, if they do
+            # Of UTF-8 that the tokens spell, if they do.
+            num_bytes = store.facts["num_bytes"][number]
             audit.parts[-1].columns |= {
                 "tokens": num_tokens,
                 "trained on": int(dataset.target_counts[TERM].sum()),

@@ -22,7 +22,6 @@ CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
 PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
 DIGITS = "0123456789"
 MOST_CODES = 5  # of one record, of which the loss tries every order
-NUM_NEAREST = 5
 NUM_ERRORS_SHOWN = 20
 LOST_ZEROS = (
     'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
@@ -295,7 +294,7 @@ class CodeBook:
             "Correct the row or add the code to the book."
         )
 
-    def nearest(self, code: str, count: int = NUM_NEAREST) -> list[tuple[str, str]]:
+    def nearest(self, code: str, count: int = 5) -> list[tuple[str, str]]:
         """Codes with the fewest different symbols, an early difference counting more."""
         row = [self._symbol_id.get(s, -1) for s in self.system.split(code)][: self.block_size]
         row += [END_ID] * (self.block_size - len(row))
@@ -338,8 +337,25 @@ def build_code_book(
         FileNotFoundError: there is no such book.
         ValueError: the book or the data hold no code, or a line of the book is wrong.
     """
+    descriptions: dict[str, str] = {}
     if book_path is not None:
-        descriptions = _read_book(system, book_path)
+        check_file(book_path, "data.code_book")
+        errors: list[str] = []
+        for line, row in Table(book_path).rows(("code", "description")):
+            try:
+                code, text = system.parse(row["code"]), row["description"].strip()
+                if (first := descriptions.setdefault(code, text)) != text:
+                    raise ValueError(
+                        f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one '
+                        "line."
+                    )
+            except ValueError as error:
+                errors.append(f"{book_path}:{line}: {error}")
+        if errors:
+            more = len(errors) - NUM_ERRORS_SHOWN
+            tail = [f"… and {more} more"] if more > 0 else []
+            head = "wrong lines in the code book; correct or remove them:"
+            raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
     else:
         descriptions = dict.fromkeys(sorted(set(codes_in_data)), "")
         if not descriptions:
@@ -352,28 +368,6 @@ def build_code_book(
     for special, description in system.specials.items():
         descriptions[special] = descriptions.get(special) or description
     return CodeBook(system, list(descriptions), list(descriptions.values()))
-
-
-def _read_book(system: CodeSystem, path: Path) -> dict[str, str]:
-    """Return code -> description of a file."""
-    check_file(path, "data.code_book")
-    descriptions: dict[str, str] = {}
-    errors: list[str] = []
-    for line, row in Table(path).rows(("code", "description")):
-        try:
-            code, text = system.parse(row["code"]), row["description"].strip()
-            if (first := descriptions.setdefault(code, text)) != text:
-                raise ValueError(
-                    f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one line.'
-                )
-        except ValueError as error:
-            errors.append(f"{path}:{line}: {error}")
-    if errors:
-        more = len(errors) - NUM_ERRORS_SHOWN
-        tail = [f"… and {more} more"] if more > 0 else []
-        head = "wrong lines in the code book; correct or remove them:"
-        raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
-    return descriptions
 
 
 def lost_zero_suspects(codes: Iterable[str]) -> list[str]:

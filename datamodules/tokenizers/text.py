@@ -276,22 +276,17 @@ class TextTokenizer:
             special = re.compile("|".join(re.escape(token.content) for token in added) or "(?!)")
             for number, text in enumerate(texts):
                 parts = special.split(text)
-                pieces = WORD.findall(" ".join(parts)) if kind == "word" else "".join(parts)
-                if (unknown := next(filter(self._is_unknown, pieces), None)) is not None:
-                    place = f"{places[number]}: " if places else ""
-                    raise ValueError(
-                        f'{place}the tokenizer does not know the {kind} "{unknown}"; add a '
-                        "training text that has it, or use data.tokenizer.kind bytes or bpe, "
-                        "which spell all."
-                    ) from error
+                place = f"{places[number]}: " if places else ""
+                for piece in WORD.findall(" ".join(parts)) if kind == "word" else "".join(parts):
+                    try:
+                        self._encoder.encode(piece)
+                    except Exception:  # as above
+                        raise ValueError(
+                            f'{place}the tokenizer does not know the {kind} "{piece}"; add a '
+                            "training text that has it, or use data.tokenizer.kind bytes or bpe, "
+                            "which spell all."
+                        ) from error
             raise
-
-    def _is_unknown(self, piece: str) -> bool:
-        try:
-            self._encoder.encode(piece)
-        except Exception:  # as above
-            return True
-        return False
 
 
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
