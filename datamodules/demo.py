@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from datamodules.core.store import cache_root, content_digest, digest_of, made_once
-from datamodules.files.splitting import (
-    PART_NAMES,
-    Split,
-    SplitOptions,
-    split_by_stem,
-)
+from datamodules.files.splitting import PART_NAMES, Split, SplitOptions, split_by_stem
 from datamodules.occupations import grammar
 
 DEMO_VERSION = 2  # of the files of rules below; raised with every change of a file
@@ -298,7 +293,8 @@ def _csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def demo_occupations() -> Path:
-    """A csv of 20,000 rows: text, language, code_1, code_2 (mostly empty), split.
+    """A csv of 20,000 rows: text, language, code_1, code_2 (mostly empty), split; beside it
+    `codes.csv` (code, description) of every code that the grammar knows.
 
     The split is by string: no variant of a test string stands in the training part.
     """
@@ -316,11 +312,6 @@ def demo_occupations() -> Path:
         yield "codes.csv", _csv([("code", "description"), *grammar.code_book().items()])
 
     return _made("occupations", files()) / "occupations.csv"
-
-
-def demo_code_book() -> Path:
-    """A csv (code, description) of every code that the grammar of the demo knows."""
-    return demo_occupations().with_name("codes.csv")
 
 
 def demo_stories() -> Path:

@@ -552,15 +552,25 @@ class PlannedDataModule(LightningDataModule):
         else:
             batching = self.batching if stage == "train" else self.evaluation_batching
             length = steps * batching.accumulate_grad_batches
+        on_cpu = self.trainer is None or self.trainer.strategy.root_device.type == "cpu"
+        workers = self.loader_options.num_workers
+        if workers == "auto":
+            workers = auto_workers(1 if self.trainer is None else self.trainer.num_devices, on_cpu)
+        # From page-locked memory a GPU copies without waiting.
+        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": not on_cpu}
+        if workers:
+            kwargs |= {"prefetch_factor": PREFETCHED, "persistent_workers": stage == "train"}
+            if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
+                # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
+                kwargs["multiprocessing_context"] = "fork"
         batches = partial(self.micro_batches, stage)
-        return PlannedLoader(self.datasets[stage], batches, length, self._loader_kwargs(stage))
+        return PlannedLoader(self.datasets[stage], batches, length, kwargs)
 
     def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
         """Yield what this replica takes of the epoch under way, from the position of a resume."""
-        num_replicas, replica = self._replicas()
+        replicas = self._replicas()
         if stage == "predict":
-            plan = self.plan("predict", 0)
-            return iterate_whole_batches(plan, num_replicas, replica, self.done_batches)
+            return iterate_whole_batches(self.plan(stage, 0), *replicas, self.done_batches)
         batching, epoch, first = self.evaluation_batching, 0, 0
         if stage == "train":
             batching = self.batching
@@ -569,29 +579,6 @@ class PlannedDataModule(LightningDataModule):
             first = position[1] if position and position[0] == epoch else 0
             if self.trainer is not None and self.trainer.overfit_batches > 0:
                 epoch = 0  # the same few batches again and again
-        dataset = self.datasets[stage]
-        return iterate_micro_batches(
-            self.plan(stage, epoch),
-            dataset.lengths,
-            dataset.target_counts,
-            batching,
-            num_replicas,
-            replica,
-            epoch,
-            first,
-        )
-
-    def _loader_kwargs(self, stage: Stage) -> dict[str, Any]:
-        trainer = self.trainer
-        on_cpu = trainer is None or trainer.strategy.root_device.type == "cpu"
-        workers = self.loader_options.num_workers
-        if workers == "auto":
-            workers = auto_workers(1 if trainer is None else trainer.num_devices, on_cpu)
-        # From page-locked memory a GPU copies without waiting.
-        kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": not on_cpu}
-        if workers:
-            kwargs |= {"prefetch_factor": PREFETCHED, "persistent_workers": stage == "train"}
-            if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
-                # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
-                kwargs["multiprocessing_context"] = "fork"
-        return kwargs
+        plan, dataset = self.plan(stage, epoch), self.datasets[stage]
+        sizes = (dataset.lengths, dataset.target_counts)
+        return iterate_micro_batches(plan, *sizes, batching, *replicas, epoch, first)

@@ -149,8 +149,15 @@ class OccupationDataset(PlannedDataset):
         rows, arrays = self.row_ids[sample_ids], self.store.arrays
         code_sets = self.store.code_sets(rows)
         texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
-        if self.augmentation is not None:
-            self._vary(self.augmentation, texts, language_id, sample_ids, epoch)
+        if (noise := self.augmentation) is not None:
+            shares = uniforms_for(self.seed, epoch, sample_ids, NUM_DRAWS)
+            fires = shares[:, :3] < (noise.delete, noise.insert, noise.substitute)
+            # Only where noise falls on a text does the sample need its own generator.
+            for place in np.flatnonzero(fires.any(1)).tolist():
+                rng = rng_for(self.seed, epoch, int(sample_ids[place]))
+                text = letter_noise(decode(texts[place]), fires[place], rng, noise.num_edits)
+                texts[place] = encode(text, self.store.recipe["max_length"])
+            language_id[shares[:, LANGUAGE] < noise.drop_language] = self.languages.index(UNKNOWN)
         batch, code_ids = padded_texts(texts), padded(code_sets, NO_CODE)
         batch["language_id"] = torch.from_numpy(language_id)
         batch["code_ids"] = torch.from_numpy(code_ids)  # [B, K]
@@ -169,25 +176,6 @@ class OccupationDataset(PlannedDataset):
             "language": self.languages[int(batch["language_id"])],
             "codes": " ".join(book[i] for i in batch["code_ids"][0].tolist()),
         }
-
-    def _vary(
-        self,
-        options: Augmentation,
-        texts: list[np.ndarray],
-        language_id: np.ndarray,
-        numbers: np.ndarray,
-        epoch: int,
-    ) -> None:
-        """Put noise into the texts and the language ids [B] of the samples with these numbers [B],
-        in place. Only where noise falls on a text does the sample need its own generator."""
-        shares = uniforms_for(self.seed, epoch, numbers, NUM_DRAWS)
-        fires = shares[:, :3] < (options.delete, options.insert, options.substitute)
-        for place in np.flatnonzero(fires.any(1)).tolist():
-            rng = rng_for(self.seed, epoch, int(numbers[place]))
-            text = letter_noise(decode(texts[place]), fires[place], rng, options.num_edits)
-            texts[place] = encode(text, self.store.recipe["max_length"])
-        is_dropped = shares[:, LANGUAGE] < options.drop_language
-        language_id[is_dropped] = self.languages.index(UNKNOWN)
 
 
 class OccupationDataModule(PlannedDataModule):
@@ -235,11 +223,7 @@ class OccupationDataModule(PlannedDataModule):
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
-        self.files: dict[int, Files] = {
-            TRAIN: train_files,
-            VALIDATION: validation_files,
-            TEST: test_files,
-        }
+        self.files = {TRAIN: train_files, VALIDATION: validation_files, TEST: test_files}
         self.predict_files, self.predict_output = predict_files, predict_output
         self.options = StoreRequest(
             {},
@@ -393,7 +377,7 @@ class OccupationDataModule(PlannedDataModule):
 
             files[TRAIN] = [demo.demo_occupations()]
             options.columns = Columns(language="language", split="split")
-            path = options.book.path or str(demo.demo_code_book())
+            path = options.book.path or str(files[TRAIN][0].with_name("codes.csv"))
             options.book = replace(options.book, path=path)
         if options.book.descriptions_as_examples and options.book.path is None:
             raise ValueError(

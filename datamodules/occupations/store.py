@@ -25,13 +25,7 @@ from datamodules.core.store import (
     write_arrays,
 )
 from datamodules.files.rows import BadRows, RowFault
-from datamodules.files.splitting import (
-    PART_NAMES,
-    TRAIN,
-    SplitOptions,
-    parse_part,
-    split_by_stem,
-)
+from datamodules.files.splitting import PART_NAMES, TRAIN, SplitOptions, parse_part, split_by_stem
 from datamodules.files.tables import Table, TableOptions, check_file, value_rows
 from datamodules.tokenizers.codes import (
     MOST_CODES,
