@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 A, B = "lora_A", "lora_B"
-OUTPUT = "get_output_embeddings"  # which every model of transformers has
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,11 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
 def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
     """Return the names of the linear layers but the head that fit a target, in the network's order;
     a ValueError where a target fits none."""
-    head = next(
-        (m.get_output_embeddings() for m in network.modules() if hasattr(m, OUTPUT)),
-        getattr(network, "head", None),
-    )
+    head = getattr(network, "head", None)
+    for module in network.modules():
+        if hasattr(module, "get_output_embeddings"):  # which every model of transformers has
+            head = module.get_output_embeddings()
+            break
     names = [
         name
         for name, module in network.named_modules()

@@ -21,13 +21,7 @@ from datamodules.core.planned import ModelFacts
 from datamodules.core.store import digest_of
 from datamodules.text.prompts import PromptDataset, completion_text, read_prompts, rows_in_memory
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, Message, TextTokenizer
-from lit_models.causal_lm.adapters import (
-    LoraOptions,
-    add_lora,
-    freeze,
-    lora_recipe,
-    with_adapters,
-)
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, freeze, lora_recipe, with_adapters
 from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, generate, score
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
@@ -186,12 +180,8 @@ class LitCausalLM(ExactModule):
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
-        return self.network(
-            batch["input_ids"],
-            batch["position_ids"],
-            batch["document_ids"],
-            batch["has_single_documents"],
-        )
+        rows = (batch["input_ids"], batch["position_ids"], batch["document_ids"])
+        return self.network(*rows, batch["has_single_documents"])
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
         return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
@@ -360,9 +350,6 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
     }
 
 
-SAMPLE_OPTIONS = GenerationOptions(max_new_tokens=200, temperature=0.8)
-
-
 class Samples(Callback):
     """Completes some prompts every few optimizer steps; the training goes on as if it had not.
 
@@ -389,7 +376,7 @@ class Samples(Callback):
         if every_n_steps < 1:
             raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
         self.every_n_steps, self._seen_step = every_n_steps, 0
-        self.options = generation or SAMPLE_OPTIONS
+        self.options = generation or GenerationOptions(max_new_tokens=200, temperature=0.8)
         self.prompts, self.prints_last = prompts, prints_last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -4,8 +4,8 @@ Shapes: R rows, T positions, S positions so far, D hidden, H heads, G key and va
 size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -194,14 +194,6 @@ class KeyValueCache:
         self.layers = [past and (past[0][rows], past[1][rows]) for past in self.layers]
 
 
-def visible(mask: Tensor, num_new: int) -> Tensor:
-    """Return what the newest `num_new` = T positions see [R, 1, T, S] bool: themselves, and what
-    precedes them and is no padding, which is false in `mask` [R, S] bool."""
-    places = torch.arange(mask.shape[1], device=mask.device)
-    new = places[-num_new:, None]
-    return (mask[:, None, None, :] & (places < new)) | (places == new)
-
-
 def attend(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None
 ) -> Tensor:
@@ -252,15 +244,12 @@ def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
 
 
-def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Return the angle per position of each pair [K / 2] in radians, float64."""
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
-    return theta**-exponents
-
-
-def rotations(position_ids: Tensor, frequency: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [R, 1, T, K / 2] of the angles of `position_ids` [R, T] int64 at each
-    `frequency` [K / 2] float64."""
+def rotations(
+    position_ids: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [R, 1, T, K / 2] of the angles at `position_ids` [R, T] int64."""
+    pairs = torch.arange(0, head_size, 2, dtype=torch.float64, device=position_ids.device)
+    frequency = theta ** -(pairs / head_size)  # [K / 2], radians per position
     angles = (position_ids.unsqueeze(-1) * frequency).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -433,15 +422,17 @@ class Decoder(nn.Module):
         """
         if document_ids is not None:
             documents = documents_of(document_ids, has_single_documents, self.is_compiled)
-        else:
-            documents = Documents(
-                mask=None if mask is None else visible(mask, position_ids.shape[1])
-            )
+        elif mask is None:
+            documents = Documents()
+        else:  # the newest T positions see themselves, and what precedes them and is no padding
+            places = torch.arange(mask.shape[1], device=mask.device)
+            new = places[-position_ids.shape[1] :, None]
+            documents = Documents(mask=(mask[:, None, None, :] & (places < new)) | (places == new))
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
         rotation = None
         if self.positions is None:
-            frequency = frequencies(self.config.head_size, self.config.rope_theta, hidden.device)
-            rotation = rotations(position_ids, frequency, hidden.dtype)
+            sizes = (self.config.head_size, self.config.rope_theta)
+            rotation = rotations(position_ids, *sizes, hidden.dtype)
         else:
             hidden = hidden + self.positions(position_ids)
         hidden = self.dropout(hidden)
@@ -458,14 +449,11 @@ def _norm(config: DecoderConfig) -> nn.Module:
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
 
 
-@contextmanager
-def as_written(network: Any) -> Iterator[None]:
+def as_written(network: Any) -> AbstractContextManager[Any]:
     """Run a compiled network as it is written: every new length would compile it once more."""
     if not network.is_compiled:  # what says so would import the compiler
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def check_isolation(network: Any) -> None:

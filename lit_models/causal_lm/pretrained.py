@@ -48,7 +48,8 @@ class PretrainedDecoder(nn.Module):
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
         has_states = model.base_model is not model
-        if not has_states or "position_ids" not in signature(model.base_model.forward).parameters:
+        names = signature(model.base_model.forward).parameters
+        if not has_states or "position_ids" not in names:
             fault = "takes no position_ids, so documents of one row cannot be told apart"
             if not has_states:
                 fault = "does not say which part of it makes the hidden states (base_model)"
@@ -58,7 +59,6 @@ class PretrainedDecoder(nn.Module):
             )
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.content, self.is_compiled = content, False
-        names = signature(model.base_model.forward).parameters
         self.cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in 5.24
         self.is_packed = model.config.model_type in PACKED_TYPES
         if self.is_packed:

@@ -28,7 +28,7 @@ from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer
 from lit_models import LitCausalLM
-from lit_models.causal_lm.network import Decoder, Documents, frequencies, rotations
+from lit_models.causal_lm.network import Decoder, Documents, rotations
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine, default_loggers
 from tests.text_corpora import StreamStore
@@ -55,8 +55,7 @@ def plain_logits(network: Decoder, input_ids: Tensor) -> Tensor:
     if network.positions is not None:
         hidden = hidden + network.positions(places)
     else:
-        frequency = frequencies(config.head_size, config.rope_theta, places.device)
-        rotation = rotations(places, frequency, hidden.dtype)
+        rotation = rotations(places, config.head_size, config.rope_theta, hidden.dtype)
     for layer in network.layers:
         hidden = layer(hidden, rotation, Documents())
     return network.head(network.norm(hidden))
