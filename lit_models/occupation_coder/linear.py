@@ -213,10 +213,7 @@ class LinearHead(nn.Module):
 
 @torch.no_grad()
 def solve(
-    head: LinearHead,
-    texts: Sequence[np.ndarray],
-    has_code: np.ndarray,
-    weights: np.ndarray,
+    head: LinearHead, texts: Sequence[np.ndarray], has_code: np.ndarray, weights: np.ndarray
 ) -> None:
     """Give the head the weights whose squared hinge loss is the least.
 

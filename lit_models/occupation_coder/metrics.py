@@ -209,8 +209,20 @@ class LinearBaseline(Callback):
         if not len(train_rows):
             print("linear baseline: none, since the data of this test hold no training rows")
             return
-        texts, codes = self._training_pairs(store, train_rows)
-        predicted = self._predicted(texts, codes, list(map(decode, store.texts(test_rows))))
+        # Distinct strings with the first code that most of their rows have.
+        text_id = store.arrays["text_id"][train_rows].tolist()
+        first_code = store.arrays["code_ids"][store.arrays["code_offsets"][train_rows]].tolist()
+        code_of_text: dict[int, int] = {}
+        for (text, code), _ in Counter(zip(text_id, first_code, strict=True)).most_common():
+            code_of_text.setdefault(text, code)
+        chosen = sorted(code_of_text)
+        most = min(len(chosen), MOST_TEXTS)
+        step = len(chosen) / most
+        chosen = [chosen[int(i * step)] for i in range(most)]
+        row_of_text = dict(zip(text_id, train_rows.tolist(), strict=True))
+        first = np.array([row_of_text[text] for text in chosen])
+        texts, tested = (list(map(decode, store.texts(rows))) for rows in (first, test_rows))
+        predicted = self._predicted(texts, [code_of_text[text] for text in chosen], tested)
         true_sets = [set(ids.tolist()) for ids in store.code_sets(test_rows)]
         hits = np.array([code in true for code, true in zip(predicted, true_sets, strict=True)])
         num_true = np.array(list(map(len, true_sets)))
@@ -236,24 +248,6 @@ class LinearBaseline(Callback):
             )
         print("\n".join(lines))
 
-    def _training_pairs(
-        self, store: OccupationStore, rows: np.ndarray
-    ) -> tuple[list[str], list[int]]:
-        """Distinct strings with the first code that most of their rows have."""
-        text_id = store.arrays["text_id"][rows]
-        first_code = store.arrays["code_ids"][store.arrays["code_offsets"][rows]]
-        pairs = Counter(zip(text_id.tolist(), first_code.tolist(), strict=True))
-        code_of_text: dict[int, int] = {}
-        for (text, code), _ in pairs.most_common():
-            code_of_text.setdefault(text, code)
-        chosen = sorted(code_of_text)
-        most = min(len(chosen), MOST_TEXTS)
-        step = len(chosen) / most
-        chosen = [chosen[int(i * step)] for i in range(most)]
-        row_of_text = dict(zip(text_id.tolist(), rows.tolist(), strict=True))
-        first = np.array([row_of_text[text] for text in chosen])
-        return list(map(decode, store.texts(first))), [code_of_text[text] for text in chosen]
-
     def _predicted(self, texts: list[str], codes: list[int], test_texts: list[str]) -> list[int]:
         """The code that the linear model names for each test text."""
         if len(set(codes)) == 1:
@@ -263,10 +257,7 @@ class LinearBaseline(Callback):
         from sklearn.svm import LinearSVC
 
         ngrams = TfidfVectorizer(
-            analyzer="char",
-            ngram_range=NGRAM_SIZES,
-            sublinear_tf=True,
-            max_features=MOST_FEATURES,
+            analyzer="char", ngram_range=NGRAM_SIZES, sublinear_tf=True, max_features=MOST_FEATURES
         )
         features = ngrams.fit_transform(texts)
         with warnings.catch_warnings():  # many codes of few texts each are what these tables have

@@ -257,7 +257,11 @@ class BlockDecoder(nn.Module):
         known = targets.clamp(min=PAD)
         before = torch.cat([known.new_full((len(known), 1), BEGIN), known[:, :-1]], dim=1)
         position = torch.arange(targets.shape[1], device=targets.device)
-        nodes = self._nodes(known)
+        nodes = torch.zeros_like(known)  # before each position; the root outside of the trie
+        for place in range(1, known.shape[1]):
+            if place % self.trie.block_size:
+                child = self.trie.next_node[nodes[:, place - 1], known[:, place - 1]]
+                nodes[:, place] = child.clamp(min=0)
         hidden = self._embed(before, nodes, position)
         mask = memory.mask[:, None, None, :]
         for layer in self.layers:
@@ -292,15 +296,6 @@ class BlockDecoder(nn.Module):
         place, block = position % self.trie.block_size, position // self.trie.block_size
         hidden = self.symbols(before) + self.nodes(nodes)
         return self.dropout(hidden + self.places(place) + self.block_numbers(block))
-
-    def _nodes(self, known: Tensor) -> Tensor:
-        """Trie node before each position [B x O, T]; the root where the targets leave the trie."""
-        nodes = torch.zeros_like(known)
-        for position in range(1, known.shape[1]):
-            if position % self.trie.block_size:
-                child = self.trie.next_node[nodes[:, position - 1], known[:, position - 1]]
-                nodes[:, position] = child.clamp(min=0)
-        return nodes
 
     def _logits(self, hidden: Tensor, nodes: Tensor, summary: Tensor) -> Tensor:
         hidden = self.norm(hidden)
