@@ -76,22 +76,18 @@ class Baselines(nn.Module):
 
     def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
         """Return [B, D], the mean activation at tokens [B]; `mean` [D] for unseen ones."""
-        return _looked_up(self.token_means, self.token_row[token], mean)
+        whole = torch.cat([self.token_means, mean[None].to(self.token_means)])
+        return whole[self.token_row[token]]
 
     def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
         """Return [B, D], the mean activation at positions [B]; `mean` [D] for unseen ones."""
-        return _looked_up(self.position_means, position, mean)
+        whole = torch.cat([self.position_means, mean[None].to(self.position_means)])
+        return whole[position.clamp(max=len(self.position_means))]
 
     def projected(self, activation: Tensor, number: int) -> Tensor:
         """Return activations [B, D] projected on the first principal components."""
         components = self.components[:number]
         return self.mean + (activation - self.mean) @ components.T @ components
-
-
-def _looked_up(table: Tensor, row: Tensor, default: Tensor) -> Tensor:
-    """[B, D]: rows [B] of a table [N, D], and the default [D] behind its end."""
-    whole = torch.cat([table, default[None].to(table.dtype)])
-    return whole[row.clamp(max=len(table))]
 
 
 class Fidelity(NamedTuple):
@@ -279,7 +275,10 @@ class FidelityTable(Metric):
         one = torch.ones_like(batch["weight"], dtype=torch.float64)
         values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
         member = self.members(batch)
-        draws = poisson(batch["document"]).double()  # [B, R]
+        counts = torch.arange(11, dtype=torch.float64, device=values.device)  # P(12 or more) < 1e-9
+        chances = torch.exp(-1 - torch.lgamma(counts + 1)).cumsum(0)
+        drawn = uniforms(mixed(batch["document"], _POISSON), REPLICATES)
+        draws = torch.searchsorted(chances, drawn).double()  # [B, R], of a Poisson variable
         self.sums = self.sums + torch.einsum("bg,bcf->gcf", member, values)
         self.replicates = self.replicates + torch.einsum(
             "brg,bcf->rgcf", draws[:, :, None] * member[:, None], values
@@ -327,13 +326,6 @@ def _saved(cost: Tensor, base: Tensor) -> Tensor:
     return torch.where(base > 0, 1 - cost / base.clamp(min=1e-300), 0.0)
 
 
-def poisson(key: Tensor) -> Tensor:
-    """Return [B, R] int64 draws of a Poisson variable of mean 1, keyed by `key` [B] int64."""
-    counts = torch.arange(11, dtype=torch.float64, device=key.device)  # P(12 or more) < 1e-9
-    chances = torch.exp(-1 - torch.lgamma(counts + 1))
-    return torch.searchsorted(chances.cumsum(0), uniforms(mixed(key, _POISSON), REPLICATES))
-
-
 RECALLS = ("recall", "shuffled_recall", "known")
 
 
@@ -372,11 +364,7 @@ class Legibility(Metric):
         self.add_state("members", [], dist_reduce_fx="cat")  # [n, G]
 
     def update(
-        self,
-        nats: Tensor,
-        texts: tuple[Tensor, Tensor],
-        attributes: Tensor | None,
-        member: Tensor,
+        self, nats: Tensor, texts: tuple[Tensor, Tensor], attributes: Tensor | None, member: Tensor
     ) -> None:
         """Add one batch.
 
@@ -452,15 +440,14 @@ class ControlTable(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         computed = pl_module.fidelity.compute()  # collectives: on every rank
         legible, attributes = pl_module.legibility.compute()
-        left_out = () if pl_module.lens.has_reference else REFERENCE_ROWS
+        left_out = () if pl_module.lens.reference_step >= 0 else REFERENCE_ROWS
         groups = {
             group: {name: row for name, row in rows.items() if name not in left_out}
             for group, rows in computed.items()
         }
+        shown = [group for group in groups if group != ALL or len(groups) == 1]
         values: Row = {}
-        for place, group in enumerate(
-            group for group in groups if group != ALL or len(groups) == 1
-        ):
+        for place, group in enumerate(shown):
             start = f"{group}/" if place else ""
             found = headline(groups[group], legible[group])
             values |= {start + name: value for name, value in found.items()}
@@ -496,9 +483,8 @@ class ControlTable(Callback):
         (folder / "controls.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
         (folder / "examples.html").write_text(page(lines, len(dataset.lengths)), "utf-8")
         console = Console(highlight=False)
-        for group, rows in groups.items():
-            if group != ALL or len(groups) == 1:
-                console.print(rendered(rows, legible[group], group))
+        for group in shown:
+            console.print(rendered(groups[group], legible[group], group))
         console.print(*notes, sep="\n", markup=False)
 
 

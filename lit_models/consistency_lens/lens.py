@@ -4,9 +4,10 @@ Shapes: B activations, D features, L blocks, P positions of the prompt, t words,
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -168,20 +169,18 @@ class Verbalizer(nn.Module):
         mapped = torch.einsum("bd,led->lbe", activation, self.map_weight) + self.map_bias[:, None]
         place = len(self.prompt)
 
-        def hook_of(entering: Tensor) -> Callable[..., Any]:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                hidden = args[0] if args else kwargs["hidden_states"]
-                entered = entering[:, None].to(hidden.dtype)
-                hidden = torch.cat([hidden[:, :place], entered, hidden[:, place + 1 :]], dim=1)
-                if args:
-                    return (hidden, *args[1:]), kwargs
-                return args, {**kwargs, "hidden_states": hidden}
-
-            return hook
+        def enter(entering: Tensor, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            entered = entering[:, None].to(hidden.dtype)
+            hidden = torch.cat([hidden[:, :place], entered, hidden[:, place + 1 :]], dim=1)
+            if args:
+                return (hidden, *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": hidden}
 
         with ExitStack() as hooks:
             for block, entering in zip(self.network.blocks(), mapped, strict=True):
-                handle = block.register_forward_pre_hook(hook_of(entering), with_kwargs=True)
+                hook = partial(enter, entering)
+                handle = block.register_forward_pre_hook(hook, with_kwargs=True)
                 hooks.callback(handle.remove)
             yield
 
@@ -285,16 +284,10 @@ class Lens(nn.Module):
         neither has learnt anything."""
         self.reference_step.fill_(step)
         for name, kept in self.reference.items():
-            for own, copied in zip(
-                getattr(self, name).parameters(), kept.parameters(), strict=True
-            ):
+            learner = getattr(self, name)
+            for own, copied in zip(learner.parameters(), kept.parameters(), strict=True):
                 if copied is not own:  # words are shared
                     copied.copy_(own)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the reference had learnt something."""
-        return bool(self.reference_step >= 0)
 
     def train(self, mode: bool = True) -> "Lens":
         """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
@@ -327,21 +320,3 @@ class Lens(nn.Module):
         begin = torch.full_like(token_ids[:, :1], self.begin_id)
         hidden = read(self.subject.network, torch.cat([begin, token_ids[:, :-1]], dim=1))
         return only_words(self.subject.network.head(hidden), self.verbalizer.is_word)
-
-    def unready(self, step: int) -> list[nn.Parameter]:
-        """Return the parameters that do not learn yet at an optimizer step."""
-        late: list[nn.Parameter] = []
-        if step < self.options.verbalizer.unfreeze_at:
-            late += self.verbalizer.network.parameters()
-        if step < self.options.reconstructor.unfreeze_at:
-            late += self.reconstructor.network.parameters()
-        return [parameter for parameter in late if parameter.requires_grad]
-
-    def unsaved_names(self) -> set[str]:
-        """Return the names of all that belongs to the subject, which no checkpoint holds."""
-        own = {id(p) for p in [*self.subject.parameters(), *self.untrained.parameters()]}
-        return {
-            name
-            for name, value in self.state_dict(keep_vars=True).items()
-            if id(value) in own or name.startswith(("subject.", "untrained."))
-        }

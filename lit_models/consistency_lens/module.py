@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from datamodules.activations.datamodule import ActivationDataModule
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
-LENS_RECIPE_KEY = "lens_recipe"
 Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
 
 
@@ -84,7 +83,7 @@ class LitConsistencyLens(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
-    recipe_key: ClassVar[str] = LENS_RECIPE_KEY
+    recipe_key: ClassVar[str] = "lens_recipe"
     buffers_stand_still: ClassVar[bool] = True
 
     def __init__(
@@ -179,7 +178,7 @@ class LitConsistencyLens(ExactModule):
         network = load_subject(self.options, recipe["network"])
         subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
         self.lens = Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
-        leave_out(self, {f"lens.{name}" for name in self.lens.unsaved_names()})
+        leave_subject_out(self)
         self.val_loss, self.val_fve = SumCount(), Explained()
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -226,8 +225,10 @@ class LitConsistencyLens(ExactModule):
     def on_after_backward(self) -> None:
         """Leave what does not learn yet without a gradient: no optimizer then moves it by momentum
         or decay, and no norm counts it."""
-        for parameter in self.lens.unready(self.trainer.global_step):
-            parameter.grad = None
+        for name in ("verbalizer", "reconstructor"):
+            if self.trainer.global_step < getattr(self.lens.options, name).unfreeze_at:
+                for parameter in getattr(self.lens, name).network.parameters():
+                    parameter.grad = None
 
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
         activation, weight = self.lens.activation(batch), batch["weight"]
@@ -361,11 +362,18 @@ def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
     return torch.from_numpy(counts).to(is_word.device) * is_word
 
 
-def leave_out(module: nn.Module, names: set[str]) -> None:
-    """Keep parameters and buffers out of a module's state dict, by their exact names.
+def leave_subject_out(module: LitConsistencyLens) -> None:
+    """Keep the subject's parameters and buffers out of a module's state dict, by their exact names.
 
     What is loaded must hold all others, and these stay as they are.
     """
+    lens = module.lens
+    own = {id(weight) for part in (lens.subject, lens.untrained) for weight in part.parameters()}
+    names = {
+        f"lens.{name}"
+        for name, value in lens.state_dict(keep_vars=True).items()
+        if id(value) in own or name.startswith(("subject.", "untrained."))
+    }
 
     def forget(owner: nn.Module, content: dict[str, Any], prefix: str, facts: Any) -> None:
         for name in names:

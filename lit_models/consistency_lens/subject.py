@@ -87,9 +87,6 @@ def output_of(block: nn.Module, run: Callable[[], Tensor]) -> Tensor:
     return found[0]
 
 
-SITE = "block_output"
-
-
 @dataclass(frozen=True)
 class SubjectOptions:
     """The explained model, and the place in it.
@@ -199,7 +196,7 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
             network = network_from_config(recipe)
     size, layers = network.embedding.weight.shape[1], len(network.blocks())
     check_layer(options.layer, layers)
-    return SubjectFacts(digest_of(facts), options.layer, SITE, size, layers)
+    return SubjectFacts(digest_of(facts), options.layer, "block_output", size, layers)
 
 
 def tokenizer_folder(options: SubjectOptions) -> str | None:
