@@ -14,7 +14,6 @@ from lit_models.blocks import EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import loaded_model, model_config, repeated_layers
 
 Pooling = Literal["mean", "first", "max"]
-POOLER = "pooler."  # weights of a pretrained head that nothing here uses
 
 
 class TextEncoder(nn.Module):
@@ -114,7 +113,7 @@ class PretrainedEncoder(TextEncoder):
     def __init__(self, content: dict[str, Any], folder: str | Path | None = None) -> None:
         super().__init__()
         if folder is not None:
-            model: Any = loaded_model(folder, content, torch.float32, "AutoModel", may_lack=POOLER)
+            model = loaded_model(folder, content, torch.float32, "AutoModel", may_lack="pooler.")
         else:
             from transformers import AutoModel
 
@@ -148,7 +147,6 @@ class PretrainedEncoder(TextEncoder):
         return repeated_layers(self.model)
 
 
-VECTOR_STD = 0.1
 UNSEEN = -30.0  # log-weight of tokens that no text has, such as marks: they count nothing
 
 
@@ -164,7 +162,7 @@ class BagEncoder(TextEncoder):
         self.width = width
         self.vectors = nn.Embedding(vocab_size, width)
         self.log_weights = nn.Embedding(vocab_size, 1)
-        nn.init.normal_(self.vectors.weight, std=VECTOR_STD)
+        nn.init.normal_(self.vectors.weight, std=0.1)
         nn.init.zeros_(self.log_weights.weight)
 
     def start_from(self, num_texts_with: Tensor, num_texts: int) -> None:

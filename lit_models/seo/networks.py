@@ -197,21 +197,6 @@ class CrossEncoder(nn.Module):
         return scores.masked_fill(index < 0, -torch.inf)
 
 
-def places_of_pairs(index: Tensor, num_pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the query of each row, and which of its candidates it is, [P] int64 each.
-
-    Args:
-        index: [B, K] int64, row of each candidate; -1 = none.
-        num_pairs: P.
-    """
-    queries, width = index.shape
-    # What is no candidate goes to one more row, so that nothing waits for the device.
-    row = index.where(index >= 0, num_pairs).flatten()
-    place = index.new_zeros(num_pairs + 1)
-    place[row] = torch.arange(queries * width, device=index.device)
-    return place[:-1] // width, place[:-1] % width
-
-
 Kind = Literal["listnet", "bce", "lambda"]
 NONE = -1e9  # logit of a candidate that takes no part: its probability is 0, its gradient too
 

@@ -21,7 +21,7 @@ from lit_models.seo.metrics import (
     first_relevant,
     rank_queries,
 )
-from lit_models.seo.networks import CrossEncoder, RankingLoss, places_of_pairs
+from lit_models.seo.networks import CrossEncoder, RankingLoss
 from lit_models.training.dropout import keyed_texts, keys_in
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 
@@ -83,7 +83,12 @@ class LitRanker(EncodedTextModule):
         elif keys_in(self.network) is None:
             number = batch["num_parts"]
         rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
-        with keyed_texts(self.network, *places_of_pairs(index, len(lengths))):
+        # What is no candidate goes to one more row, so that nothing waits for the device.
+        row = index.where(index >= 0, len(lengths)).flatten()
+        place = index.new_zeros(len(lengths) + 1)
+        place[row] = torch.arange(len(row), device=index.device)
+        query, candidate = place[:-1] // index.shape[1], place[:-1] % index.shape[1]
+        with keyed_texts(self.network, query, candidate):
             pairs = self.network(*rows, lengths, number)
         return self.network.candidates(pairs, index, batch["prior"])
 

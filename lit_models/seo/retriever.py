@@ -114,8 +114,14 @@ def search(
         device: where it is computed.
         feedback: how queries are moved first; None leaves them.
     """
-    if feedback is not None:
-        queries = moved(queries, documents, device, feedback)
+    if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
+        found = search(queries, documents, feedback.documents, device)
+        shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
+        read_again = torch.as_tensor(documents[found.documents.numpy().ravel()])
+        vectors = read_again.cpu().double().unflatten(0, tuple(found.documents.shape))
+        mean = (shares[..., None] * vectors).sum(1)
+        queries = torch.as_tensor(queries).cpu().double()
+        queries = F.normalize(queries + feedback.weight * mean, dim=-1)
     kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
     best = Found(
         torch.full((num_queries, kept), NO_DOCUMENT),
@@ -204,23 +210,6 @@ def fused(
     values = values.masked_fill(numbers < 0, -torch.inf)
     order = values.argsort(dim=1, descending=True, stable=True)  # numbers come in their order
     return numbers.gather(1, order), values.gather(1, order)
-
-
-def moved(
-    queries: Vectors, documents: Vectors, device: torch.device | str, feedback: Feedback
-) -> Tensor:
-    """Return unit vectors [Q, W] float64, on the CPU, nearer to what unit vectors find.
-
-    Args:
-        documents: [D, W]; of a memory-mapped matrix only those found are read again.
-    """
-    found = search(queries, documents, feedback.documents, device)
-    shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
-    rows = documents[found.documents.numpy().ravel()]
-    best = torch.as_tensor(rows).cpu().double().unflatten(0, tuple(found.documents.shape))
-    mean = (shares[..., None] * best).sum(1)
-    own = torch.as_tensor(queries).cpu().double()
-    return F.normalize(own + feedback.weight * mean, dim=-1)
 
 
 OWN, BM25, FUSED = SYSTEMS = ("retriever", "bm25", "fused")
@@ -483,10 +472,11 @@ class LitRetriever(EncodedTextModule):
     def query_values(self, split: str) -> QueryValues | None:
         """Return what `QueryTable` shows of the last evaluation."""
         evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
-        if evaluation.queries is None:
+        queries = evaluation.queries
+        if queries is None:
             return None
         collection = self.trainer.datamodule.collection
-        numbers, among = evaluation.queries.id.tolist(), evaluation.num_documents
+        numbers, among = queries.id.tolist(), evaluation.num_documents
         title = f"{len(numbers)} queries over {among} documents"
         if among < len(collection.documents):
             title += f" of {len(collection.documents)}, which is easier than all"
@@ -495,24 +485,18 @@ class LitRetriever(EncodedTextModule):
             how = ", chosen on these queries" * (split == "val" and self.fusion_is_open)
             notes.append(f"fused: BM25 weighs {self.fusion_weight():g}{how}")
         names = [collection.queries[number].id for number in numbers]
-        errors = self._errors(evaluation, names)
-        return QueryValues(names, evaluation.values, title, notes, errors)
-
-    def _errors(self, evaluation: RetrievalEvaluation, names: list[str]) -> list[list[str]]:
-        """Return head and rows of the queries whose first document is not relevant, those with the
-        lowest first metric first."""
-        collection, queries = self.trainer.datamodule.collection, evaluation.queries
+        # Queries whose first document is not relevant, the lowest first metric first.
         metric, values = next(iter(evaluation.values[OWN].items()))
         ranks = first_relevant(evaluation.ranked[OWN]).tolist()
-        rows = [["input", "truth", "answer", "sample", metric]]
+        errors = [["input", "truth", "answer", "sample", metric]]
         order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))
         for place in [place for place in order if ranks[place] != 1][:MOST_ERRORS]:
             relevant = queries.judged[place][queries.grade[place] > 0].tolist()
             truth = " ".join(collection.documents[number].id for number in relevant)
             answer = f"rank {ranks[place]}" if ranks[place] else "none found"
-            text = collection.queries[int(queries.id[place])].text
-            rows.append([text, truth, answer, names[place], f"{values[place]:.3g}"])
-        return rows
+            text = collection.queries[numbers[place]].text
+            errors.append([text, truth, answer, names[place], f"{values[place]:.3g}"])
+        return QueryValues(names, evaluation.values, title, notes, errors)
 
     def _evaluate(self, split: str) -> None:
         evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
