@@ -17,8 +17,6 @@ from typing import Literal
 import numpy as np
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
-DIGEST_MASK = (1 << 63) - 1
 
 
 def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
@@ -31,7 +29,7 @@ def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
     """
     x = ids.astype(np.uint64)  # arrays of integers run over without a warning
-    x += np.uint64((key * _GOLDEN + _GOLDEN) & _MASK)
+    x += np.uint64((key * _GOLDEN + _GOLDEN) % 2**64)
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MIX_1)
     x ^= x >> np.uint64(27)
@@ -42,7 +40,7 @@ def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
 
 def digest_ids(ids: np.ndarray) -> int:
     """Return the order-free digest of a set of sample ids: the sum of their hashes modulo 2^63."""
-    return int(hash_ids(ids).sum(dtype=np.uint64)) & DIGEST_MASK
+    return int(hash_ids(ids).sum(dtype=np.uint64)) % 2**63
 
 
 @lru_cache

@@ -49,7 +49,6 @@ class PredictIndex(ArrayFolder):
         files: the tables.
         table: how they are written.
         notes: what of their rows is not as it should be.
-        num_inputs: D.
         arrays: code_points [P] uint32, the texts one behind the other; text_offsets [D + 1] int64;
             is_truncated [D] bool; language_ids [D] int16, index in the recipe's languages,
             0 = unknown; input_of_row [N] int64, the number of the row's input, -1 = a row without
@@ -61,7 +60,6 @@ class PredictIndex(ArrayFolder):
         self.files = [Path(name) for name in self.facts["files"]]
         self.table = TableOptions(**self.facts["table"])
         self.notes: list[str] = self.facts["notes"]
-        self.num_inputs = len(self.arrays["language_ids"])
 
 
 class DistinctInputs(PlannedDataset):

@@ -287,7 +287,11 @@ def _judged(
         of_query = queries.indices_of([row.query for row in some]).tolist()
         of_document = documents.indices_of([row.document for row in some]).tolist()
         for row, query, document in zip(some, of_query, of_document, strict=True):
-            own, grade = found.setdefault(row.part, {}), _grade(row.grade)
+            try:
+                grade = float(np.float32(float(row.grade)))
+            except (TypeError, ValueError):
+                grade = math.nan
+            own = found.setdefault(row.part, {})
             value, kind, rule = str(row.grade), "grade", ""
             if query < 0:
                 value, kind = row.query, "unknown query"
@@ -295,7 +299,7 @@ def _judged(
             elif document < 0:
                 value, kind = row.document, "unknown document"
                 rule = f'no document has the id "{value}"; take the judgement out or add it.'
-            elif grade is None:
+            elif not 0 <= grade < math.inf:
                 rule = "a grade must be a number, 0 or more, higher for what is more relevant."
             elif (before := own.setdefault((query, document), grade)) != grade:
                 kind = "contradiction"
@@ -306,12 +310,3 @@ def _judged(
             if rule:
                 bad_rows.add(BadRow(row.file, row.line, value, rule, kind))
     return found
-
-
-def _grade(value: Any) -> float | None:
-    """Return a grade in single precision, `None` where it is none."""
-    try:
-        number = float(np.float32(float(value)))
-    except (TypeError, ValueError):
-        return None
-    return number if 0 <= number < math.inf else None

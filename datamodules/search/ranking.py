@@ -183,11 +183,16 @@ class RankingDataset(PlannedDataset):
             "prior": padded(list(map(self.prior, places, first)), NO_SCORE, width),
             "all_relevance": padded([self.judged(place).grades for place in places], NO_GRADE, 1),
         }
+        num_parts = 1
+        if self.groups is not None:
+            # By the size that groups may have, which is the same on all replicas; each has a pair.
+            most = len(places) * self.groups.size // ROWS_OF_PART
+            num_parts = max(1, min(len(places), most))
         batch = {
             **rows,
             **{name: torch.from_numpy(values) for name, values in columns.items()},
             "pair_lengths": rows["attention_mask"].sum(1).numpy(),
-            "num_parts": self.num_parts(len(places)),
+            "num_parts": num_parts,
             "pair_index": torch.from_numpy(index),
         }
         if self.stage == "test":
@@ -204,13 +209,6 @@ class RankingDataset(PlannedDataset):
         names = [self.collection.documents[int(number)].id for number in documents]
         shown = (f"{name}:{grade:g}" for name, grade in zip(names, grades.tolist(), strict=True))
         return {"query": self.queries[sample_id].text, "candidates": " ".join(shown)}
-
-    def num_parts(self, num_queries: int) -> int:
-        """Return in how many parts a training step computes the rows of so many queries."""
-        if self.groups is None:
-            return 1
-        # By the size that groups may have, which is the same on all replicas; each has a pair.
-        return max(1, min(num_queries, num_queries * self.groups.size // ROWS_OF_PART))
 
     def _length(self, place: int) -> int:
         """Return about how many positions the rows of a query have together; of a group that is

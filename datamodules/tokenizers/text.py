@@ -446,17 +446,15 @@ def _folder_tokenizer(folder: Path) -> TextTokenizer:
             f"{folder} names no end-of-text token of its vocabulary, which ends documents and "
             f'answers; it names {special.get(end)}. Set "eos_token" in its {CONFIG_FILE}.'
         )
+    tokens = {name: token for name, token in special.items() if ids[name] is not None}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     # A template writes them into the text, where they must be found.
-    backend.add_special_tokens(
-        [t for n, t in special.items() if ids[n] is not None and t not in known]
-    )
+    backend.add_special_tokens([token for token in tokens.values() if token not in known])
     template = config.get("chat_template")
     if isinstance(template, list):  # several by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if (folder / TEMPLATE_FILE).is_file():
         template = (folder / TEMPLATE_FILE).read_text("utf-8")
-    tokens = {name: token for name, token in special.items() if ids[name] is not None}
     return TextTokenizer(backend, end_id, ids.get("bos_token"), template, tokens)
 
 

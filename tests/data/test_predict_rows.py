@@ -51,7 +51,7 @@ def columns_of(path: Path) -> dict[str, list[str]]:
 
 def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
     """Made-up answers: input i gets code i % 2, every third one both codes."""
-    ids = np.arange(index.num_inputs)
+    ids = np.arange(len(index.arrays["language_ids"]))
     code_ids = np.stack([ids % 2, np.where(ids % 3 == 0, 1 - ids % 2, -100)], axis=1)
     return {
         "code_ids": code_ids,
@@ -84,8 +84,8 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
         return
     index = open_index([path], Columns(), RECIPE, "reject")
     dataset, normalise = DistinctInputs(index), TextNormalisation()
-    assert index.num_inputs == len({normalise(t) for t in texts} - {""})
-    found = dataset.batch(np.arange(index.num_inputs), 0)["input_ids"].numpy()
+    assert len(dataset.lengths) == len({normalise(t) for t in texts} - {""})
+    found = dataset.batch(np.arange(len(dataset.lengths)), 0)["input_ids"].numpy()
     for text, number in zip(texts, index.arrays["input_of_row"].tolist(), strict=True):
         assert normalise(text) == ("" if number < 0 else decode(found[number]))
 
