@@ -76,14 +76,6 @@ class ActivationStatistics:
     position_means: np.ndarray
     components: np.ndarray
 
-    @classmethod
-    def load(cls, path: Path) -> "ActivationStatistics":
-        """Return those of an npz file."""
-        with np.load(path, allow_pickle=False) as file:
-            values = {**file}
-        variance, norms = float(values["variance"]), tuple(values["norms"].tolist())
-        return cls(**{**values, "variance": variance, "norms": norms})
-
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]
 
@@ -223,7 +215,10 @@ class ActivationStore(TokenStore):
 
     @cached_property
     def statistics(self) -> ActivationStatistics:
-        return ActivationStatistics.load(self.folder / STATISTICS)
+        with np.load(self.folder / STATISTICS, allow_pickle=False) as file:
+            values = {**file}
+        variance, norms = float(values["variance"]), tuple(values["norms"].tolist())
+        return ActivationStatistics(**{**values, "variance": variance, "norms": norms})
 
     def array(self, part: int, kind: str) -> np.ndarray:
         """Return one array of a part, memory-mapped: `activations` [N, D], `piece` [N], `position`
