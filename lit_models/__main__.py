@@ -19,20 +19,6 @@ VERBS = {
 }
 
 
-def help_text() -> str:
-    """Returns what `unisono --help` prints."""
-    commands = {**VERBS, **{name: text for name, (_, text) in COMMANDS.items()}}
-    width = max(len(name) for name in commands)
-    lines = [f"  {name:<{width}}  {text}" for name, text in commands.items()]
-    configs = "\n".join(f"  {name}" for name in shipped_configs())
-    return (
-        "usage: unisono COMMAND --config FILE [--config FILE …] [--KEY=VALUE …]\n\n"
-        "One YAML file describes a run; later files and options on the command line win.\n"
-        "`unisono COMMAND --help` shows the options that are used most, --print_config all.\n\n"
-        "commands:\n" + "\n".join(lines) + "\n\nshipped configs:\n" + configs
-    )
-
-
 def run(argv: list[str]) -> int | None:
     """Runs one command line.
 
@@ -40,7 +26,16 @@ def run(argv: list[str]) -> int | None:
         UsageError: there is no such command.
     """
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(help_text())
+        commands = {**VERBS, **{name: text for name, (_, text) in COMMANDS.items()}}
+        width = max(map(len, commands))
+        lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in commands.items())
+        configs = "\n".join(f"  {name}" for name in shipped_configs())
+        print(
+            "usage: unisono COMMAND --config FILE [--config FILE …] [--KEY=VALUE …]\n\n"
+            "One YAML file describes a run; later files and options on the command line win.\n"
+            "`unisono COMMAND --help` shows the options that are used most, --print_config all.\n\n"
+            f"commands:\n{lines}\n\nshipped configs:\n{configs}"
+        )
         return 0 if argv else 2
     if argv[0] in ("--version", "-V"):
         from importlib.metadata import version
@@ -67,8 +62,7 @@ def run(argv: list[str]) -> int | None:
     if name not in known:
         near = did_you_mean(near_names(name, known))
         raise UsageError(f"there is no command `{name}`.{near}\nCommands: {', '.join(known)}")
-    status = run_command(name, argv[1:])
-    return status if isinstance(status, int) else 0
+    return run_command(name, argv[1:])
 
 
 def main() -> int:

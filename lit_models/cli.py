@@ -39,11 +39,7 @@ from lit_models.errors import (
 )
 from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training.bitwise import BitwiseSum
-from lit_models.training.checkpoints import (
-    checkpoint_to_use,
-    newest_checkpoint,
-    read_checkpoint,
-)
+from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
@@ -71,7 +67,6 @@ TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
-HELP = ("-h", "--help")
 NOISE = (
     *("💡 Tip", "GPU available: ", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
@@ -143,8 +138,8 @@ class UnisonoCLI(LightningCLI):
         self.checkpoint_model: dict[str, Any] = {}
         self.resumed_step: int | None = None
         if choice.ckpt_path is not None:
-            found = stored_values(choice.ckpt_path, self.classes)
-            self.checkpoint_model, self.resumed_step = found
+            stored = stored_values(choice.ckpt_path, self.classes)
+            self.checkpoint_model, self.resumed_step = stored
         config_files.read_in_parsers()
         super().__init__(
             LightningModule,
@@ -167,8 +162,7 @@ class UnisonoCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Returns the verb of this run alone: the parsers of the other three are not built."""
-        verb = self.argv[0]
-        return {verb: LightningCLI.subcommands()[verb]}
+        return {self.argv[0]: LightningCLI.subcommands()[self.argv[0]]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(Options)
@@ -208,9 +202,7 @@ class UnisonoCLI(LightningCLI):
         changed = [c for c in config_files.changes(then, now) if config_files.ABSENT not in c[1:]]
         refused = [c for c in changed if c[0].split(".")[0] in settled and self.argv[0] != "fit"]
         if refused:
-            both = "; ".join(
-                f"model.{name} {old} there and {new} here" for name, old, new in refused
-            )
+            both = "; ".join(f"model.{n} {old} there and {new} here" for n, old, new in refused)
             raise UsageError(
                 f"an evaluation computes what the weights of {path} were trained for, and other "
                 f"values have no effect: {both}. Leave them out to take the checkpoint's."
@@ -252,15 +244,12 @@ class UnisonoCLI(LightningCLI):
             kwargs["strategy"] = replicated(strategy) or strategy
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
-        own: list[Callback] = [
-            RunFolder(self.choice),
-            Topology(verdict.warnings),
-        ]
-        own += [ProgressLine()] if given.enable_progress_bar is not False else []
         # Before the rehearsal of the default ones: the real dropout.
-        first: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
+        own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
+        own += [*self._default_callbacks(), RunFolder(self.choice), Topology(verdict.warnings)]
+        own += [ProgressLine()] if given.enable_progress_bar is not False else []
         own += [BitwiseSum()] if self.options.exactness == "bitwise" else []
-        missing = missing_kinds([*first, *self._default_callbacks(), *own], callbacks)
+        missing = missing_kinds(own, callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
@@ -296,7 +285,9 @@ class UnisonoCLI(LightningCLI):
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
     def fit(self, **kwargs: Any) -> None:
-        """Trains; with `test_after_fit` the best checkpoint is tested at the end."""
+        """Trains; with `test_after_fit` the best checkpoint is tested. At the end it says where the
+        best weights are, how good they are, and what to do with them."""
+        folder = Path(self.choice.folder)
         self.trainer.fit(**self._from_choice(kwargs))
         self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
         ledger = ledger_of(self.trainer)
@@ -304,7 +295,6 @@ class UnisonoCLI(LightningCLI):
         is_trained = self.trainer.global_step > 0
         if not is_trained:
             # Spawned processes may have trained; this one knows of it by the files alone.
-            folder = Path(self.choice.folder)
             is_trained = bool(self.trainer.fast_dev_run) or newest_checkpoint(folder) is not None
             is_stopped = is_stopped or stop_reason(folder) is not None
         if is_stopped or not is_trained:
@@ -315,8 +305,25 @@ class UnisonoCLI(LightningCLI):
             best = next((path for path in paths if path), None)
             where = {"ckpt_path": best, "weights_only": True, "verbose": False}
             tested = self._show(self.trainer.test(self.model, self.datamodule, **where))
-        if not self.trainer.fast_dev_run and is_first_process():  # which keeps no checkpoint
-            self._say_end(tested)
+        path = checkpoint_to_use(folder)
+        # fast_dev_run keeps no checkpoint.
+        if path is None or self.trainer.fast_dev_run or not is_first_process():
+            return
+        content = read_checkpoint(path, mmap=True, every_byte=False)
+        words = []
+        states = content.get("callbacks", {}).values()
+        kept = next((state for state in states if state.get("best_model_score") is not None), None)
+        if path.name == "best.ckpt" and kept is not None:
+            words.append(f"{kept['monitor']} {figure(float(kept['best_model_score']))}")
+        words.append(f"step {content['global_step']}, {path}")
+        watched = "/" + getattr(self.model, "monitor", "").rpartition("/")[2]
+        words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
+        say(f"best: {', '.join(words)}")
+        say(f"report: unisono report {shlex.quote(str(folder))}")
+        config = shlex.quote(str(config_files.newest_config(folder)))
+        command = f"unisono predict --config {config} --ckpt_path {shlex.quote(str(path))}"
+        hint = getattr(self.datamodule, "predict_hint", None)
+        say(f"next: {hint(command) if hint else command}")
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluates on the validation data."""
@@ -349,28 +356,6 @@ class UnisonoCLI(LightningCLI):
         self.trainer.ckpt_path = self.choice.ckpt_path
         return {**kwargs, "weights_only": True}
 
-    def _say_end(self, tested: dict[str, float]) -> None:
-        """Prints where the best weights are, how good they are, and what to do with them."""
-        folder = Path(self.choice.folder)
-        path = checkpoint_to_use(folder)
-        if path is None:
-            return
-        content = read_checkpoint(path, mmap=True, every_byte=False)
-        words = []
-        states = content.get("callbacks", {}).values()
-        kept = next((state for state in states if state.get("best_model_score") is not None), None)
-        if path.name == "best.ckpt" and kept is not None:
-            words.append(f"{kept['monitor']} {figure(float(kept['best_model_score']))}")
-        words.append(f"step {content['global_step']}, {path}")
-        watched = "/" + getattr(self.model, "monitor", "").rpartition("/")[2]
-        words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
-        say(f"best: {', '.join(words)}")
-        say(f"report: unisono report {shlex.quote(str(folder))}")
-        own = shlex.quote(str(config_files.newest_config(folder)))
-        command = f"unisono predict --config {own} --ckpt_path {shlex.quote(str(path))}"
-        hint = getattr(self.datamodule, "predict_hint", None)
-        say(f"next: {hint(command) if hint else command}")
-
 
 def figure(value: float) -> str:
     """Returns a number in four digits; a dash for one that is not there."""
@@ -398,9 +383,7 @@ class ParsedCLI(UnisonoCLI):
     @property
     def values(self) -> dict[str, Any]:
         """The config of the run, in plain values, as config.yaml has them."""
-        text = self.verb_parser.dump(self.options, skip_none=False)
-        values: dict[str, Any] = yaml.safe_load(text)
-        return values
+        return dict(yaml.safe_load(self.verb_parser.dump(self.options, skip_none=False)))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         if self.is_stage:
@@ -498,9 +481,9 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
         name: value
         for name, value in model.get("init_args", {}).items()
         if isinstance(value, dict) and "class_path" in value and name not in NO_WEIGHTS
+        if part in (None, name)
     }
-    kept = {name: value for name, value in networks.items() if part in (None, name)}
-    return {**model, "init_args": kept} if kept else {}
+    return {**model, "init_args": networks} if networks else {}
 
 
 def launch(argv: list[str]) -> int:
@@ -516,7 +499,7 @@ def launch(argv: list[str]) -> int:
     Raises:
         UsageError: the command line cannot be run.
     """
-    verb, wants_help = argv[0], any(word in HELP for word in argv[1:])
+    verb, wants_help = argv[0], "-h" in argv or "--help" in argv
     with usage_errors():
         options = config_files.expand_configs(argv[1:])
         argv = [verb, *(f"--{TRUST}=true" if word == f"--{TRUST}" else word for word in options)]
@@ -542,17 +525,34 @@ def launch(argv: list[str]) -> int:
         is_stopped = ledger is not None and ledger.is_stopping
         if USR1 in passed_on:  # a handler would be gone before Python has ended
             signal.signal(USR1, signal.SIG_IGN)
+        has_group = dist.is_available() and dist.is_initialized()
         if is_srun_rank(os.environ):
-            end_together(is_stopped)
-        # Without it a run that succeeded ends with status 134 now and then (gloo's threads).
-        if dist.is_available() and dist.is_initialized():
+            # With --kill-on-bad-exit srun ends all ranks as soon as one has ended with 75: those
+            # that are a moment later would end by that signal, and their status would hide that
+            # the run is saved. So those of a stopped run wait for each other; one that is complete
+            # would be requeued for a warning that comes while Python ends.
+            for signum in REQUEUE_SIGNALS if is_stopped else (USR1,):
+                signal.signal(signum, signal.SIG_IGN)
+            if is_stopped and has_group:
+                dist.barrier()
+        if (
+            has_group
+        ):  # else a run that succeeded ends with status 134 now and then (gloo's threads)
             dist.destroy_process_group()
     except Exception as error:
         error.__dict__["run_folder"] = run.folder  # for the traceback
         raise
     finally:
         release(Path(run.folder))
-    return exit_status(Path(run.folder), is_stopped) if verb == "fit" else 0
+    if verb != "fit":
+        return 0
+    if not is_first_process():
+        return REQUEUE if is_stopped and is_srun_rank(os.environ) else 0
+    reason = stop_reason(Path(run.folder))
+    if reason is None:
+        return 0
+    say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")
+    return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
 
 
 def forward_signals() -> set[int]:
@@ -593,31 +593,6 @@ def is_srun_rank(environ: Mapping[str, str]) -> bool:
     """Returns whether srun started this rank and others, and reads the exit status of each."""
     is_step = "SLURM_STEP_ID" in environ and "TORCHELASTIC_RUN_ID" not in environ
     return is_step and int(environ.get("SLURM_NTASKS") or 1) > 1
-
-
-def end_together(is_stopped: bool) -> None:
-    """Lets no signal change the exit status of a run that is over.
-
-    With --kill-on-bad-exit srun ends all ranks as soon as one has ended with 75: those that are
-    a moment later would end by that signal, and their status would hide that the run is saved.
-    So the ranks of a stopped run wait until each has written what it had to. A run that is
-    complete would be requeued for a warning that comes while Python ends.
-    """
-    for signum in REQUEUE_SIGNALS if is_stopped else (USR1,):
-        signal.signal(signum, signal.SIG_IGN)
-    if is_stopped and dist.is_available() and dist.is_initialized():
-        dist.barrier()
-
-
-def exit_status(run: Path, is_stopped: bool) -> int:
-    """Returns what this process ends with, and says how a stopped run goes on."""
-    if not is_first_process():
-        return REQUEUE if is_stopped and is_srun_rank(os.environ) else 0
-    reason = stop_reason(run)
-    if reason is None:
-        return 0
-    say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")
-    return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
 
 
 def silence_noise(verb: str = "fit") -> None:

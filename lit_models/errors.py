@@ -17,13 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lit_models.config_files import (
-    config_paths,
-    did_you_mean,
-    line_of,
-    near_names,
-    options,
-)
+from lit_models.config_files import config_paths, did_you_mean, line_of, near_names, options
 from lit_models.training.rules import is_first_process
 
 LINES, COLUMNS = 24, 80
@@ -74,10 +68,8 @@ def screen(message: str, title: str = "error") -> str:
     """Returns the message in at most 24 lines of 80 columns."""
     lines: list[str] = []
     for line in f"{title}: {message.strip()}".splitlines():
-        indent = " " * (len(line) - len(line.lstrip()))
-        wrapped = textwrap.wrap(
-            line, COLUMNS, subsequent_indent=indent or "  ", break_on_hyphens=False
-        )
+        indent = " " * (len(line) - len(line.lstrip())) or "  "
+        wrapped = textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
         lines += wrapped or [""]
     if len(lines) > LINES - 1:
         lines = [*lines[: LINES - 2], "… (more with UNISONO_TRACEBACK=1)"]
@@ -106,8 +98,14 @@ def run_guarded(run: Callable[[], Any]) -> int:
         status = run()
         sys.stdout.flush()
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_reader_gone():
-            return READER_GONE
+        if isinstance(error, BrokenPipeError):
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                # Nobody reads standard output any more, as after `| head`: what is still to be
+                # written at the end of the process goes nowhere, without a word.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
         notes, what = getattr(error, "__notes__", []), one_screen(error) or _foreign(error)
@@ -120,17 +118,6 @@ def run_guarded(run: Callable[[], Any]) -> int:
         say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
         return USAGE if isinstance(error, UsageError) else RUN
     return status if isinstance(status, int) else 0
-
-
-def is_reader_gone() -> bool:
-    """Returns whether nobody reads standard output any more, as after `| head`; what is still to
-    be written at the end of the process then goes nowhere, without a word."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    is_gone = any(event & select.POLLERR for _, event in poll.poll(0))
-    if is_gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return is_gone
 
 
 def one_screen(error: BaseException) -> str | None:
@@ -184,11 +171,8 @@ def explained(message: str, parser: Any) -> str:
         name = wrong.lstrip("-")
         return unknown_option(name, _keys_of(parser), f"--{_as_typed(name)}".removesuffix(name))
     if found := re.search(r"(?:^Option|accept (?:nested )?option) '([^']+)'", message):
-        places = [
-            f"{path}:{line}: "
-            for path in config_paths(sys.argv[1:])
-            if (line := line_of(path, found[1]))
-        ]
+        paths = config_paths(sys.argv[1:])
+        places = [f"{path}:{line}: " for path in paths if (line := line_of(path, found[1]))]
         return "".join(places[-1:]) + unknown_option(found[1], _keys_of(parser))
     if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
         return _bad_value(_as_typed(found[1]), found[2].strip())
@@ -234,13 +218,26 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
 
 
 def _bad_value(key: str, detail: str) -> str:
-    """Returns the message for a value that is none of its type, a wrong class or no choice."""
+    """Returns the message for a value that is none of its type, a class that cannot be imported,
+    with the nearest that can, or no choice."""
     given = re.search(r"(?:Given value|Got value): (.+)", detail)
     value = given[1].strip() if given else ""
     is_class = re.search("dot import path|has no attribute|No module named", detail)
     if is_class and "<class 'float'>" not in detail:
         named = re.search(r"class_path '([^']+)'", detail)
-        return unknown_class(key, named[1] if named else value)
+        name = named[1] if named else value
+        module, _, last = name.rpartition(".")
+        known: dict[str, list[str]] = {}  # class -> import paths
+        for home in dict.fromkeys([*([module] if module else []), *CLASS_HOMES]):
+            with suppress(ModuleNotFoundError):  # the named module is then what is wrong
+                loaded = importlib.import_module(home)
+                for one in getattr(loaded, "__all__", vars(loaded)):
+                    known.setdefault(one, []).append(f"{home}.{one}")
+        paths = [path for one in near_names(last, known) for path in known[one]]
+        return (
+            f"{key}: there is no class `{name}`.{did_you_mean(paths[:3])}\n"
+            "A class is named by its import path, such as lit_models.LitOccupationCoder."
+        )
     if base := re.search(r"not correspond to a subclass of (\w+)", detail):
         return f"{key}: {value} is no {base[1]}. Name a class of that kind."
     kinds = [text for kind, text in KINDS.items() if f"Expected a <class '{kind}'>" in detail]
@@ -249,19 +246,3 @@ def _bad_value(key: str, detail: str) -> str:
         near = did_you_mean(near_names(value, words))
         return f"{key} must be one of {', '.join([*words, *kinds])}, got {value}.{near}"
     return f"{key} must be {' or '.join(kinds)}, got {value}." if kinds else f"{key}: {detail}"
-
-
-def unknown_class(key: str, name: str) -> str:
-    """Returns the message for a class that cannot be imported, with the nearest that can."""
-    module, _, last = name.rpartition(".")
-    known: dict[str, list[str]] = {}  # class -> import paths
-    for home in dict.fromkeys([*([module] if module else []), *CLASS_HOMES]):
-        with suppress(ModuleNotFoundError):  # the named module is then what is wrong
-            loaded = importlib.import_module(home)
-            for one in getattr(loaded, "__all__", vars(loaded)):
-                known.setdefault(one, []).append(f"{home}.{one}")
-    near = [path for one in near_names(last, known) for path in known[one]]
-    return (
-        f"{key}: there is no class `{name}`.{did_you_mean(near[:3])}\n"
-        "A class is named by its import path, such as lit_models.LitOccupationCoder."
-    )
