@@ -158,35 +158,16 @@ class Forecast(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data: Any = trainer.datamodule
+        dataset, epoch = data.datasets["train"], data.plan("train", 0)
         weights = list(pl_module.parameters())
         num_trained = sum(p.numel() for p in weights if p.requires_grad)
         self.summary = (
-            f"{len(data.datasets['train'].lengths):,} samples; "
+            f"{len(dataset.lengths):,} samples; "
             f"{sum(p.numel() for p in weights):,} weights, {num_trained:,} of them trained. Memory "
             "is that of weights, gradients and two moments, as AdamW has them; activations come "
             "on top."
         )
-        for count in self.counts:
-            try:
-                self.columns.append(self._column(trainer, pl_module, data, count))
-            except ValueError as error:
-                self.refused.append(f"{count} devices. {error}")
-        trainer.should_stop = True
-
-    def _column(
-        self, trainer: Trainer, module: LightningModule, data: PlannedDataModule, count: int
-    ) -> dict[str, Any]:
-        """Return label -> value of one number of devices.
-
-        Raises:
-            ValueError: a run would be refused there, as at its start.
-        """
-        sizes = (data.global_batch_size, data.micro_batch_size)
-        batching = derive_batching(count, *sizes, data.given_accumulation)
-        check_share(batching, count)
-        dataset, epoch = data.datasets["train"], data.plan("train", 0)
-        limit = self.values.get("limit_train_batches")
-        steps = epoch.num_steps
+        steps, limit = epoch.num_steps, self.values.get("limit_train_batches")
         if isinstance(limit, float) and limit <= 1:
             steps = max(1, int(steps * limit))
         elif limit is not None:  # 3.0 is 3 batches, to Lightning too
@@ -200,18 +181,29 @@ class Forecast(Callback):
         if warmup is not None and total is not None:
             warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
-        state = state_bytes(module)
-        return {
-            "devices": count,
-            "global batch": batching.global_batch_size,
-            "batch per device": batching.micro_batch_size,
-            "accumulation": batching.accumulate_grad_batches,
+        of_all = {
             "steps per epoch": steps,
             "targets per epoch": int(sum(counts.sum() for counts in targets)) or None,
             "steps in all": total,
             "samples seen": total and whole * epoch.samples_in(steps) + epoch.samples_in(rest),
             "warm-up steps": None if total is None else warmup,
             "learning rate": max(group.get("initial_lr", group["lr"]) for group in groups),
-            "GiB, ddp": state / GIB,
-            "GiB, fsdp": state / count / GIB,
         }
+        state_gib = state_bytes(pl_module) / GIB
+        sizes = (data.global_batch_size, data.micro_batch_size, data.given_accumulation)
+        for count in self.counts:
+            try:
+                batching = derive_batching(count, *sizes)
+                check_share(batching, count)
+            except ValueError as error:  # a run would be refused there, as at its start
+                self.refused.append(f"{count} devices. {error}")
+                continue
+            column = {
+                "devices": count,
+                "global batch": batching.global_batch_size,
+                "batch per device": batching.micro_batch_size,
+                "accumulation": batching.accumulate_grad_batches,
+            }
+            memory = {"GiB, ddp": state_gib, "GiB, fsdp": state_gib / count}
+            self.columns.append({**column, **of_all, **memory})
+        trainer.should_stop = True
