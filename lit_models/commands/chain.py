@@ -50,7 +50,6 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 OWN_OPTIONS = ("trainer.default_root_dir", "to", "trainer.devices")
 RECORDS = "chain"
-OPTION = "the option "
 FILES = "the files of the option "
 # Options that decide nothing, as the number of devices.
 DEPLOYMENT = ("trainer.num_nodes", "trainer.accelerator")
@@ -297,16 +296,27 @@ def made_from(
         seed: of the chain.
         outputs: stage -> digest of what it wrote, none if that is still to come.
     """
-    uses_seed = stage.verb in TRAINER_VERBS or SEED in placeholders(stage.options)
-    return {
+    values: dict[str, Any] = {
         "verb": stage.verb,
         "checkpoint": stage.checkpoint,
         **{f"the config {name}": read_config(find_config(name)) for name in stage.config},
-        **{f"{OPTION}{k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
-        **_files_of_options(stage, folder, seed),
-        **({SEED: seed} if uses_seed else {}),
-        **{f"the output of {name}": outputs[name] for name in stage.takes},
+        **{f"the option {k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
     }
+    for name, value in stage.options.items():  # the files that it names, those of stages aside
+        if name.rpartition(".")[2] in NO_INPUTS:
+            continue
+        texts = [
+            v
+            for v in (value if isinstance(value, list | tuple) else [value])
+            if isinstance(v, str) and set(placeholders(v)) <= {SEED}
+        ]
+        named = [_filled(text, {SEED: str(seed)}) for text in texts]
+        digests = [_path_digest(path) for text in named for path in _paths(text, folder)]
+        if digests:
+            values[FILES + name] = digest_of(digests)
+    if stage.verb in TRAINER_VERBS or SEED in placeholders(stage.options):
+        values[SEED] = seed
+    return values | {f"the output of {name}": outputs[name] for name in stage.takes}
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any]:
@@ -375,24 +385,6 @@ def outputs_digest(stage: Stage, folder: Path) -> str:
     place = own / "checkpoints" if stage.verb == "fit" else own
     files = sorted(path for path in place.rglob("*") if path.is_file())
     return digest_of([[p.relative_to(own).as_posix(), file_digest(p)] for p in files])
-
-
-def _files_of_options(stage: Stage, folder: Path, seed: int) -> dict[str, str]:
-    """Return name -> digest of the files that options name, those of the chain's stages aside."""
-    found = {}
-    for name, value in stage.options.items():
-        if name.rpartition(".")[2] in NO_INPUTS:
-            continue
-        texts = [
-            v
-            for v in (value if isinstance(value, list | tuple) else [value])
-            if isinstance(v, str) and set(placeholders(v)) <= {SEED}
-        ]
-        named = [_filled(text, {SEED: str(seed)}) for text in texts]
-        digests = [_path_digest(path) for text in named for path in _paths(text, folder)]
-        if digests:
-            found[FILES + name] = digest_of(digests)
-    return found
 
 
 def _paths(text: str, chain: Path) -> list[Path]:

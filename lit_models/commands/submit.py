@@ -12,8 +12,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lit_models.commands import arguments_of
+from lit_models.commands.chain import (
+    TRAINER_VERBS,
+    Stage,
+    chain,
+    check_outputs,
+    chosen_stages,
+    read_stages,
+)
 from lit_models.config_files import (
     ROOT,
     config_paths,
@@ -26,9 +35,6 @@ from lit_models.config_files import (
 )
 from lit_models.errors import UsageError, usage_errors
 
-if TYPE_CHECKING:  # a chain's help needs none of it
-    from lit_models.commands.chain import Stage
-
 TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
 ACCELERATOR = "trainer.accelerator"
@@ -36,7 +42,6 @@ MODULE = ("-m", "lit_models")
 CPUS_BESIDE_A_GPU = 4  # which make its batches
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-TIME_RULE = "write 24:00:00, 90 (minutes) or 2-12 (days and hours)"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # In a job of these names Lightning does not look for SLURM, and each task trains a copy.
 NO_NAMES = ("bash", "interactive")
@@ -111,21 +116,13 @@ class Resources:
 
 @dataclass(frozen=True)
 class Script:
-    """One script of a job.
-
-    Args:
-        resources: of the job.
-        name: of the job.
-        python: that it starts.
-        command: its lines, quoted where they must be.
-        run_folder: as the shell reads it; "" where the command knows it.
-    """
+    """One script of a job."""
 
     resources: Resources
-    name: str
-    python: str
-    command: Sequence[str]
-    run_folder: str = ""
+    name: str  # of the job
+    python: str  # that it starts
+    command: Sequence[str]  # its lines, quoted where they must be
+    run_folder: str = ""  # as the shell reads it; "" where the command knows it
 
     def text(self, path: Path, activate: Sequence[str] = ()) -> str:
         """Return the script.
@@ -209,17 +206,15 @@ def submit(
     options = expand_configs(run)
     is_chain = given_value(options, "stages") is not None
     if name is None:
-        name = (
-            config_paths(options)[0].resolve().parent.name if is_chain else run_root(options).name
-        )
+        namesake = config_paths(options)[0].resolve().parent if is_chain else run_root(options)
+        name = namesake.name
     if not NAME.fullmatch(name) or name in NO_NAMES:
         raise UsageError(
             f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
             f"is none of {', '.join(NO_NAMES)}, in which Lightning does not see SLURM."
         )
-    job_scripts = chain_scripts if is_chain else run_script
     python = "python" if lines else sys.executable  # the one that the activation finds
-    found = job_scripts(run, resources, name, python)
+    found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
     if not found:
         return 0
     LOGS.mkdir(exist_ok=True)
@@ -299,8 +294,6 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
         UsageError: the chain or a stage is wrong, or a run would be refused.
         ValueError: what lies in the chain's folder was made from something else.
     """
-    from lit_models.commands import arguments_of, chain
-
     if most.nodes > 1:
         raise UsageError(
             f"--nodes={most.nodes}: a stage of a chain takes as many nodes as its devices need; "
@@ -311,24 +304,23 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
     machines: dict[str, Resources] = {}
     changes: dict[str, list[str]] = {}
     with usage_errors():
-        given = {**(chain.chain.__kwdefaults__ or {}), **arguments_of(options, chain.chain)}
-        for stage in chain.read_stages(given["stages"] or {}, given["change"]):
+        given = {**(chain.__kwdefaults__ or {}), **arguments_of(options, chain)}
+        for stage in read_stages(given["stages"] or {}, given["change"]):
             machines[stage.name] = job = job_of_stage(stage, most)
-            if stage.verb in chain.TRAINER_VERBS:
+            if stage.verb in TRAINER_VERBS:
                 own: dict[str, Any] = {"trainer.num_nodes": job.nodes} if job.nodes > 1 else {}
                 files = [f"--config={find_config(file)}" for file in stage.config]
                 if not (stage.options.get(ACCELERATOR) or given_value(files, ACCELERATOR)):
                     own[ACCELERATOR] = job.accelerator
                 stage = replace(stage, devices=job.tasks_per_node, options={**stage.options, **own})
-                changed: dict[str, Any] = {"devices": job.tasks_per_node}
-                changed |= {f"options.{key}": value for key, value in own.items()}
-                changes[stage.name] = [
-                    f"--change.{stage.name}.{key}={value}" for key, value in changed.items()
+                changes[stage.name] = [f"--change.{stage.name}.devices={job.tasks_per_node}"]
+                changes[stage.name] += [
+                    f"--change.{stage.name}.options.{key}={value}" for key, value in own.items()
                 ]
             stages.append(stage)
-        chosen = chain.chosen_stages(stages, given["only"])
+        chosen = chosen_stages(stages, given["only"])
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
-    states = chain.check_outputs(stages, chosen, folder, given["seed"])
+    states = check_outputs(stages, chosen, folder, given["seed"])
     kept = [shlex.quote(word) for word in one_word_each(run) if not word.startswith("--only=")]
     found = {}
     for number, stage in enumerate(stages, 1):
@@ -338,16 +330,12 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
             print(f"stage {stage.name} is complete: no job")
             continue
         job = machines[stage.name]
-        if stage.verb in chain.TRAINER_VERBS:
+        if stage.verb in TRAINER_VERBS:
             check_run(stage.arguments(folder, given["seed"]), job.processes, is_stage=True)
         launcher = f"--launcher={shlex.quote(shlex.join(job.srun))}"
         command = [shlex.join([python, *MODULE, "chain"]), *kept, f"--only={stage.name}"]
-        found[f"{number}-{stage.name}.sh"] = Script(
-            job,
-            f"{name}-{stage.name}",
-            python,
-            [*command, *changes.get(stage.name, []), launcher],
-        )
+        command += [*changes.get(stage.name, []), launcher]
+        found[f"{number}-{stage.name}.sh"] = Script(job, f"{name}-{stage.name}", python, command)
     return found
 
 
@@ -400,9 +388,12 @@ def seconds(time_limit: str) -> int:
     Raises:
         UsageError: sbatch would not read it.
     """
-    match = TIME.fullmatch(str(time_limit))
+    match = TIME.fullmatch(time_limit)
     if match is None:
-        raise UsageError(f"--time-limit={time_limit} is no time; {TIME_RULE}.")
+        raise UsageError(
+            f"--time-limit={time_limit} is no time; write 24:00:00, 90 (minutes) or 2-12 (days and "
+            "hours)."
+        )
     days, *rest = match.groups()
     values = [int(value) for value in rest if value is not None]
     factors = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1, 0)
