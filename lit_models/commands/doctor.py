@@ -27,19 +27,12 @@ MESSAGE_BYTES, ROUNDS = 64 * 2**20, 5
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Args:
-        check: its name, such as "disk"; several may share it.
-        level: ok, warning (a run works, perhaps not as hoped) or error (a run fails or is wrong).
-        what: what is there, with the values.
-        todo: what follows from it, and the way out; empty where it is ok.
-    """
-
-    check: str
-    level: Level
-    what: str
-    todo: str = ""
+    check: str  # its name, such as "disk"; several may share it
+    level: Level  # at warning a run works, perhaps not as hoped; at error it fails or is wrong
+    what: str  # what is there, with the values
+    todo: str = ""  # what follows from it, and the way out; empty where it is ok
 
 
 def doctor(
@@ -78,8 +71,13 @@ def doctor(
     level = worst(own)
     if collectives and environ is not None:
         own, level = _group(environ, timeout_s, own)
+    for d in own:
+        print(f"{d.level:<8} {d.check:<14} {d.what}")
+        if d.todo:
+            print(f"{'':<23} -> {d.todo}")
     if own:
-        show(own)
+        counts = Counter(d.level for d in own)
+        print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
     return 1 if level == "error" else 0
 
 
@@ -89,16 +87,6 @@ def worst(diagnoses: Sequence[Diagnosis]) -> Level:
     return next((level for level in levels if any(d.level == level for d in diagnoses)), "ok")
 
 
-def show(diagnoses: Sequence[Diagnosis]) -> None:
-    """Print a line for each, with its way out below where there is any."""
-    for d in diagnoses:
-        print(f"{d.level:<8} {d.check:<14} {d.what}")
-        if d.todo:
-            print(f"{'':<23} -> {d.todo}")
-    counts = Counter(d.level for d in diagnoses)
-    print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
-
-
 def check_packages() -> list[Diagnosis]:
     """Return Python and the installed packages beside the versions that the project needs."""
     from packaging.requirements import Requirement
@@ -106,9 +94,8 @@ def check_packages() -> list[Diagnosis]:
     versions: dict[str, str] = {}
     for found in distributions():  # of two of one name, Python imports the first
         versions.setdefault(found.metadata["Name"], found.version)
-    out = [
-        Diagnosis("python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
-    ]
+    python = f"{platform.python_version()} on {platform.platform(terse=True)}"
+    out = [Diagnosis("python", "ok", python)]
     if "unisono" not in versions:
         todo = "its versions cannot be compared: pip install -e . in that folder"
         what = "unisono runs from a folder, not installed"

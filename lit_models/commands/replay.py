@@ -46,23 +46,14 @@ TRAINER_KEYS = (
 
 @dataclass(frozen=True)
 class LedgerStep:
-    """A step of the surviving lineage, and the checkpoint nearest to the weights it began with.
+    """A step of the surviving lineage, and the checkpoint nearest to the weights it began with."""
 
-    Attributes:
-        run: folder of the run; only read.
-        line: its own.
-        start: the line that began its attempt.
-        left_out: why it is not in the final weights, or "".
-        checkpoint: `None` for the untrained network.
-        checkpoint_step: updates behind its weights.
-    """
-
-    run: Path
-    line: dict[str, Any]
-    start: dict[str, Any]
-    left_out: str = ""
-    checkpoint: Path | None = None
-    checkpoint_step: int = 0
+    run: Path  # folder of the run; only read
+    line: dict[str, Any]  # its own in the ledger
+    start: dict[str, Any]  # the line that began its attempt
+    left_out: str = ""  # why it is not in the final weights
+    checkpoint: Path | None = None  # `None` for the untrained network
+    checkpoint_step: int = 0  # updates behind its weights
 
     @property
     def num_older(self) -> int:
@@ -72,41 +63,26 @@ class LedgerStep:
 
 @dataclass(frozen=True)
 class SampleLoss:
-    """One sample by itself.
+    """One sample by itself."""
 
-    Attributes:
-        sample_id: index in the split.
-        description: name -> text.
-        terms: name -> mean over the sample's own targets; `None` where it has none.
-        share: what it adds to the loss of the step.
-    """
-
-    sample_id: int
-    description: dict[str, str]
-    terms: dict[str, float | None]
-    share: float
+    sample_id: int  # index in the split
+    description: dict[str, str]  # name -> text
+    terms: dict[str, float | None]  # name -> mean over its own targets; `None` where it has none
+    share: float  # what it adds to the loss of the step
 
 
 @dataclass
 class Replay:
-    """A step made again.
+    """A step made again."""
 
-    Attributes:
-        samples: losses of each sample by itself, in the order of the plan.
-        loss: of the step.
-        grad_norms: block -> norm of its gradient.
-        grad_norm: of the whole gradient, before clipping.
-        faults: first place with NaN or +inf in a forward pass -> ids of the samples that meet it;
-            of the gradient, without samples.
-        weights_step: optimizer steps that the weights have behind them.
-    """
-
-    samples: list[SampleLoss] = field(default_factory=list)
-    loss: float = 0.0
-    grad_norms: dict[str, float] = field(default_factory=dict)
-    grad_norm: float = math.nan
+    samples: list[SampleLoss] = field(default_factory=list)  # in the order of the plan
+    loss: float = 0.0  # of the step
+    grad_norms: dict[str, float] = field(default_factory=dict)  # block -> norm of its gradient
+    grad_norm: float = math.nan  # of the whole gradient, before clipping
+    # First place with NaN or +inf in a forward pass -> ids of the samples that meet it; of the
+    # gradient, without samples.
     faults: dict[str, list[int]] = field(default_factory=dict)
-    weights_step: int = 0
+    weights_step: int = 0  # optimizer steps that the weights have behind them
 
 
 def replay(
@@ -146,9 +122,7 @@ def replay(
     advance = advance and found.num_older > 0
     result = replay_step(found, module, data, config.get("trainer") or {}, advance)
     _say("config", path.name)
-    _show_start(found, advance)
-    _show_samples(result)
-    _show_result(found, result)
+    _show(found, result, advance)
     if json is not None:
         content = {
             "run": str(run),
@@ -205,7 +179,7 @@ def _say(label: str, text: str) -> None:
     print(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
 
 
-def _show_start(found: LedgerStep, advance: bool) -> None:
+def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     line, steps = found.line, f"{found.num_older} step{'s' * (found.num_older != 1)}"
     _say(
         "step",
@@ -222,8 +196,6 @@ def _show_start(found: LedgerStep, advance: bool) -> None:
         _say("weights", f"{steps} older than the step's own; --advance trains the steps between")
     _say("dropout", "off here: where the run has it, losses differ from the ledger's")
 
-
-def _show_samples(result: Replay) -> None:
     names, terms = list(result.samples[0].description), list(result.samples[0].terms)
     rows = sorted(result.samples, key=lambda one: (math.isfinite(one.share), -one.share))
     table = Table(width=WIDTH, title="samples", title_justify="left", title_style="bold")
@@ -237,22 +209,21 @@ def _show_samples(result: Replay) -> None:
         numbers = ["-" if v is None else f"{v:.4g}" for v in (*one.terms.values(), one.share)]
         texts = (_printable(one.description[name]) for name in names)
         table.add_row(str(one.sample_id), *texts, *numbers)
-    Console(width=WIDTH, highlight=False).print(table)
+    console = Console(width=WIDTH, highlight=False)
+    console.print(table)
     if len(rows) > MOST_SAMPLES:
         print(f"… and {len(rows) - MOST_SAMPLES} more with smaller shares (--json writes all)")
 
-
-def _show_result(found: LedgerStep, result: Replay) -> None:
     total = sum(loss.share for loss in result.samples)
-    _say("loss", _beside(result.loss, found.line["loss"]))
+    _say("loss", _beside(result.loss, line["loss"]))
     _say("", f"{total:.10g}, sum of the shares of the samples by themselves")
     table = Table(width=WIDTH, title="gradient", title_justify="left", title_style="bold")
     table.add_column("block", overflow="ellipsis", no_wrap=True, ratio=1)
     table.add_column("norm", justify="right", no_wrap=True)
     for block, norm in result.grad_norms.items():
         table.add_row(_printable(block), f"{norm:.4g}")
-    Console(width=WIDTH, highlight=False).print(table)
-    _say("grad norm", _beside(result.grad_norm, found.line["grad_norm"]))
+    console.print(table)
+    _say("grad norm", _beside(result.grad_norm, line["grad_norm"]))
     if not result.faults:
         _say("finite", "all losses and gradients")
     for place, samples in result.faults.items():
@@ -444,7 +415,9 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     squares: dict[str, float] = {}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
-            block = block_of(name)
+            # Up to the first number of its name, else at most three steps down and never itself.
+            numbered = re.match(r"(.*?\.\d+)\.", name)
+            block = numbered[1] if numbered else ".".join(name.split(".")[:-1][:3]) or name
             squares[block] = squares.get(block, 0.0) + float(parameter.grad.double().norm()) ** 2
     module.zero_grad(set_to_none=True)
     out.grad_norms = {block: math.sqrt(square) for block, square in squares.items()}
@@ -489,10 +462,3 @@ def tensors(values: Any) -> Iterator[Tensor]:
     elif isinstance(values, dict | list | tuple):
         for value in values.values() if isinstance(values, dict) else values:
             yield from tensors(value)
-
-
-def block_of(name: str) -> str:
-    """Return the block of a parameter: up to the first number of its name, else at most three
-    steps down and never the parameter itself."""
-    numbered = re.match(r"(.*?\.\d+)\.", name)
-    return numbered[1] if numbered else ".".join(name.split(".")[:-1][:3]) or name

@@ -27,35 +27,20 @@ Points = list[tuple[float, float]]  # step and value; a value may be NaN or infi
 
 @dataclass
 class RunRecord:
-    """Content of a run folder.
-
-    Attributes:
-        folder: the run folder.
-        ledger: its lines, in the order in which they were written.
-        lineage: step -> line of what led to the newest weights.
-        age_s: seconds since the ledger was written to.
-        topology: content of topology.json.
-        plan: content of plan.json.
-        config: the configuration of the newest training.
-        config_text: its file as it is.
-        metrics: metric -> step and value, by step.
-        throughput: lines of throughput.jsonl.
-        failure: content of failure.json.
-        notes: what is missing or could not be read, a sentence each.
-    """
+    """Content of a run folder; a file that is missing or damaged is empty, and has a note."""
 
     folder: Path
-    ledger: list[Line]
-    lineage: dict[int, Line]
-    age_s: float = 0.0
-    topology: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    config_text: str = ""
-    metrics: dict[str, Points] = field(default_factory=dict)
-    throughput: list[Line] = field(default_factory=list)
-    failure: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    ledger: list[Line]  # in the order in which they were written
+    lineage: dict[int, Line]  # step -> line of what led to the newest weights
+    age_s: float = 0.0  # since the ledger was written to
+    topology: dict[str, Any] = field(default_factory=dict)  # content of topology.json
+    plan: dict[str, Any] = field(default_factory=dict)  # of plan.json
+    failure: dict[str, Any] = field(default_factory=dict)  # of failure.json
+    config: dict[str, Any] = field(default_factory=dict)  # of the newest training
+    config_text: str = ""  # its file as it is
+    metrics: dict[str, Points] = field(default_factory=dict)  # each by step
+    throughput: list[Line] = field(default_factory=list)  # lines of throughput.jsonl
+    notes: list[str] = field(default_factory=list)  # a sentence each
 
     @property
     def name(self) -> str:
@@ -82,6 +67,12 @@ class RunRecord:
         """Of a surviving step; 0 without steps."""
         found = [seconds for _, seconds in self.series("seconds")]
         return statistics.median(found) if found else 0.0
+
+    @property
+    def evaluated(self) -> dict[str, Points]:
+        """The metrics of evaluations."""
+        others = ("train/", "throughput/")
+        return {n: points for n, points in self.metrics.items() if not n.startswith(others)}
 
     @property
     def monitor(self) -> tuple[str, str]:
@@ -151,9 +142,14 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         raise UsageError(str(error)) from error
     run = RunRecord(folder, ledger, surviving(ledger).steps, now_s - path.stat().st_mtime)
     notes = run.notes
-    run.topology, run.plan, run.failure = (
-        _read_json(folder / name, notes) for name in ("topology.json", "plan.json", "failure.json")
-    )
+    for name, content in (("topology", run.topology), ("plan", run.plan), ("failure", run.failure)):
+        try:
+            content.update(**json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            if name != "failure":
+                notes.append(f"There is no {name}.json: what it would say is left out.")
+        except (ValueError, TypeError) as error:
+            notes.append(f"{name}.json is damaged ({error}): what it would say is left out.")
     run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
     speeds = folder / "throughput.jsonl"
     run.throughput = json_lines(speeds) if speeds.exists() else []
@@ -164,18 +160,6 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         return run
     run.config_text, run.config = config.read_text("utf-8"), read_config(config)
     return run
-
-
-def _read_json(path: Path, notes: list[str]) -> dict[str, Any]:
-    """Return a JSON object; {} where it is damaged or, of a run that did not fail, absent."""
-    try:
-        return {**json.loads(path.read_text(encoding="utf-8"))}
-    except FileNotFoundError:
-        if path.name != "failure.json":
-            notes.append(f"There is no {path.name}: what it would say is left out.")
-    except (ValueError, TypeError) as error:
-        notes.append(f"{path.name} is damaged ({error}): what it would say is left out.")
-    return {}
 
 
 def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Points]:
@@ -276,35 +260,20 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         ("Devices", f"{world:,}", run.topology.get("strategy", "")),
         ("Exactly-once proof", state, "of unisono verify"),
     ]
-    charts = [
-        chart(
-            "Loss",
-            {
-                n: p
-                for n, p in (
-                    ("train/loss", run.series("loss")),
-                    ("val/loss", run.metrics.get("val/loss", [])),
-                )
-                if p
-            },
-            True,
-        ),
-        *(chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[:1]),
-        chart("Learning rate", {"learning rate": run.series("learning_rate")}),
-        chart("Gradient norm", {"before clipping": run.series("grad_norm")}, True),
-        chart("Seconds per step", {"seconds": run.series("seconds")}, True),
-    ]
+    losses = {"train/loss": run.series("loss"), "val/loss": run.metrics.get("val/loss", [])}
     terms: dict[str, Points] = {}
     for step, line in sorted(run.lineage.items()):
         for term, value in line.get("terms", {}).items():
             terms.setdefault(term, []).append((float(step), float(value)))
-    if len(terms) > 1:
-        charts.insert(1, chart("Terms of the loss", terms, True))
-    charts += [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)[1:]]
-    metrics = [
-        (name, shown(points[-1][1]))
-        for name, points in sorted(run.metrics.items())
-        if not name.startswith(("train/", "throughput/"))
+    drawn = [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)]
+    charts = [
+        chart("Loss", {name: points for name, points in losses.items() if points}, True),
+        *([chart("Terms of the loss", terms, True)] if len(terms) > 1 else []),
+        *drawn[:1],
+        chart("Learning rate", {"learning rate": run.series("learning_rate")}),
+        chart("Gradient norm", {"before clipping": run.series("grad_norm")}, True),
+        chart("Seconds per step", {"seconds": run.series("seconds")}, True),
+        *drawn[1:],
     ]
     return {
         "title": run.name,
@@ -317,7 +286,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "attempts": attempts,
         "duration": duration,
         "events": [ln for ln in run.ledger if ln.get("event") == "not_applied"],
-        "metrics": metrics,
+        "metrics": [(n, shown(points[-1][1])) for n, points in sorted(run.evaluated.items())],
         "facts": _facts(run),
         "proof": proof,
         "warnings": [*run.topology.get("warnings", []), *run.notes],
@@ -363,11 +332,9 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
     samples = sum(line["samples"] for line in run.steps)
     rate = f"{samples / run.seconds:,.1f}" if run.seconds else None
-    memory = [
-        one.get("allocated_bytes") or one.get("resident_bytes") or 0
-        for one in top.get("memory", [])
-    ]
-    sizes = sorted({f"{size / (1 << 30):,.2f} GiB" for size in memory if size})
+    ranks = top.get("memory", [])
+    memory = sorted(one.get("allocated_bytes") or one.get("resident_bytes") or 0 for one in ranks)
+    sizes = [f"{size / (1 << 30):,.2f} GiB" for size in memory if size]
     batch = plan.get("global_batch_size")
     facts = {
         "host:rank:device": ", ".join(top.get("host_rank_device", [])),
@@ -394,9 +361,8 @@ def _drawn_metrics(run: RunRecord) -> list[str]:
     """Return the metrics that make a curve, the monitored one first: two values that differ."""
     names = [
         name
-        for name, points in run.metrics.items()
-        if not name.startswith(("train/", "throughput/", "val/loss"))
-        and len({value for _, value in points}) > 1
+        for name, points in run.evaluated.items()
+        if not name.startswith("val/loss") and len({value for _, value in points}) > 1
     ]
     return sorted(names, key=lambda name: name != run.monitor[0])
 
@@ -411,10 +377,7 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         for aspect, rows_ in found.items()
         for i, row in enumerate(rows_ or ())
     ]
-    evaluated = [
-        {n for n in run.metrics if not n.startswith(("train/", "throughput/"))} for run in runs
-    ]
-    common = sorted(evaluated[0] & evaluated[1])
+    common = sorted(first.evaluated.keys() & second.evaluated.keys())
     values: dict[str, list[float | None]] = {
         "steps": [len(run.lineage) for run in runs],
         "median seconds per step": [run.median_seconds for run in runs],
@@ -425,28 +388,23 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     for name, (one, two) in values.items():
         change = "" if one is None or two is None else f"{two - one:+,.4g}"
         rows.append(("", name, shown(one), shown(two), change))
-    keys = {
-        "Training loss": "loss",
-        "Learning rate": "learning_rate",
-        "Gradient norm": "grad_norm",
-        "Seconds per step": "seconds",
-    }
+    named = dict(zip(names, runs, strict=True))
     charts = [
-        chart(
-            title,
-            {n: run.series(key) for n, run in zip(names, runs, strict=True)},
-            key != "learning_rate",
+        chart(title, {n: run.series(key) for n, run in named.items()}, key != "learning_rate")
+        for title, key in (
+            ("Training loss", "loss"),
+            ("Learning rate", "learning_rate"),
+            ("Gradient norm", "grad_norm"),
+            ("Seconds per step", "seconds"),
         )
-        for title, key in keys.items()
     ]
     drawn = {n for run in runs for n in [*_drawn_metrics(run), "val/loss"]} & set(common)
     watched = [run.monitor[0] for run in runs]
     for name in sorted(drawn, key=lambda n: (n not in watched, n)):
-        pairs = zip(names, runs, strict=True)
-        charts.append(chart(name, {n: run.metrics[name] for n, run in pairs}))
+        charts.append(chart(name, {n: run.metrics[name] for n, run in named.items()}))
     return {
         "title": f"{names[0]} and {names[1]}",
-        "states": [(n, *ending(run)) for n, run in zip(names, runs, strict=True)],
+        "states": [(n, *ending(run)) for n, run in named.items()],
         "differs": [aspect for aspect, rows_ in found.items() if rows_],
         "same": [aspect for aspect, rows_ in found.items() if rows_ == []],
         "unknown": [aspect for aspect, rows_ in found.items() if rows_ is None],
@@ -454,10 +412,8 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         "names": names,
         "rows": rows,
         "charts": charts,
-        "warnings": [
-            f"{n}: {note}" for n, run in zip(names, runs, strict=True) for note in run.notes
-        ],
-        "sources": list(zip(names, runs, strict=True)),
+        "warnings": [f"{n}: {note}" for n, run in named.items() for note in run.notes],
+        "sources": list(named.items()),
     }
 
 

@@ -91,21 +91,13 @@ class EpochUse:
 
 @dataclass
 class Proof:
-    """What `verify_run` found.
+    """What `verify_run` found."""
 
-    Attributes:
-        epochs: of the surviving lineage.
-        discarded: steps that a kill made a later attempt repeat, as attempt and step range.
-        attempts: the world size of each attempt.
-        checkpoints: name and step of each that is of this ledger.
-        findings: empty where all is proven.
-    """
-
-    epochs: list[EpochUse] = field(default_factory=list)
-    discarded: list[str] = field(default_factory=list)
-    attempts: list[int] = field(default_factory=list)
-    checkpoints: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    epochs: list[EpochUse] = field(default_factory=list)  # of the surviving lineage
+    discarded: list[str] = field(default_factory=list)  # as of a `Lineage`
+    attempts: list[int] = field(default_factory=list)  # the world size of each
+    checkpoints: list[str] = field(default_factory=list)  # name and step of each of this ledger
+    findings: list[Finding] = field(default_factory=list)  # empty where all is proven
 
     def add(self, status: Status, text: str) -> None:
         """Add a finding."""
@@ -200,19 +192,12 @@ def plan_of(run: Path) -> Row:
 
 
 class Lineage(NamedTuple):
-    """The lines of a ledger that led to the final weights.
+    """The lines of a ledger that led to the final weights."""
 
-    Attributes:
-        rows: these lines, in their order.
-        steps: step -> its line.
-        discarded: steps that a kill made a later attempt repeat, as attempt and step range.
-        left_out: step -> why it is not in the weights though it was not repeated.
-    """
-
-    rows: list[Row]
-    steps: dict[int, Row]
-    discarded: list[str]
-    left_out: dict[int, str]
+    rows: list[Row]  # these lines, in their order
+    steps: dict[int, Row]  # step -> its line
+    discarded: list[str]  # attempt and range of steps that a kill made a later attempt repeat
+    left_out: dict[int, str]  # step -> why it is not in the weights though it was not repeated
 
 
 def surviving(rows: list[Row]) -> Lineage:
@@ -265,7 +250,7 @@ def verify_run(run: Path) -> Proof:
     lineage = surviving(rows)
     starts = [row for row in rows if _kind(row) == "start"]
     proof = Proof(discarded=lineage.discarded, attempts=[row["world_size"] for row in starts])
-    _check_chain_and_order(proof, rows)
+    newest = _check_chain_and_order(proof, rows)
     own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.steps.values()}
     for row in starts:
@@ -275,7 +260,7 @@ def verify_run(run: Path) -> Proof:
             proof.add(Status.OFF_PLAN, text)
     if len(lengths) == plan["request"]["num_samples"]:  # else the plan differs, which was reported
         _check_epochs(proof, lineage, plan, lengths)
-    _check_checkpoints(proof, run, rows)
+    _check_checkpoints(proof, run, newest)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
         proof.add(
             Status.CUT,
@@ -285,10 +270,11 @@ def verify_run(run: Path) -> Proof:
     return proof
 
 
-def _check_chain_and_order(proof: Proof, rows: list[Row]) -> None:
+def _check_chain_and_order(proof: Proof, rows: list[Row]) -> dict[str, int]:
     """Each line is chained to the one before; each attempt goes on from a step that is there, and
-    takes one step after the other."""
+    takes one step after the other. Returns hash of a line -> the newest step there."""
     before, last = "", 0
+    newest: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
         if row.get("hash") != chained(row, before):
             proof.add(
@@ -309,6 +295,8 @@ def _check_chain_and_order(proof: Proof, rows: list[Row]) -> None:
             elif step > last + 1:
                 proof.add(Status.MISSING, f"steps are missing: {text} follows step {last}")
             last = step
+        newest[before] = last
+    return newest
 
 
 def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray) -> None:
@@ -353,14 +341,8 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
         proof.add(Status.CUT, "the ledger holds no step")
 
 
-def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
+def _check_checkpoints(proof: Proof, run: Path, newest: dict[str, int]) -> None:
     """Each checkpoint is sound, and says what the lines say that were there when it was saved."""
-    newest = 0
-    steps: dict[str | None, int] = {}  # hash of a line -> the newest step there
-    for row in rows:
-        if _kind(row) != "event":
-            newest = row["step"] if "step" in row else row["resumed_from_step"]
-        steps[row.get("hash")] = newest
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True)
@@ -369,9 +351,9 @@ def _check_checkpoints(proof: Proof, run: Path, rows: list[Row]) -> None:
             continue
         step = content.get("global_step")
         name = f"{path.name} (step {step})"
-        saved_at = steps.get(content.get("ledger", {}).get("hash"))
+        saved_at = newest.get(content.get("ledger", {}).get("hash"))
         if saved_at is None:
-            last = max(steps.values(), default=0)
+            last = max(newest.values(), default=0)
             lacks = isinstance(step, int) and step > last
             text = f"{name}: the ledger lacks the line it was saved at; its last step is {last}"
             proof.add(Status.MISSING if lacks else Status.CHECKPOINT, text)
