@@ -30,9 +30,7 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(hidden).view(batch, positions, 3, self.num_heads, width // self.num_heads)
         q_bhpk, k_bhpk, v_bhpk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         q_bhpk, k_bhpk = rotate(q_bhpk, *rotary), rotate(k_bhpk, *rotary)
-        mixed = F.scaled_dot_product_attention(
-            q_bhpk, k_bhpk, v_bhpk, attn_mask=mask[:, None, None, :]
-        )
+        mixed = F.scaled_dot_product_attention(q_bhpk, k_bhpk, v_bhpk, mask[:, None, None, :])
         return self.output(mixed.transpose(1, 2).reshape(batch, positions, width))
 
 

@@ -31,18 +31,15 @@ def export(
     from rich.console import Console
 
     from lit_models.training.checkpoints import read_checkpoint
-    from lit_models.training.export import (
-        START_ONLY,
-        Layout,
-        check_target,
-        class_of,
-        paths_in,
-        write_exported,
-    )
+    from lit_models.training.export import START_ONLY, Layout, class_of, paths_in, write_exported
     from lit_models.training.hyperparameters import StoredClasses
     from lit_models.training.optim import AVERAGED
 
-    check_target(Path(to))
+    to = Path(to)
+    if to.is_file() or (to.exists() and any(to.iterdir())):
+        raise ValueError(
+            f"--to {to} is there and is never replaced; name a folder that is new or empty."
+        )
     classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])
     content = read_checkpoint(ckpt, classes=classes)
     values = content.get("hyper_parameters", {})
@@ -75,13 +72,13 @@ def export(
         "extra": {module_class.recipe_key: recipe} if module_class.recipe_key else {},
         **layout.values,
     }
-    write_exported(Path(to), config, layout)
+    write_exported(to, config, layout)
 
     console = Console(highlight=False, soft_wrap=True)
     name = class_path.rpartition(".")[2]
     console.print(f"exported  {to}: {name}, {weights} weights of step {step}")
     num_parameters = sum(tensor.numel() for tensor in layout.weights.values())
-    num_bytes = sum(file.stat().st_size for file in Path(to).iterdir())
+    num_bytes = sum(file.stat().st_size for file in to.iterdir())
     console.print(
         f"size      {num_parameters:,} parameters in {len(layout.weights)} tensors, "
         f"{num_bytes / 1e6:,.1f} MB"

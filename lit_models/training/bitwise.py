@@ -108,20 +108,18 @@ def pinned() -> Iterator[None]:
 def check_run(strategy: str | None, precision: str | int | None, world_size: int) -> None:
     """Raise ValueError for a run that cannot give equal bits, before its data is read; the strategy
     is a name, `None` where the configuration names a class."""
-    reasons = {
-        f"trainer.strategy ddp or ddp_spawn, got {strategy}": not (strategy or "auto").startswith(
-            ("auto", "ddp")  # ddp_spawn, ddp_fork ... too
-        ),
-        f"trainer.precision 32-true or 64-true, got {precision}": (
-            str(precision).removesuffix("-true") not in ("None", "32", "64")
-        ),
-        f"a power of two of processes, got {world_size}": world_size.bit_count() != 1,
-    }
-    for needed, is_wrong in reasons.items():
-        if is_wrong:
-            raise ValueError(
-                f"exactness: bitwise needs {needed}; change it, or take --exactness=gradient."
-            )
+    needed = []
+    if not (strategy or "auto").startswith(("auto", "ddp")):  # ddp_spawn, ddp_fork ... too
+        needed.append(f"trainer.strategy ddp or ddp_spawn, got {strategy}")
+    if str(precision).removesuffix("-true") not in ("None", "32", "64"):
+        needed.append(f"trainer.precision 32-true or 64-true, got {precision}")
+    if world_size.bit_count() != 1:
+        needed.append(f"a power of two of processes, got {world_size}")
+    if needed:
+        raise ValueError(
+            f"exactness: bitwise needs {' and '.join(needed)}; change it, or take "
+            "--exactness=gradient."
+        )
 
 
 def check_cut(data: PlannedDataModule) -> None:
@@ -228,15 +226,14 @@ class BitwiseSum(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the gradients of a micro-batch away; after the last one put the step's back."""
-        self._sum.push([p.grad for p in self._parameters])
-        for parameter in self._parameters:
+        own, rank = self._parameters, trainer.global_rank
+        self._sum.push([p.grad for p in own])
+        for parameter in own:
             parameter.grad = None
         if self._sum.count < self._accumulation:
             return
-        total = added_over_ranks(
-            self._sum.pop(), self._parameters, trainer.global_rank, trainer.world_size
-        )
-        for parameter, gradient in zip(self._parameters, total, strict=True):
+        total = added_over_ranks(self._sum.pop(), own, rank, trainer.world_size)
+        for parameter, gradient in zip(own, total, strict=True):
             parameter.grad = gradient
 
     def on_before_optimizer_step(self, *_: Any) -> None:

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import put_in_place, remove, replacing, sha256_of, sync
-from lit_models.training.export import CONFIG, is_exported, read_exported
+from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.ledger import ledger_of, of_all_ranks
 from lit_models.training.optim import AVERAGED
@@ -103,7 +103,26 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     """Return what is wrong with a checkpoint, file or folder of shards, `None` if it is sound;
     without `every_byte` no checksums are compared."""
     if path.is_dir():
-        return _folder_damage(path, every_byte)
+        if not (path / MARKER).is_file():
+            kind = "a save that was not finished, or neither checkpoint nor export"
+            return f"it is a folder without {MARKER} or {CONFIG}: {kind}"
+        if fault := damage(path / MARKER):
+            return f"of its {MARKER}: {fault}"
+        try:
+            meta = _load(path / MARKER)
+        except ValueError as error:  # another program's
+            return str(error)
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            return f"its {MARKER} is not of this format, {FORMAT!r}"
+        for name, expected in meta["files"].items():
+            shard = path / name
+            if not shard.is_file():
+                return f"its shard {name} is missing"
+            if shard.stat().st_size != expected["bytes"]:
+                return f"its shard {name} is cut short or of another save"
+            if every_byte and sha256_of(shard) != expected["sha256"]:
+                return f"the checksum of its shard {name} is wrong"
+        return None
     if not path.is_file():
         return "it is not a file" if path.exists() else "it does not exist"
     if path.stat().st_size == 0:
@@ -114,29 +133,6 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     except zipfile.BadZipFile:
         return "it is cut short or no checkpoint"
     return f"the checksum of its record {broken} is wrong" if broken else None
-
-
-def _folder_damage(folder: Path, every_byte: bool) -> str | None:
-    if not (folder / MARKER).is_file():
-        kind = "a save that was not finished, or neither checkpoint nor export"
-        return f"it is a folder without {MARKER} or {CONFIG}: {kind}"
-    if fault := damage(folder / MARKER):
-        return f"of its {MARKER}: {fault}"
-    try:
-        meta = _load(folder / MARKER)
-    except ValueError as error:  # another program's
-        return str(error)
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        return f"its {MARKER} is not of this format, {FORMAT!r}"
-    for name, expected in meta["files"].items():
-        path = folder / name
-        if not path.is_file():
-            return f"its shard {name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"its shard {name} is cut short or of another save"
-        if every_byte and sha256_of(path) != expected["sha256"]:
-            return f"the checksum of its shard {name} is wrong"
-    return None
 
 
 def read_checkpoint(
@@ -159,7 +155,7 @@ def read_checkpoint(
         ValueError: damaged, or it holds more than plain data.
     """
     path = Path(path)
-    if is_exported(path):
+    if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob("*.ckpt"))

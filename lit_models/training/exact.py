@@ -31,20 +31,14 @@ from lit_models.training.checkpoints import (
 )
 from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
-from lit_models.training.hyperparameters import (
-    StoredClasses,
-    known_arguments,
-    plain_hyperparameters,
-)
+from lit_models.training.hyperparameters import StoredClasses, known_arguments, plain_values
 from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.run import RunFolder
-from lit_models.training.sharding import TensorSplit, clip_to_norm, local_parts
-from lit_models.training.strategies import leave_group, register_fsdp
-
-register_fsdp()
+from lit_models.training.sharding import TensorSplit, local_parts
+from lit_models.training.strategies import leave_group
 
 
 class ExactModule(LightningModule):
@@ -95,7 +89,7 @@ class ExactModule(LightningModule):
         options.setdefault("frame", inspect.currentframe().f_back)
         super().save_hyperparameters(*args, **options)
         options.pop("ignore", None)
-        super().save_hyperparameters(plain_hyperparameters(dict(self.hparams)), **options)
+        super().save_hyperparameters(plain_values(dict(self.hparams)), **options)
 
     def blocks(self) -> list[nn.Module]:
         """Return the network's repeated layers, which `fsdp` shards one by one; a block that is
@@ -318,7 +312,12 @@ class ExactModule(LightningModule):
         if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        clip_to_norm(gradients(optimizer), float(gradient_clip_val), norm)
+        holders = []  # of the local parts, as parameters hold gradients; none of a step left out
+        for part in local_parts(gradients(optimizer)):
+            holder = part.detach()
+            holder.grad = part
+            holders.append(holder)
+        nn.utils.clip_grads_with_norm_(holders, float(gradient_clip_val), norm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Step a schedule, whose rates are those that this run configures."""
@@ -391,13 +390,10 @@ class ExactModule(LightningModule):
             return
         loop, steps = checkpoint["loops"]["fit_loop"], position["step"]
         epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-        steps_before = position["epoch"] * datamodule.steps_per_epoch
+        before = position["epoch"] * datamodule.steps_per_epoch
         # Lightning tells where it stopped by which counters are ahead (a checkpoint of
         # `on_train_batch_end` has `completed` one behind): these differences are kept.
-        for counters, done in (
-            (batches["current"], steps),
-            (batches["total"], steps_before + steps),
-        ):
+        for counters, done in ((batches["current"], steps), (batches["total"], before + steps)):
             moved = done * self.trainer.accumulate_grad_batches - counters["processed"]
             for name in ("ready", "started", "processed", "completed"):
                 counters[name] = max(0, counters[name] + moved)

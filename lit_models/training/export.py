@@ -59,16 +59,11 @@ def paths_in(value: Any) -> set[str]:
     return {value} if is_path else set()
 
 
-def check_target(folder: Path) -> None:
-    """Refuse, with a ValueError, anything but a folder that is new or empty."""
-    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-        raise ValueError(
-            f"--to {folder} is there and is never replaced; name a folder that is new or empty."
-        )
-
-
 def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None:
     """Write the folder so that it is absent or whole at every moment.
+
+    safetensors refuses views and shared memory: copies are made of both, and a tensor that is
+    another's double stands in the config alone, as its name -> that of the stored one.
 
     Args:
         folder: new or empty.
@@ -78,7 +73,21 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
     Raises:
         OSError: the storage refuses.
     """
-    stored, tied = without_ties(layout.weights)
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    owners: set[int] = set()
+    for name, tensor in layout.weights.items():
+        tensor, pointer = tensor.detach(), tensor.data_ptr()
+        key = (pointer, tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and key in seen:
+            tied[name] = seen[key]
+            continue
+        seen[key] = name
+        is_part = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        whole = tensor.contiguous()
+        stored[name] = whole.clone() if is_part or pointer in owners else whole
+        owners.add(pointer)
     config = {"format": FORMAT, **config, "tied": tied}
     if layout.texts:
         config |= {"weights_file": layout.weights_file, "is_whole": layout.is_whole}
@@ -99,34 +108,6 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
         raise OSError(
             f"{folder} could not be written: {error}. Free space or name another folder with --to."
         ) from error
-
-
-def without_ties(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what can be stored, and name -> stored name of each tensor that is another's double.
-
-    safetensors refuses views and shared memory: copies are made of both.
-    """
-    stored: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
-    owners: set[int] = set()
-    for name, tensor in weights.items():
-        tensor, pointer = tensor.detach(), tensor.data_ptr()
-        key = (pointer, tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and key in seen:
-            tied[name] = seen[key]
-            continue
-        seen[key] = name
-        is_part = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-        whole = tensor.contiguous()
-        stored[name] = whole.clone() if is_part or pointer in owners else whole
-        owners.add(pointer)
-    return stored, tied
-
-
-def is_exported(path: str | Path) -> bool:
-    """Return whether a path is a folder with the config of an export."""
-    return any((Path(path) / name).is_file() for name in (CONFIG, OWN_CONFIG))
 
 
 def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dict[str, Any]:

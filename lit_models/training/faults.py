@@ -302,7 +302,26 @@ class FailureReport(Callback):
         report = {**self._place, "sample_ids": ids}
         report["error"] = f"{type(exception).__name__}: {exception}"
         exception.__dict__["is_lost"] = is_lost
-        exception.add_note(_note_of(report, run, exception, ended if is_lost else None))
+        where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
+        where += f", step {report['step']}"
+        if is_lost:
+            stacks = f" Stacks are in {run / STACKS}." if (run / STACKS).is_dir() else ""
+            note = (
+                f"{where}: the connection to another rank is lost; {ended}.{stacks} What is saved "
+                "is whole: --ckpt_path auto goes on."
+            )
+        elif LOADER_KILLED in str(exception):
+            note = (
+                f"{where}: a process that loads data was killed, most often because the memory of "
+                "this machine was used up. What is saved is whole: --ckpt_path auto goes on; fewer "
+                "data.num_workers take less memory."
+            )
+        else:
+            note = f"{where}, samples {shown(ids)}."
+            if report["verb"] == "fit":
+                replay = f"unisono replay {run} --step {report['step']}"
+                note += f" `{replay}` rebuilds this step on one device."
+        exception.add_note(note)
         if not is_lost:
             run.mkdir(parents=True, exist_ok=True)
             temporary = run / f"failure.{os.getpid()}"
@@ -310,27 +329,6 @@ class FailureReport(Callback):
             with contextlib.suppress(FileExistsError):  # the first report stays
                 os.link(temporary, run / FAILURE)
             temporary.unlink()
-
-
-def _note_of(report: dict[str, Any], run: Path, error: Exception, lost: str | None) -> str:
-    """Return what the user reads beside an error at a place; `lost` says what became of the other
-    rank, where the error is that it does not answer."""
-    where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
-    where += f", step {report['step']}"
-    if lost is not None:
-        stacks = f" Stacks are in {run / STACKS}." if (run / STACKS).is_dir() else ""
-        return (
-            f"{where}: the connection to another rank is lost; {lost}.{stacks} What is saved is "
-            "whole: --ckpt_path auto goes on."
-        )
-    if LOADER_KILLED in str(error):
-        return (
-            f"{where}: a process that loads data was killed, most often because the memory of this "
-            "machine was used up. What is saved is whole: --ckpt_path auto goes on; fewer "
-            "data.num_workers take less memory."
-        )
-    again = f" `unisono replay {run} --step {report['step']}` rebuilds this step on one device."
-    return f"{where}, samples {shown(report['sample_ids'])}.{again * (report['verb'] == 'fit')}"
 
 
 def shown(ids: list[int]) -> str:

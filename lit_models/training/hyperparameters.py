@@ -19,7 +19,7 @@ PACKAGES = ("lit_models", "datamodules", "torch.optim")  # lr_scheduler is in it
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
 
 
-def plain_hyperparameters(hparams: Mapping[str, Any]) -> dict[str, Any]:
+def plain_values(hparams: Mapping[str, Any]) -> dict[str, Any]:
     """Return constructor arguments as JSON types, with the key that lets Lightning rebuild them.
 
     Raises:

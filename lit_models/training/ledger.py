@@ -32,7 +32,7 @@ _LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
 class StepRecord:
     """Sums, counts and sample ids of one rank's optimizer step, kept where they are computed.
 
-    No GPU is waited for. `vector` is summed over ranks; `read_vector` turns the sum into values.
+    No GPU is waited for. `vector` is summed over ranks, and read by `Ledger`.
 
     Attributes:
         term_names: of the loss.
@@ -47,14 +47,12 @@ class StepRecord:
         self._used: list[tuple[Tensor, Tensor, Tensor]] = []
         self._recent: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
-    def add(
-        self, sample_id: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor
-    ) -> None:
+    def add(self, ids: Tensor, weight: Tensor, terms: dict[str, LossSum], loss: Tensor) -> None:
         """Add one micro-batch: ids [B] int64, weights [B] with 0 for fillers, totals and counts on
         this rank, and its share [] of the step's loss."""
         self.term_names, used, loss = tuple(terms), weight > 0, loss.detach()
-        self._used.append((sample_id, used, loss))
-        digest = torch.where(used, hash_ids(sample_id), 0).sum()
+        self._used.append((ids, used, loss))
+        digest = torch.where(used, hash_ids(ids), 0).sum()
         places = torch.arange(0, _LIMB_BITS * _NUM_LIMBS, _LIMB_BITS, device=digest.device)
         counts = torch.cat([(digest >> places) & _LIMB_MASK, used.sum(0, keepdim=True)])
         values = [loss, *(value.detach() for term in terms.values() for value in term)]
@@ -98,27 +96,6 @@ class StepRecord:
         self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
         self._recent[step], self._used = self._used, []
         return vector
-
-
-def read_vector(values: list[float], term_names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values in the sum of all ranks' vectors: `stop`, `save`, and those of a line of
-    the ledger, with name -> count as `targets` and name -> mean as `terms`."""
-    flags, limbs = values[:_NUM_FLAGS], values[_NUM_FLAGS : _NUM_FLAGS + _NUM_LIMBS]
-    samples, loss, *pairs = values[_NUM_FLAGS + _NUM_LIMBS :]
-    # Limbs are sums over micro-batches: they are put together with carry.
-    digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
-    totals, counts = pairs[::2], pairs[1::2]
-    means = [total / max(1.0, count) for total, count in zip(totals, counts, strict=True)]
-    return {
-        "stop": flags[1] > 0,
-        "save": flags[2] > 0,
-        "digest": f"{digest:016x}",
-        "samples": int(samples),
-        "targets": dict(zip(term_names, counts, strict=True)),
-        "loss": loss,
-        "terms": dict(zip(term_names, means, strict=True)),
-        "is_finite": flags[0] == 0,
-    }
 
 
 class HostCopy:
@@ -345,10 +322,24 @@ class Ledger(Callback):
             return
         vector, norm, facts, term_names = self._pending
         self._pending = None
-        step = read_vector(vector.read(), term_names)
-        is_stopping, self.save_now = step.pop("stop"), step.pop("save")
-        self.latest = {**facts, **step, "grad_norm": None if norm is None else norm.read()}
-        if is_stopping:  # at this step, with a checkpoint and without a validation before it
+        not_finite, stop, save, *values = vector.read()
+        limbs, (samples, loss, *pairs) = values[:_NUM_LIMBS], values[_NUM_LIMBS:]
+        # Limbs are sums over micro-batches: they are put together with carry.
+        digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
+        counts = dict(zip(term_names, pairs[1::2], strict=True))
+        totals = dict(zip(term_names, pairs[::2], strict=True))
+        self.latest = {
+            **facts,
+            "digest": f"{digest:016x}",
+            "samples": int(samples),
+            "targets": counts,
+            "loss": loss,
+            "terms": {name: totals[name] / max(1.0, count) for name, count in counts.items()},
+            "is_finite": not_finite == 0,
+            "grad_norm": None if norm is None else norm.read(),
+        }
+        self.save_now = save > 0
+        if stop > 0:  # at this step, with a checkpoint and without a validation before it
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
         if self._file is not None:
@@ -356,25 +347,24 @@ class Ledger(Callback):
             epoch = 0 if trainer.overfit_batches > 0 else facts["epoch"]
             ids = data.plan("train", epoch).step_ids(facts["step_in_epoch"])
             planned = count_targets(ids, data.datasets["train"].target_counts)
-            counted = self.latest["targets"]
-            agree = all(
-                math.isclose(counted[name], count, rel_tol=1e-6)
-                for name, count in planned.items()
-                if name in counted
-            )
+            both = counts.keys() & planned.keys()
+            agree = all(math.isclose(counts[name], planned[name], rel_tol=1e-6) for name in both)
             self._append(self.latest | ({} if agree else {"planned_targets": planned}))
-        if trainer.is_global_zero and facts["step"] % log_interval(trainer) == 0:
+        interval, steps = trainer.log_every_n_steps, budgeted_steps(trainer)
+        if interval == DEFAULT_LOG_INTERVAL and steps is not None:
+            interval = max(1, min(interval, steps // 50))  # 50 points of a short run
+        if trainer.is_global_zero and facts["step"] % interval == 0:
             line = self.latest
-            values = {
-                "train/loss": line["loss"],
+            shown = {
+                "train/loss": loss,
                 "train/learning_rate": line["learning_rate"],
                 "train/grad_norm": line["grad_norm"],
                 "train/samples_per_second": line["samples"] / max(line["seconds"], 1e-9),
-                **{f"train/{name}": value for name, value in line["terms"].items()},
+                **{f"train/{name}": mean for name, mean in line["terms"].items()},
             }
+            shown = {name: value for name, value in shown.items() if value is not None}
             for logger in trainer.loggers:
-                known = {name: value for name, value in values.items() if value is not None}
-                logger.log_metrics(known, line["step"])
+                logger.log_metrics(shown, line["step"])
 
     def note(self, event: Row) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""
@@ -414,13 +404,3 @@ def of_all_ranks(value: Any) -> list[Any]:
 def tells_samples(trainer: Trainer) -> bool:
     """Return whether this rank's samples count: those of one rank of a tensor group do."""
     return not getattr(trainer.strategy, "repeats_samples", False)
-
-
-def log_interval(trainer: Trainer) -> int:
-    """Return steps between two points of the loggers: `trainer.log_every_n_steps`, or where that
-    is Lightning's 50, fewer for 50 points of a short run."""
-    interval = trainer.log_every_n_steps
-    if interval != DEFAULT_LOG_INTERVAL:
-        return interval
-    steps = budgeted_steps(trainer)
-    return interval if steps is None else max(1, min(interval, steps // 50))

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,10 +122,19 @@ class Rehearsal(Callback):
         sizes = smaller_shares(data.num_replicas, data.global_batch_size)
         if not getattr(pl_module, "may_accumulate", True):
             sizes = sizes[-1:]
+        loads: list[tuple[int, float]] = []  # of the sizes that were tried
         with untouched(trainer, pl_module):
-            size, load = largest_that_fits(
-                sizes, lambda size: load_of(trainer, pl_module, size, meter)
-            )
+            for size in sizes:
+                # Memory grows in a straight line with the rows of a batch.
+                if len(loads) > 1:
+                    (size_1, load_1), (size_2, load_2) = loads[-2:]
+                    growth = max(0.0, load_2 - load_1) / (size_2 - size_1)
+                    if load_2 + growth * (size - size_2) > CLEARLY_TOO_MUCH:
+                        break
+                loads.append((size, load_of(trainer, pl_module, size, meter)))
+                if loads[-1][1] > 1:
+                    break
+        size, load = max(((size, load) for size, load in loads if load <= 1), default=loads[0])
         meter.start()  # gives back what the trials took
         if is_compiled(pl_module):
             # Code that has met several sizes leaves the size open, and is slower for it.
@@ -220,23 +229,6 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
     loss.backward()
     for callback in keyed:
         callback.on_train_batch_end(trainer, module, output, batch, 0)
-
-
-def largest_that_fits(sizes: list[int], load: Callable[[int], float]) -> tuple[int, float]:
-    """Return the largest of ascending sizes whose load is at most 1, and its load; the smallest
-    where none fits. Memory grows in a straight line with the rows of a batch: a size that would
-    clearly exceed is not tried."""
-    loads: list[tuple[int, float]] = []
-    for size in sizes:
-        if len(loads) > 1:
-            (size_1, load_1), (size_2, load_2) = loads[-2:]
-            growth = max(0.0, load_2 - load_1) / (size_2 - size_1)
-            if load_2 + growth * (size - size_2) > CLEARLY_TOO_MUCH:
-                break
-        loads.append((size, load(size)))
-        if loads[-1][1] > 1:
-            break
-    return max(((size, share) for size, share in loads if share <= 1), default=loads[0])
 
 
 def heaviest_ids(lengths: np.ndarray, global_batch_size: int, num_chunks: int) -> np.ndarray:

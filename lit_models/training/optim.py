@@ -325,16 +325,14 @@ def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[st
             "the model of the checkpoint, or start from its weights with model.init_from."
         )
     home = {name: group for group in saved_groups for name in group["param_names"]}
-    state, new_groups, index = {}, [], 0
+    index_of = {name: index for index, name in enumerate(names)}
+    saved = state_dict["state"]
+    state = {index_of[name]: saved[position[name]] for name in names if position[name] in saved}
+    new_groups = []
     for group in groups:
-        # The settings of a group travel with its first parameter.
-        settings = _settings(group, home[group["param_names"][0]])
         own = list(group["param_names"])
-        indices = list(range(index, index + len(own)))
-        index += len(own)
-        for new, name in zip(indices, own, strict=True):
-            if position[name] in state_dict["state"]:
-                state[new] = state_dict["state"][position[name]]
+        settings = _settings(group, home[own[0]])  # they travel with its first parameter
+        indices = [index_of[name] for name in own]
         new_groups.append({**settings, "param_names": own, "params": indices})
     return {**state_dict, "state": state, "param_groups": new_groups}
 

@@ -126,13 +126,11 @@ class PredictionWriter(Callback):
     def _flush(self) -> None:
         if not self._batches or self._folder is None:
             return
-        names = self._rows[0]
-        arrays: dict[str, Any] = {
-            name: np.concatenate([row[name] for row in self._rows]) for name in names
-        }
+        rows, batches = self._rows, np.array(self._batches)
+        arrays: dict[str, Any] = {n: np.concatenate([row[n] for row in rows]) for n in rows[0]}
         target = self._folder / f"part-{self._batches[0]:09d}.npz"
         with naming(target), replacing(target) as unfinished, open(unfinished, "wb") as file:
-            np.savez(file, batches=np.array(self._batches), **arrays)
+            np.savez(file, batches=batches, **arrays)
         self._rows, self._batches = [], []
 
 

@@ -155,40 +155,37 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         OSError: this user may not write there.
         RuntimeError: another process holds the folder.
     """
+    job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
     run = choose()
     while True:
-        _lock(Path(run.folder), environ)
+        folder = Path(run.folder)
+        check_writable(folder)
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        # A moment, in which another one that has just taken it writes who it is.
+        lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
+        try:
+            if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
+                (folder / LOCK).unlink(missing_ok=True)  # a requeued job has ended by then
+            lock.acquire()
+        except Timeout:
+            holder = _text(folder / LOCK).splitlines()
+            process, host = holder[:2] if len(holder) > 1 else ("unknown", "an unknown host")
+            raise RuntimeError(
+                f"{folder} is in use: process {process} on {host} trains there, and two runs in "
+                "one folder would mix their steps. Wait for it or stop it, or give another "
+                f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
+            ) from None
+        if job:
+            (folder / LOCK_JOB).write_text(f"{job} {restarts}", encoding="utf-8")
+        _held[folder] = lock, made
+        for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
+            remove(path)
         again = choose() if run.ckpt_path is None else run
         if again.folder == run.folder:
             return again
-        release(Path(run.folder))
+        release(folder)
         run = again
-
-
-def _lock(folder: Path, environ: Mapping[str, str]) -> None:
-    check_writable(folder)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    # A moment, in which another one that has just taken it writes who it is.
-    lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
-    job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
-    try:
-        if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
-            (folder / LOCK).unlink(missing_ok=True)  # a requeued job has ended before it starts
-        lock.acquire()
-    except Timeout:
-        holder = _text(folder / LOCK).splitlines()
-        process, host = holder[:2] if len(holder) > 1 else ("unknown", "an unknown host")
-        raise RuntimeError(
-            f"{folder} is in use: process {process} on {host} trains there, and two runs in one "
-            "folder would mix their steps. Wait for it or stop it, or give another "
-            f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
-        ) from None
-    if job:
-        (folder / LOCK_JOB).write_text(f"{job} {restarts}", encoding="utf-8")
-    _held[folder] = lock, made
-    for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
-        remove(path)
 
 
 def release(folder: Path) -> None:
@@ -285,8 +282,7 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "allocated_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else None,
         "reserved_bytes": torch.cuda.max_memory_reserved(device) if is_gpu else None,
     }
-    mine = (f"{socket.gethostname()}:{trainer.global_rank}:{device}", memory)
-    ranks = of_all_ranks(mine)
+    ranks = of_all_ranks((f"{socket.gethostname()}:{trainer.global_rank}:{device}", memory))
     backend = rendezvous = None
     if dist.is_available() and dist.is_initialized():
         backend = dist.get_backend()
@@ -295,7 +291,6 @@ def status(trainer: Trainer) -> dict[str, Any]:
     for callback in trainer.callbacks:
         exactness |= getattr(callback, "exactness_facts", {})
     data: Any = getattr(trainer, "datamodule", None)
-    has_plan = "train" in getattr(data, "datasets", {})
     return {
         "strategy": strategy_name(strategy),
         "backend": backend,
@@ -308,7 +303,7 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "memory": [used for _, used in ranks],
         "precision": str(trainer.precision),
         "learning_rates": [g["lr"] for o in trainer.optimizers for g in o.param_groups],
-        "plan": data.plan_facts if has_plan else {},
+        "plan": data.plan_facts if "train" in getattr(data, "datasets", {}) else {},
         "exactness": exactness,
         "versions": {
             "python": platform.python_version(),
@@ -329,9 +324,8 @@ def code_facts() -> dict[str, str]:
     """Return the version of the package, and a digest of its source files' names and bytes."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
-    for path in sorted(
-        p for name in ("datamodules", "lit_models") for p in (root / name).rglob("*.py")
-    ):
+    paths = [p for name in ("datamodules", "lit_models") for p in (root / name).rglob("*.py")]
+    for path in sorted(paths):
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     try:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -73,8 +72,7 @@ def is_compiled(module: nn.Module) -> bool:
     """Return whether any part runs by torch.compile, in place or wrapped."""
     # Whose class would import the compiler: seconds.
     return any(
-        part._compiled_call_impl is not None or hasattr(part, "_orig_mod")
-        for part in module.modules()
+        p._compiled_call_impl is not None or hasattr(p, "_orig_mod") for p in module.modules()
     )
 
 
@@ -100,19 +98,18 @@ def planned_layers(
 def split_layers(module: nn.Module, plan: dict[str, TensorSplit], mesh: DeviceMesh) -> None:
     """Give this rank its part of the planned layers, in place and without communication; names of
     parameters stay. The mesh is that of a tensor group."""
+
+    def whole_input(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Mark the first argument as whole on all devices: its gradient is the sum of theirs."""
+        first, *others = inputs
+        return (DTensor.from_local(first, mesh, [Replicate()], run_check=False), *others)
+
     for _, layer, split in planned_layers(module, plan):
         if split.style == "input":
-            layer.register_forward_pre_hook(partial(_shared_input, mesh))
+            layer.register_forward_pre_hook(whole_input)
             continue
         style = ColwiseParallel() if split.style == "columns" else RowwiseParallel()
         parallelize_module(layer, mesh, style, src_data_rank=None)
-
-
-def _shared_input(mesh: DeviceMesh, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Mark the first argument as whole on all devices: its gradient is the sum of theirs."""
-    first, *others = inputs
-    assert isinstance(first, torch.Tensor)
-    return (DTensor.from_local(first, mesh, [Replicate()], run_check=False), *others)
 
 
 def whole(value: Any) -> Any:
@@ -160,13 +157,3 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     squared = torch.stack([norm.square() / n for n, norm in norms.items()]).sum()
     dist.all_reduce(squared)
     return squared.sqrt()
-
-
-def clip_to_norm(gradients: Iterable[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Clip gradients whose norm [] is known, in place; there may be none, of a step left out."""
-    holders = []  # of the local parts, as parameters hold gradients
-    for part in local_parts(gradients):
-        holder = part.detach()
-        holder.grad = part
-        holders.append(holder)
-    torch.nn.utils.clip_grads_with_norm_(holders, max_norm, norm)

@@ -75,23 +75,14 @@ INTERRUPTED_GRACE_S = 2.0
 NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 
-def register_fsdp() -> None:
-    """Give the name `fsdp` to the class here, for scripts: Lightning's own refuses the CPU."""
-    names = FSDPStrategy.get_registered_strategies()  # which the trainer refuses on a CPU
-    if "fsdp" in names:
-        names.remove("fsdp")
-    StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)
-
-
 def replicated(name: str | None) -> ReplicatedStrategy | None:
     """Return the strategy that the command line takes for `ddp`, `ddp_spawn` and their kin; `None`
     for other names."""
     short, _, finds = (name or "").partition("_find_unused_parameters_")
-    if short not in START_METHODS or finds not in ("", "true", "false"):
+    start_method = START_METHODS.get(short)
+    if start_method is None or finds not in ("", "true", "false"):
         return None
-    return ReplicatedStrategy(
-        start_method=START_METHODS[short], find_unused_parameters=finds == "true"
-    )
+    return ReplicatedStrategy(start_method=start_method, find_unused_parameters=finds == "true")
 
 
 def strategy_name(strategy: Any) -> str:
@@ -131,9 +122,8 @@ class ManagedProcesses(ParallelStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Warn of batch norms: their statistics make a run depend on the number of devices."""
         is_training = trainer.state.fn == TrainerFn.FITTING
-        if is_training and any(
-            isinstance(m, BATCH_NORMS) for m in trainer.lightning_module.modules()
-        ):
+        modules = trainer.lightning_module.modules()
+        if is_training and any(isinstance(module, BATCH_NORMS) for module in modules):
             rank_zero_warn(
                 "batch norm layers take their statistics from what each device computes at once, "
                 "filler rows included: the run depends on the number of devices. On GPUs "
@@ -332,7 +322,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 )
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
-            equal_weights(module, self.root_device)
+            with torch.no_grad():  # every rank takes all bits of rank 0
+                for tensor in itertools.chain(module.parameters(), module.buffers()):
+                    here = tensor.to(self.root_device).reshape(-1).contiguous()
+                    dist.broadcast(here.view(torch.uint8), src=0)
+                    tensor.copy_(here.view(tensor.shape))
             self._shard(module)
         super().setup(trainer)
         for optimizer in self.optimizers:
@@ -367,8 +361,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take each rank's shard of whole moments, by parameter name."""
-        states = checkpoint["optimizer_states"]
-        for optimizer, state in zip(self.optimizers, states, strict=True):
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
 
     def save_checkpoint(
@@ -395,7 +388,18 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         options = {"mesh": inner, "offload_policy": offload}
-        separate_frozen(blocks)
+        # Two groups cannot share parameters, and the library refuses shared ones that learn: each
+        # block gets frozen ones of its own.
+        taken: set[int] = set()
+        for block in blocks:
+            copies: dict[int, nn.Parameter] = {}
+            for name, parameter in list(block.named_parameters(remove_duplicate=False)):
+                if id(parameter) in taken and not parameter.requires_grad:
+                    owner, _, last = name.rpartition(".")
+                    copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                    copied = copies.setdefault(id(parameter), copied)
+                    setattr(block.get_submodule(owner), last, copied)
+            taken |= {id(parameter) for parameter in block.parameters()}
         for block in blocks:
             self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
             for name in getattr(block, "forward_methods", ()):
@@ -478,24 +482,7 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
     return {**state_dict, "state": state}
 
 
-def equal_weights(module: nn.Module, device: torch.device) -> None:
-    """Give every rank the parameters and buffers of rank 0, in all bits; a collective."""
-    with torch.no_grad():
-        for tensor in itertools.chain(module.parameters(), module.buffers()):
-            here = tensor.to(device).reshape(-1).contiguous()
-            dist.broadcast(here.view(torch.uint8), src=0)
-            tensor.copy_(here.view(tensor.shape))
-
-
-def separate_frozen(blocks: list[nn.Module]) -> None:
-    """Give each block frozen parameters of its own, in place: two groups cannot share any, and the
-    library refuses shared ones that learn."""
-    taken: set[int] = set()
-    for block in blocks:
-        own: dict[int, nn.Parameter] = {}
-        for name, parameter in list(block.named_parameters(remove_duplicate=False)):
-            if id(parameter) in taken and not parameter.requires_grad:
-                owner, _, last = name.rpartition(".")
-                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                setattr(block.get_submodule(owner), last, own.setdefault(id(parameter), copied))
-        taken |= {id(parameter) for parameter in block.parameters()}
+# Scripts get this class by the name `fsdp`, which Lightning's own refuses on a CPU.
+if "fsdp" in (names := FSDPStrategy.get_registered_strategies()):
+    names.remove("fsdp")
+StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)

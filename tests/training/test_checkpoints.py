@@ -19,7 +19,7 @@ from lit_models.training.checkpoints import (
     read_checkpoint,
     write_folder,
 )
-from lit_models.training.hyperparameters import plain_hyperparameters
+from lit_models.training.hyperparameters import plain_values
 from tests.distributed import folder_run
 from tests.distributed.folder_run import FEW, ROWS, TABLE
 from tests.distributed.launch import in_world
@@ -51,7 +51,7 @@ def test_a_checkpoint_of_a_script_is_plain_data_and_rebuilds_the_module(run):
     }
     module = LitToy.load_from_checkpoint(path)
     assert module.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.01
-    again = plain_hyperparameters(dict(module.hparams))
+    again = plain_values(dict(module.hparams))
     assert again["optimizer"]["class_path"].endswith("AdamW")
     for name, value in module.state_dict().items():
         assert torch.equal(value, content["state_dict"][name].to(value))
@@ -61,7 +61,7 @@ def test_a_value_that_is_no_plain_data_is_refused():
     with pytest.raises(ValueError, match=r"optimizer is <function.*functools\.partial"):
         LitToy(optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
     with pytest.raises(ValueError, match=r"only functools\.partial of a class"):
-        plain_hyperparameters({"optimizer": functools.partial(print)})
+        plain_values({"optimizer": functools.partial(print)})
 
 
 @pytest.mark.parametrize(
