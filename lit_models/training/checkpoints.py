@@ -457,8 +457,7 @@ class BestCheckpoint(ModelCheckpoint):
         """Take the metric from the module, and the folder from the run."""
         if self.monitor is None and hasattr(pl_module, "monitor_mode"):
             self.monitor, self.mode = pl_module.monitor, pl_module.monitor_mode
-            worst = float("inf" if self.mode == "min" else "-inf")
-            self.kth_value = self.kth_value.new_tensor(worst)
+            self.kth_value = torch.tensor(torch.inf if self.mode == "min" else -torch.inf)
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)

@@ -116,11 +116,9 @@ class ExactModule(LightningModule):
         if self.trainer.state.fn == "fit":
             follows_plan(self, self.trainer.datamodule)
         # The first hook of a call, before the data are read.
-        path = self.trainer.ckpt_path if self.recipe is None else None
-        if path is None:
-            self._trained_recipe = None
-        else:
-            content = read_checkpoint(path, mmap=True, every_byte=False)
+        self._trained_recipe = None
+        if self.recipe is None and self.trainer.ckpt_path is not None:
+            content = read_checkpoint(self.trainer.ckpt_path, mmap=True, every_byte=False)
             self._trained_recipe = self.stored_recipe(content)
         self._hand_over()
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
@@ -231,8 +229,7 @@ class ExactModule(LightningModule):
         with float32_on("cpu"):
             if not self.is_built:
                 weights, self._early_weights = self._early_weights, None
-                if data is not None and weights is None:
-                    is_new = self.trainer.ckpt_path is None
+                is_new = data is not None and weights is None and self.trainer.ckpt_path is None
                 self.build(self.recipe, data if is_new else None)
                 self.is_built = True
                 self._convert(dtype)

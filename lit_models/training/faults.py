@@ -253,8 +253,8 @@ class FailureReport(Callback):
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
         self._batch = batch
         if self._watch is None and self._timeout_s:
-            run, rank = Path(trainer.default_root_dir), trainer.global_rank
-            self._watch = Watch(run, rank, self._timeout_s)
+            run = Path(trainer.default_root_dir)
+            self._watch = Watch(run, trainer.global_rank, self._timeout_s)
         self._beat()
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start

@@ -89,9 +89,9 @@ class StoredClasses:
             ValueError: a name is not allowed.
         """
         if not self.trust:
-            is_class = isinstance(class_path, type)
-            kind = class_path if is_class else self.of_module(source, class_path)
-            self._check_arguments(source, "", [kind], values, [Any])
+            if not isinstance(class_path, type):
+                class_path = self.of_module(source, class_path)
+            self._check_arguments(source, "", [class_path], values, [Any])
 
     def check_spec(self, source: str | Path, key: str, spec: Any) -> None:
         """Refuse, with a ValueError, a key of a config file, such as `model`, of which a parser

@@ -354,17 +354,13 @@ class Ledger(Callback):
         if interval == DEFAULT_LOG_INTERVAL and steps is not None:
             interval = max(1, min(interval, steps // 50))  # 50 points of a short run
         if trainer.is_global_zero and facts["step"] % interval == 0:
-            line = self.latest
-            shown = {
-                "train/loss": loss,
-                "train/learning_rate": line["learning_rate"],
-                "train/grad_norm": line["grad_norm"],
-                "train/samples_per_second": line["samples"] / max(line["seconds"], 1e-9),
-                **{f"train/{name}": mean for name, mean in line["terms"].items()},
-            }
-            shown = {name: value for name, value in shown.items() if value is not None}
+            shown = {"loss": loss, "learning_rate": facts["learning_rate"]}
+            shown |= {} if norm is None else {"grad_norm": self.latest["grad_norm"]}
+            shown["samples_per_second"] = samples / max(facts["seconds"], 1e-9)
+            shown |= self.latest["terms"]
             for logger in trainer.loggers:
-                logger.log_metrics(shown, line["step"])
+                values = {f"train/{name}": value for name, value in shown.items()}
+                logger.log_metrics(values, facts["step"])
 
     def note(self, event: Row) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""

@@ -113,15 +113,12 @@ class PredictionWriter(Callback):
         self._flush()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero and self._folder is not None:
-            num_samples = len(trainer.datamodule.datasets["predict"].lengths)
-            results = merged(self._folder, num_samples)
-            trainer.datamodule.write_predictions(results, trainer.datamodule.predict_output_path)
+            data, output = trainer.datamodule, trainer.datamodule.predict_output_path
+            num_samples = len(data.datasets["predict"].lengths)
+            data.write_predictions(merged(self._folder, num_samples), output)
             shutil.rmtree(self._folder)
-            Console(highlight=False).print(
-                f"{num_samples} inputs predicted, written to "
-                f"{trainer.datamodule.predict_output_path}",
-                soft_wrap=True,
-            )
+            text = f"{num_samples} inputs predicted, written to {output}"
+            Console(highlight=False).print(text, soft_wrap=True)
 
     def _flush(self) -> None:
         if not self._batches or self._folder is None:

@@ -28,11 +28,6 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
-DEEPSPEED = (
-    "trainer.strategy: `{}` is called fsdp here: ZeRO 3 is --trainer.strategy=fsdp, ZeRO 1 and 2 "
-    "are fsdp with --trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
-    "--trainer.strategy.cpu_offload=true, on GPUs."
-)
 
 
 @dataclass
@@ -88,7 +83,12 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     """Refuses, with a ValueError, an unknown strategy name."""
     plain = re.sub("[-_ ]", "", strategy or "").lower()
     if "deepspeed" in plain or re.fullmatch("zero[123]?", plain):
-        raise ValueError(DEEPSPEED.format(strategy))
+        raise ValueError(
+            f"trainer.strategy: `{strategy}` is called fsdp here: ZeRO 3 is "
+            "--trainer.strategy=fsdp, ZeRO 1 and 2 are fsdp with "
+            "--trainer.strategy.reshard_after_forward=false, and ZeRO-Offload is fsdp with "
+            "--trainer.strategy.cpu_offload=true, on GPUs."
+        )
     if strategy is None or strategy in ("auto", *known):
         return
     near = difflib.get_close_matches(strategy, known, n=3)

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import itertools
 import os
 import re
 import signal
@@ -323,7 +322,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
             with torch.no_grad():  # every rank takes all bits of rank 0
-                for tensor in itertools.chain(module.parameters(), module.buffers()):
+                for tensor in (*module.parameters(), *module.buffers()):
                     here = tensor.to(self.root_device).reshape(-1).contiguous()
                     dist.broadcast(here.view(torch.uint8), src=0)
                     tensor.copy_(here.view(tensor.shape))
