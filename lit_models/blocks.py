@@ -91,14 +91,11 @@ def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
             has one.
     """
     blocks = encoder.blocks()
-    depth_of = {id(p): len(blocks) - i for i, b in enumerate(blocks) for p in b.parameters()}
-    top = {id(p): 1 for p in encoder.norm.parameters()} if hasattr(encoder, "norm") else {}
-    own = {id(p) for p in encoder.parameters()}
-    return {
-        name: {**depth_of, **top}.get(id(parameter), len(blocks) + 1)
-        for name, parameter in root.named_parameters()
-        if id(parameter) in own
-    }
+    depth_of = {id(p): len(blocks) + 1 for p in encoder.parameters()}
+    depth_of |= {id(p): len(blocks) - i for i, b in enumerate(blocks) for p in b.parameters()}
+    if hasattr(encoder, "norm"):
+        depth_of |= {id(p): 1 for p in encoder.norm.parameters()}
+    return {n: depth_of[id(p)] for n, p in root.named_parameters() if id(p) in depth_of}
 
 
 def layer_rates(root: nn.Module, encoder: Any, layer_decay: float) -> dict[str, float]:

@@ -64,13 +64,11 @@ def added_over_ranks(
         partner = rank ^ (world_size - 1)
         # A 0 or 1 per parameter for whether it has a gradient, then those.
         present = parameters[0].new_tensor([float(g is not None) for g in gradients])
-        mine = torch.cat(
-            [present]
-            + [
-                torch.zeros_like(p).flatten() if g is None else g.flatten()
-                for g, p in zip(gradients, parameters, strict=True)
-            ]
-        )
+        flat = [
+            torch.zeros_like(p).flatten() if g is None else g.flatten()
+            for g, p in zip(gradients, parameters, strict=True)
+        ]
+        mine = torch.cat([present, *flat])
         theirs = torch.empty_like(mine)
         swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
         for work in dist.batch_isend_irecv(swap):

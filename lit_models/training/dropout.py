@@ -44,9 +44,6 @@ class SampleKeys:
         self._calls.clear()
         self._seen.clear()
 
-    def end(self) -> None:
-        self.rows = None
-
     @contextmanager
     def of_texts(self, sample: Tensor, text: Tensor) -> Iterator[None]:
         """Let a mask belong to a text instead of a row: what is computed in chunks, or once more in
@@ -232,7 +229,7 @@ class ExactDropout(Callback):
         self._keys.is_backward = True
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self._keys.end()
+        self._keys.rows = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         release_dropout(pl_module)

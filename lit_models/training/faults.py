@@ -302,8 +302,7 @@ class FailureReport(Callback):
         report = {**self._place, "sample_ids": ids}
         report["error"] = f"{type(exception).__name__}: {exception}"
         exception.__dict__["is_lost"] = is_lost
-        where = f"rank {report['rank']}, {report['verb']}, epoch {report['epoch']}"
-        where += f", step {report['step']}"
+        where = "rank {rank}, {verb}, epoch {epoch}, step {step}".format_map(report)
         if is_lost:
             stacks = f" Stacks are in {run / STACKS}." if (run / STACKS).is_dir() else ""
             note = (

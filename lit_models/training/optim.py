@@ -37,9 +37,8 @@ def parameter_groups(
         rates: beginning of names -> factor of the learning rate; 1 for others.
         heads: weights that score a vocabulary; one tied to an embedding counts as that.
     """
-    tables = {
-        id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
-    }
+    embeddings = nn.Embedding | nn.EmbeddingBag
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, embeddings)}
     scorers = {id(weight) for weight in heads}
     groups: dict[tuple[str, float], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
