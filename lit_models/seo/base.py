@@ -92,7 +92,30 @@ class EncodedTextModule(ExactModule):
         return {"tokenizer": recipe["tokenizer"]}
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
-        encoder = self._encoder(recipe, data)
+        known = recipe.get("encoder")
+        encoder: TextEncoder
+        if known is not None and known["kind"] == "transformers":
+            encoder = PretrainedEncoder(known["config"])
+        elif known is not None or self.pretrained is None:
+            encoder = self.encoder_factory(self.tokenizer.vocab_size)
+        else:
+            content = read_config(self.pretrained)
+            weight_files(self.pretrained)  # refuses pickles
+            limit, longest = content.get("max_position_embeddings"), recipe["text"]["max_length"]
+            if content["model_type"] == "roberta" and limit is not None:
+                limit -= 2  # positions begin behind that of padding
+            if limit is not None and longest > limit:
+                raise ValueError(
+                    f"data.text.max_length {longest} is longer than the {limit} positions of "
+                    f"{self.pretrained}; lower it to {limit} or less."
+                )
+            encoder = PretrainedEncoder(content, self.pretrained)
+            recipe["encoder"] = {"kind": "transformers", "config": content}
+        if known is None:
+            if data is not None and hasattr(encoder, "start_from"):
+                encoder.start_from(*data.token_counts())
+            recipe.setdefault("encoder", {"kind": "own"})
+            recipe["lora"] = self.lora and lora_recipe(encoder, self.lora, self.pretrained)
         encoder.pooling = self.pooling
         recipe["kind"] = self.kind
         if recipe["lora"] is not None:
@@ -156,30 +179,3 @@ class EncodedTextModule(ExactModule):
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         """Whether a weight besides the encoder's means the same in another recipe of this kind."""
         return True
-
-    def _encoder(self, recipe: dict[str, Any], data: Any) -> TextEncoder:
-        """Return an encoder, and note in a new recipe what it is."""
-        if "encoder" not in recipe and self.pretrained is not None:
-            content = read_config(self.pretrained)
-            weight_files(self.pretrained)  # refuses pickles
-            limit, longest = content.get("max_position_embeddings"), recipe["text"]["max_length"]
-            if content["model_type"] == "roberta" and limit is not None:
-                limit -= 2  # positions begin behind that of padding
-            if limit is not None and longest > limit:
-                raise ValueError(
-                    f"data.text.max_length {longest} is longer than the {limit} positions of "
-                    f"{self.pretrained}; lower it to {limit} or less."
-                )
-            encoder: TextEncoder = PretrainedEncoder(content, self.pretrained)
-            recipe["encoder"] = {"kind": "transformers", "config": content}
-        elif "encoder" in recipe and recipe["encoder"]["kind"] == "transformers":
-            return PretrainedEncoder(recipe["encoder"]["config"])
-        else:
-            encoder = self.encoder_factory(self.tokenizer.vocab_size)
-            if "encoder" in recipe:
-                return encoder
-            if data is not None and hasattr(encoder, "start_from"):
-                encoder.start_from(*data.token_counts())
-            recipe["encoder"] = {"kind": "own"}
-        recipe["lora"] = self.lora and lora_recipe(encoder, self.lora, self.pretrained)
-        return encoder

@@ -322,10 +322,9 @@ def summary(systems: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
 
 def shown_systems(content: dict[str, Any], title: str, notes: Sequence[str]) -> Table:
     """Return the table of a `summary` for a terminal of 80 columns."""
-    caption = "\n".join(
-        [*(["differences: 95 % over queries"] * bool(content["differences"])), *notes]
-    )
-    table = Table(title=title, caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
+    if content["differences"]:
+        notes = ["differences: 95 % over queries", *notes]
+    table = Table(title=title, caption="\n".join(notes), box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("metric")
     for name in (*content["systems"], *content["differences"]):
         table.add_column(name, justify="right")
