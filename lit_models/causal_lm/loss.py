@@ -130,17 +130,12 @@ class _ChunkedNats(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # In rows, as parameters are, whatever the order of what was kept: at once, since a further
         # copy would be as large as the head.
-        gradients = [
-            None
-            if kept is None
-            else torch.mul(
-                kept,
-                grad_total.to(kept.dtype),
-                out=torch.empty_like(kept, memory_format=torch.contiguous_format),
-            )
-            for kept in ctx.saved_tensors
-        ]
-        return (*gradients, None, None)
+        gradients: list[Tensor | None] = [None] * 4
+        for place, kept in enumerate(ctx.saved_tensors):
+            if kept is not None:
+                whole = torch.empty_like(kept, memory_format=torch.contiguous_format)
+                gradients[place] = torch.mul(kept, grad_total.to(kept.dtype), out=whole)
+        return tuple(gradients)
 
 
 def _softmax(rows: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

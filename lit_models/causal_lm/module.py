@@ -221,9 +221,8 @@ class LitCausalLM(ExactModule):
     def prompt_dataset(self, rows: Sequence[dict[str, Any]]) -> PromptDataset:
         """Return the prompts of rows in memory; errors as of `generate`."""
         limit = most_positions(self.recipe["network"])
-        return PromptDataset(
-            read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
-        )
+        prompts = read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
+        return PromptDataset(prompts)
 
     def completions(
         self,

@@ -505,10 +505,8 @@ def headline(rows: Rows, legible: Row) -> Row:
 
 def rendered(rows: Rows, legible: Row, group: str) -> Table:
     """Return the table of controls as it is printed, at most 80 columns wide."""
-    title = "controls" if group == ALL else f"controls: {group}"
-    shown = Table(
-        title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False
-    )
+    shown = Table(title_justify="left", caption_justify="left", box=None, pad_edge=False)
+    shown.title = "controls" if group == ALL else f"controls: {group}"
     shown.add_column("rebuilt from")
     for name in SHOWN.values():
         shown.add_column(name, justify="right")

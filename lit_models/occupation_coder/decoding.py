@@ -324,11 +324,9 @@ def beam_search(
             going = (~is_over).nonzero().squeeze(1)
             cache.keep_records(going, beam_size)
             rows, code_ids, code_nats, scores = (
-                values[going] for values in (rows, code_ids, code_nats, scores)
+                x[going] for x in (rows, code_ids, code_nats, scores)
             )
-            nodes, symbols, is_done, lost = (
-                values[going] for values in (nodes, symbols, is_done, lost)
-            )
+            nodes, symbols, is_done, lost = (x[going] for x in (nodes, symbols, is_done, lost))
             if len(going) == 0:
                 break
     # every block is written: a beam that is not closed by an empty block is complete too
@@ -414,7 +412,9 @@ def _best_candidates(
 
 
 TERMS = ("seq2seq", "flat")  # each has a temperature
-LOWEST, HIGHEST, NUM_TEMPERATURES = 0.35, 5.0, 13
+# Those that are tried, evenly spaced in their logarithm.
+_LOGS = torch.linspace(math.log(0.35), math.log(5.0), 13, dtype=torch.float64, device="cpu")
+TEMPERATURES = _LOGS.exp()
 
 
 class TemperatureSearch(Metric):
@@ -424,7 +424,7 @@ class TemperatureSearch(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        zeros = torch.zeros(NUM_TEMPERATURES, dtype=torch.float64)
+        zeros = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
         self.add_state("nats", zeros, dist_reduce_fx="sum")
 
     def update(self, nats: Tensor, weight: Tensor) -> None:
@@ -436,18 +436,12 @@ class TemperatureSearch(Metric):
         """Temperature of the fewest nats, [] float64; 1 before any record."""
         if not self.nats.any():
             return torch.ones((), dtype=torch.float64)
-        steps = temperatures().log()
-        best = int(self.nats.argmin().clamp(1, NUM_TEMPERATURES - 2))
+        steps = TEMPERATURES.log()
+        best = int(self.nats.argmin().clamp(1, len(steps) - 2))
         below, at, above = self.nats[best - 1 : best + 2].unbind()
         bend = below - 2 * at + above
         shift = (0.5 * (below - above) / bend).clamp(-1, 1) if bend > 0 else torch.zeros_like(at)
         return (steps[best] + shift.cpu() * (steps[1] - steps[0])).exp()
-
-
-def temperatures() -> Tensor:
-    """The temperatures tried, evenly spaced in their logarithm [NUM_TEMPERATURES] float64."""
-    ends = torch.tensor([LOWEST, HIGHEST], dtype=torch.float64).log()
-    return torch.linspace(*ends.tolist(), NUM_TEMPERATURES, dtype=torch.float64).exp()
 
 
 @torch.no_grad()
@@ -462,7 +456,7 @@ def nats_by_temperature(
     targets = trie.targets(ordered)
     logits = network.decoder(targets, memory)
     legal = trie.legal_targets(ordered, targets.shape[1])
-    tried = temperatures().tolist()
+    tried = TEMPERATURES.tolist()
     seq2seq = [-_of_targets(logits, targets, legal, value).sum(1) for value in tried]
     flat = [flat_nats(flat_logits / value, code_ids) for value in tried]
     return {"seq2seq": torch.stack(seq2seq, 1), "flat": torch.stack(flat, 1)}

@@ -99,10 +99,6 @@ TEXTS_AT_ONCE = 512
 TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
-FEATURE_FIELDS = (
-    *("ngram_sizes", "num_features", "within_words"),
-    *("head_weight", "core_weight", "head_ends"),
-)
 
 
 @dataclass
@@ -144,8 +140,9 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
     if options is None or trained is None:
         return  # another shape, which has its own error
     meant, known = asdict(options), {**asdict(LinearOptions()), **trained}
-    for name in FEATURE_FIELDS:
-        if list(np.unique(meant[name])) != list(np.unique(known[name])):
+    for name in meant:
+        is_feature = name != "cost"
+        if is_feature and list(np.unique(meant[name])) != list(np.unique(known[name])):
             raise ValueError(
                 f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
                 f"{meant[name]} here: the weights stand for something else. Give its own config, "
@@ -239,11 +236,9 @@ def solve(
         if truth.all():
             bias[code] = -FIRST_MARGIN  # no text lacks it
             continue
-        machine = LinearSVC(
-            C=head.options.cost, dual=False, tol=TOLERANCE, max_iter=MOST_ITERATIONS
-        )
+        svm = LinearSVC(C=head.options.cost, dual=False, tol=TOLERANCE, max_iter=MOST_ITERATIONS)
         with threadpool_limits(1):  # sums of several threads differ in the last bits
-            machine.fit(features, truth, weights)
-        weight[code], bias[code] = machine.coef_[0], machine.intercept_[0]
+            svm.fit(features, truth, weights)
+        weight[code], bias[code] = svm.coef_[0], svm.intercept_[0]
     head.weight.copy_(torch.from_numpy(weight))
     head.bias.copy_(torch.from_numpy(bias))

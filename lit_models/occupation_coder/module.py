@@ -287,9 +287,7 @@ class LitOccupationCoder(ExactModule):
             for place, index in enumerate(rows):
                 one = {name: values[place] for name, values in columns.items()}
                 codes = named(one["code_ids"])
-                following = zip(
-                    one.get("next_ids", ()), one.get("next_confidence", ()), strict=True
-                )
+                others = zip(one.get("next_ids", ()), one.get("next_confidence", ()), strict=True)
                 results[index] = CodedText(
                     texts[index],
                     codes,
@@ -297,7 +295,7 @@ class LitOccupationCoder(ExactModule):
                     one["code_confidence"][: len(codes)],
                     one["set_confidence"],
                     len(normalised[index]) > most,
-                    [(named(ids), share) for ids, share in following if ids[0] >= 0],
+                    [(named(ids), share) for ids, share in others if ids[0] >= 0],
                 )
         return [results[i] for i in range(len(texts))]
 

@@ -18,7 +18,7 @@ from datamodules.occupations.store import (
 )
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, named_code_system
 from lit_models.occupation_coder import metrics as metrics_file
-from lit_models.occupation_coder.decoding import Decoded, TemperatureSearch, temperatures
+from lit_models.occupation_coder.decoding import TEMPERATURES, Decoded, TemperatureSearch
 from lit_models.occupation_coder.metrics import (
     CalibrationBins,
     LinearBaseline,
@@ -144,7 +144,7 @@ def test_the_temperature_of_overconfident_logits_is_found():
             torch.nn.functional.binary_cross_entropy_with_logits(
                 2.5 * honest / t, labels, reduction="none"
             )
-            for t in temperatures().tolist()
+            for t in TEMPERATURES.tolist()
         ],
         dim=1,
     )
@@ -157,7 +157,7 @@ def test_the_temperature_of_overconfident_logits_is_found():
 
 def test_a_split_of_fillers_leaves_the_temperature_alone():
     search = TemperatureSearch()
-    search.update(torch.rand(3, len(temperatures())), torch.zeros(3))
+    search.update(torch.rand(3, len(TEMPERATURES)), torch.zeros(3))
     assert search.compute() == 1.0
 
 
