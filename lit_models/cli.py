@@ -535,9 +535,7 @@ def launch(argv: list[str]) -> int:
                 signal.signal(signum, signal.SIG_IGN)
             if is_stopped and has_group:
                 dist.barrier()
-        if (
-            has_group
-        ):  # else a run that succeeded ends with status 134 now and then (gloo's threads)
+        if has_group:  # else gloo's threads end a run that succeeded with 134 now and then
             dist.destroy_process_group()
     except Exception as error:
         error.__dict__["run_folder"] = run.folder  # for the traceback
