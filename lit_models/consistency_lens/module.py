@@ -380,9 +380,9 @@ def leave_subject_out(module: LitConsistencyLens) -> None:
             content.pop(prefix + name, None)
 
     def remember(owner: nn.Module, content: dict[str, Any], prefix: str, *rest: Any) -> None:
-        own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-        for name in names & own.keys():
-            content.setdefault(prefix + name, own[name].detach())
+        held = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+        for name in names & held.keys():
+            content.setdefault(prefix + name, held[name].detach())
 
     module.register_state_dict_post_hook(forget)
     module.register_load_state_dict_pre_hook(remember)

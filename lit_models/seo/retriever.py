@@ -294,23 +294,15 @@ class RetrievalEvaluation(nn.Module):
         return named
 
     def _ranked(self, documents: Tensor, scores: Tensor) -> RankedQueries:
-        relevance = graded(documents, self.queries.judged, self.queries.grade)
-        grades = self.queries.grade.clamp(min=0)
-        return rank_queries(scores, relevance, documents >= 0, grades, documents)
-
-
-def graded(documents: Tensor, judged: Tensor, grade: Tensor) -> Tensor:
-    """Return the grades [Q, k] float32 of documents [Q, k], NaN where nobody judged.
-
-    Args:
-        judged: [Q, J] numbers of the judged ones, -1 = none, which have `grade` [Q, J].
-    """
-    if not judged.shape[1]:
-        return torch.full(documents.shape, torch.nan, device=documents.device)
-    numbers, order = judged.sort(dim=1)
-    place = torch.searchsorted(numbers, documents.contiguous()).clamp(max=judged.shape[1] - 1)
-    is_judged = (numbers.gather(1, place) == documents) & (documents >= 0)
-    return grade.gather(1, order).gather(1, place).masked_fill(~is_judged, torch.nan)
+        judged, grade = self.queries.judged, self.queries.grade  # [Q, J] each
+        relevance = torch.full(documents.shape, torch.nan, device=documents.device)
+        if judged.shape[1]:
+            numbers, order = judged.sort(dim=1)
+            place = torch.searchsorted(numbers, documents.contiguous())
+            place = place.clamp(max=judged.shape[1] - 1)
+            is_judged = (numbers.gather(1, place) == documents) & (documents >= 0)
+            relevance = grade.gather(1, order).gather(1, place).masked_fill(~is_judged, torch.nan)
+        return rank_queries(scores, relevance, documents >= 0, grade.clamp(min=0), documents)
 
 
 class LitRetriever(EncodedTextModule):
