@@ -81,6 +81,7 @@ class LitCausalLM(ExactModule):
 
     recipe_key: ClassVar[str] = TEXT_RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
+    uneven_steps: ClassVar[tuple[str, ...]] = ("predict_step",)
 
     def __init__(
         self,

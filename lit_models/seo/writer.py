@@ -135,6 +135,7 @@ class LitSnippetWriter(LitCausalLM):
     """
 
     settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")
+    uneven_steps: ClassVar[tuple[str, ...]] = ("validation_step", "test_step", "predict_step")
 
     def __init__(
         self,

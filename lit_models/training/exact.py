@@ -63,6 +63,8 @@ class ExactModule(LightningModule):
     tables_of: ClassVar[tuple[str, ...]] = ()
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
+    # Evaluation steps in which they may not, as where texts are written: fsdp gathers all for them.
+    uneven_steps: ClassVar[tuple[str, ...]] = ("validation_step", "test_step", "predict_step")
     # Whether every training step gives every trainable parameter a gradient.
     reaches_all_parameters: bool = True
     # Whether no buffer changes while it trains: all ranks then take those of rank 0 once, for good.

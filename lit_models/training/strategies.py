@@ -232,9 +232,9 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
 class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     """`fsdp` (FSDP2): shards a module's `blocks()` one by one, and the rest as one more group.
 
-    A block's parameters are gathered while it computes. Validation, test and prediction gather all
-    for the length of a step: ranks may generate texts of different lengths. Checkpoints are those
-    of any other strategy, whole and by parameter name.
+    A block's parameters are gathered while it computes. A module's `uneven_steps` gather all for
+    the length of a step: ranks may generate texts of different lengths. Checkpoints are those of
+    any other strategy, whole and by parameter name.
 
     Args:
         reshard_after_forward: free a block's gathered parameters before its backward pass, unless
@@ -403,7 +403,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
             for name in getattr(block, "forward_methods", ()):
                 register_fsdp_forward_method(block, name)
-        for name in EVALUATION_STEPS:
+        for name in getattr(module, "uneven_steps", EVALUATION_STEPS):
             setattr(module, name, self._after_gathering(getattr(module, name)))
         fully_shard(module, mesh=outer, reshard_after_forward=False, offload_policy=offload)
         if not calls_evenly:

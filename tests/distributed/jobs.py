@@ -117,6 +117,26 @@ class HandMade:
         return self.largest * 10**9  # beside which the copies of weights are nothing
 
 
+class GatheredBlocks(Callback):
+    """Writes how many blocks were whole at once, at most, in an evaluation of training."""
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        blocks, self.counts = pl_module.blocks(), [0]
+
+        def count(*_: Any) -> None:
+            is_whole = (not isinstance(next(b.parameters()), DTensor) for b in blocks)
+            self.counts.append(sum(is_whole))
+
+        self.handles = [block.register_forward_pre_hook(count) for block in blocks]
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        for handle in self.handles:
+            handle.remove()
+        if trainer.is_global_zero:
+            path = Path(trainer.default_root_dir) / "gathered.json"
+            path.write_text(json.dumps(max(self.counts)))
+
+
 def bytes_here(trainer: Any) -> dict[str, int]:
     """Return the bytes of parameters and moments, in all and on this rank."""
     whole = local = 0

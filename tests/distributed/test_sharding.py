@@ -12,6 +12,7 @@ from lit_models.commands.export import export
 from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
 from lit_models.training.optim import AVERAGED
+from tests.distributed.jobs import GatheredBlocks
 from tests.distributed.test_matrix import assert_same, facts, run_world
 from tests.toy import assert_same_samples, ledger_lines
 
@@ -49,6 +50,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("shards", sharding=SHARDS),
         job("half of shards", sharding=SHARDS, trainer=HALF),
         job("shards to two files", resume=shards),
+        *(
+            job(f"evaluated {name}", family=name, callbacks=[GatheredBlocks()], stages=())
+            for name in ("tied", "causal_lm")
+        ),
     ]
     run_world(folder, 2, two)
     one = [job("fsdp-2 to ddp-1", "ddp", resume=fsdp), job("shards to one", "ddp", resume=shards)]
@@ -66,6 +71,11 @@ def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
             for moment in ("bytes", "bytes_after"):  # after fit; after validation, test, prediction
                 assert 0.4 <= held[moment]["local"] / held[moment]["whole"] <= 0.6
     assert facts(runs / "ddp-2")["bytes"]["local"] == facts(runs / "ddp-2")["bytes"]["whole"]
+
+
+def test_an_evaluation_gathers_one_block_at_a_time_where_ranks_call_them_alike(runs):
+    for name, most in (("tied", 3), ("causal_lm", 1)):  # of three blocks and of two
+        assert json.loads((runs / f"evaluated {name}" / "gathered.json").read_text()) == most
 
 
 def test_hybrid_sharding_keeps_a_copy_in_each_group(runs):
