@@ -331,6 +331,18 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for optimizer in self.optimizers:
             optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
 
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Leave the sum over whole copies to the last micro-batch of a step, if it has a gradient
+        for every parameter then."""
+        is_complete = getattr(self.lightning_module, "reaches_all_parameters", False)
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_all_reduce(not is_complete)
+        try:
+            yield
+        finally:
+            self.model.set_requires_all_reduce(True)
+
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._whole_parameters():
             return super().validation_step(*args, **kwargs)

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 from lit_models.causal_lm.module import Samples
 from lit_models.training import AveragedWeights, Rehearsal, default_callbacks
@@ -115,6 +116,29 @@ class HandMade:
 
     def peak_bytes(self) -> int:
         return self.largest * 10**9  # beside which the copies of weights are nothing
+
+
+class GradientSums(Callback):
+    """Writes how many sums over ranks the micro-batches of training took, in their order."""
+
+    def on_train_start(self, *_: Any) -> None:
+        self.counts: list[int] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.mode = CommDebugMode()
+        self.mode.__enter__()
+
+    def on_after_backward(self, *_: Any) -> None:
+        self.mode.__exit__(None, None, None)
+        counted = self.mode.get_comm_counts()
+        self.counts.append(
+            sum(n for name, n in counted.items() if "allreduce" in str(name).replace("_", ""))
+        )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            path = Path(trainer.default_root_dir) / "sums.json"
+            path.write_text(json.dumps(self.counts))
 
 
 class GatheredBlocks(Callback):

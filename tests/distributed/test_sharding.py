@@ -12,7 +12,7 @@ from lit_models.commands.export import export
 from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
 from lit_models.training.optim import AVERAGED
-from tests.distributed.jobs import GatheredBlocks
+from tests.distributed.jobs import GatheredBlocks, GradientSums
 from tests.distributed.test_matrix import assert_same, facts, run_world
 from tests.toy import assert_same_samples, ledger_lines
 
@@ -59,8 +59,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one = [job("fsdp-2 to ddp-1", "ddp", resume=fsdp), job("shards to one", "ddp", resume=shards)]
     run_world(folder, 1, one)
     run_world(folder, 3, [job("shards to three", sharding=SHARDS, resume=shards)])
-    hybrid = job("hybrid", sharding={"replicate_size": 2, **SHARDS})
-    run_world(folder, 4, [hybrid, job("fsdp-2 to fsdp-4", resume=fsdp)])
+    copies = {"sharding": {"replicate_size": 2, **SHARDS}, "callbacks": [GradientSums()]}
+    in_parts = {"data": {"global_batch_size": 16, "micro_batch_size": 2}, "family": "tied"}
+    hybrid = [job("hybrid", **copies), job("hybrid in parts", **copies, **in_parts)]
+    run_world(folder, 4, [*hybrid, job("fsdp-2 to fsdp-4", resume=fsdp)])
     return folder
 
 
@@ -83,7 +85,15 @@ def test_hybrid_sharding_keeps_a_copy_in_each_group(runs):
     assert 0.4 <= held["local"] / held["whole"] <= 0.6  # on four devices: two groups of two
 
 
-@pytest.mark.parametrize("name", ["sharded", "kept", "hybrid", "ddp-2"])
+def test_copies_add_their_gradients_once_a_step(runs):
+    whole, parts = (
+        json.loads((runs / n / "sums.json").read_text()) for n in ("hybrid", "hybrid in parts")
+    )
+    assert set(whole) == {4}  # three blocks, and what is in none
+    assert parts == [0, 4] * len(whole)
+
+
+@pytest.mark.parametrize("name", ["sharded", "kept", "hybrid", "hybrid in parts", "ddp-2"])
 def test_no_option_changes_the_run(runs, name):
     assert_same(runs / "one", runs / name)
 
