@@ -59,7 +59,7 @@ from lit_models.training.sharding import check_tensor_plan, sharded_like, split_
 
 # A rank that waits so long for another waits for ever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-Backend = Literal["gloo", "nccl", "mpi"]
+Backend = Literal["gloo", "nccl", "mpi", "cpu:gloo,cuda:nccl"]
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
@@ -242,7 +242,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node).
         tensor_parallel_size: devices that compute the same samples together, each with its part of
             the layers that the network's `tensor_plan` names.
-        cpu_offload: keep the shards of GPUs in the memory of the host.
+        cpu_offload: keep the shards of GPUs in the memory of the host, where gloo adds their norms.
         sharded_checkpoint: every rank writes its part into a folder, which any strategy and number
             of devices reads; else rank 0 gathers all and writes a file.
         process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
@@ -265,6 +265,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         process_group_backend: Backend | None = None,
         timeout: timedelta = COLLECTIVE_TIMEOUT,
     ) -> None:
+        if cpu_offload and process_group_backend is None and torch.cuda.is_available():
+            process_group_backend = "cpu:gloo,cuda:nccl"  # norms of shards are summed on the host
         super().__init__(
             tensor_parallel_size=tensor_parallel_size,
             save_distributed_checkpoint=False,

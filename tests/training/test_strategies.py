@@ -104,6 +104,14 @@ def test_the_status_of_a_plain_trainer_is_one_dictionary(
     json.dumps(facts)  # plain values
 
 
+def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    both, given = FullyShardedStrategy(cpu_offload=True), {"process_group_backend": "gloo"}
+    assert both.process_group_backend == "cpu:gloo,cuda:nccl"
+    assert FullyShardedStrategy(cpu_offload=True, **given).process_group_backend == "gloo"
+    assert FullyShardedStrategy().process_group_backend is None
+
+
 OPTIONS = """
 trainer:
   devices: 2
