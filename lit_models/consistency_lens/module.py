@@ -57,7 +57,7 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
-from lit_models.training.exact import ExactModule
+from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
@@ -113,6 +113,11 @@ class LitConsistencyLens(ExactModule):
 
     def blocks(self) -> list[nn.Module]:
         return self.lens.blocks()
+
+    def flops(self, lengths: np.ndarray) -> float:
+        """As ExactModule; verbalizer and reconstructor see the words alone."""
+        parts = (self.lens.verbalizer, self.lens.reconstructor)
+        return sum(map(flops_per_position, parts)) * len(lengths) * parts[0].num_words
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), ControlTable()]

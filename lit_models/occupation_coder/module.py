@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -33,7 +34,7 @@ from lit_models.occupation_coder.loss import (
 )
 from lit_models.occupation_coder.metrics import OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
-from lit_models.training.exact import ExactModule
+from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
 
@@ -126,6 +127,12 @@ class LitOccupationCoder(ExactModule):
 
     def blocks(self) -> list[nn.Module]:
         return self.network.blocks()
+
+    def flops(self, lengths: np.ndarray) -> float:
+        """As ExactModule; the decoder sees the symbols of a code and the end of the list."""
+        network, written = self.network, len(lengths) * (1 + self.network.trie.block_size)
+        of_decoder = flops_per_position(network.decoder) * written
+        return flops_per_position(network.encoder) * float(lengths.sum()) + of_decoder
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
         """Return code book, languages and normalisation, by which the data were read."""

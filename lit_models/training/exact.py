@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint
@@ -103,6 +104,11 @@ class ExactModule(LightningModule):
         network = getattr(self, "network", None)
         plan = network.tensor_plan() if hasattr(network, "tensor_plan") else {}
         return {f"network.{name}": split for name, split in plan.items()}
+
+    def flops(self, lengths: np.ndarray) -> float:
+        """Return the arithmetic of a training on samples of so many positions [n], in FLOP; a
+        family whose networks see other positions than the plan counts overrides it."""
+        return flops_per_position(self) * float(lengths.sum())
 
     def own_callbacks(self) -> list[Callback]:
         """Return what a run of this module always has; a family adds its own to these."""
@@ -504,6 +510,20 @@ class ExactModule(LightningModule):
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights that `init_from` takes."""
         return checkpoint["state_dict"]
+
+
+def flops_per_position(network: nn.Module) -> float:
+    """Return the FLOP of forward and backward for one position: 6 for each weight of a matrix that
+    learns, 4 where it stands still, 2 where nothing before it learns. Tables that are looked up,
+    attention and recomputation are not counted. Source: Chowdhery et al. 2022, appendix B."""
+    total, learns = 0.0, False
+    for part in network.modules():
+        is_table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        weights = [] if is_table else part.parameters(recurse=False)
+        for weight in (w for w in weights if w.ndim > 1):
+            learns = learns or weight.requires_grad
+            total += weight.numel() * (6 if weight.requires_grad else 4 if learns else 2)
+    return total
 
 
 def share_of_step(

@@ -10,66 +10,57 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
 
 from datamodules.core.planned import PlannedDataModule
+from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import complete_lines, ledger_of
-from lit_models.training.sharding import is_compiled
 
 FILE_NAME = "throughput.jsonl"
-# Dense TFLOP/s in bfloat16 and float16, by the whole name of a GPU: a slice has less.
-# NVIDIA's sheets, most of which give twice as much, with structured sparsity.
+# Dense TFLOP/s in bfloat16 and float16, by the beginning of a GPU's name: the longest that fits.
+# NVIDIA's and AMD's sheets, most of which give twice as much, with structured sparsity.
 PEAKS = {
+    "NVIDIA GB300": 2500.0,
+    "NVIDIA GB200": 2500.0,
+    "NVIDIA B300": 2250.0,
     "NVIDIA B200": 2250.0,
+    "NVIDIA GH200": 989.4,
     "NVIDIA H200": 989.4,
-    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H200 NVL": 835.5,
+    "NVIDIA H100": 989.4,
     "NVIDIA H100 PCIe": 756.5,
     "NVIDIA H100 NVL": 835.5,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-PCIE-40GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA H800": 989.4,
+    "NVIDIA H20": 148.0,
+    "NVIDIA A100": 312.0,
+    "NVIDIA A800": 312.0,
     "NVIDIA A10": 125.0,
     "NVIDIA L4": 121.0,
     "NVIDIA L40S": 362.0,
     "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA GeForce RTX 5090": 209.5,
+    "AMD Instinct MI300X": 1307.4,
+    "AMD Instinct MI325X": 1307.4,
+    "AMD Instinct MI355X": 2500.0,
 }
-
-# A count runs decomposed what can be and is not named here, such as these, which would then round
-# otherwise. Attention on a CPU is in none of torch's tables.
-_aten = torch.ops.aten
-WHOLE: dict[Any, Any] = {
-    _aten.silu_backward: lambda *args, **kwargs: 0,
-    _aten.mish_backward: lambda *args, **kwargs: 0,
-    _aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda q, k, v, *args, **kwargs: sdpa_flop_count(q, k, v)
-    ),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda grad, q, k, v, *args, **kwargs: sdpa_backward_flop_count(grad, q, k, v)
-    ),
-}
-WHOLE |= {operation.default: count for operation, count in WHOLE.items()}
 
 
 def peak_of(name: str, precision: str) -> float | None:
     """Return the dense peak of a GPU, named as torch names it, in FLOP/s under `trainer.precision`;
-    `None` where it is unknown, and with more than 16 bits."""
-    tera = PEAKS.get(name) if re.fullmatch("(bf)?16-(mixed|true)", precision) else None
-    return None if tera is None else tera * 1e12
+    `None` where it is unknown, of a slice, and with more than 16 bits."""
+    if "MIG" in name or not re.fullmatch("(bf)?16-(mixed|true)", precision):
+        return None
+    known = [known for known in PEAKS if re.match(rf"{known}\b", name)]
+    return PEAKS[max(known, key=len)] * 1e12 if known else None
 
 
 class Throughput(Callback):
     """Writes a line per log interval to `throughput.jsonl` of the run folder and to the loggers.
 
-    `mfu` is the share of the device's peak that useful tokens take: the arithmetic of the first
-    micro-batch is counted by torch as it runs, recomputation left out. What is compiled is not
-    counted: the compiler leaves code that it first meets under a count uncompiled.
+    `mfu` is the share of the device's peak that the arithmetic of useful tokens takes, as the
+    module's `flops` counts it: of what the plan knows, which of a retriever is one document a pair.
 
     Args:
         peak_flops: of a device in the run's precision, dense, in FLOP/s; `None` takes it from a
@@ -78,9 +69,6 @@ class Throughput(Callback):
 
     def __init__(self, peak_flops: float | None = None) -> None:
         self.peak_flops = peak_flops
-        self.flops_per_position: float | None = None
-        self._counter: FlopCounterMode | None = None  # during the first micro-batch
-        self._forward_flops = 0
         self._file: IO[str] | None = None  # on rank 0, while it trains
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,7 +84,6 @@ class Throughput(Callback):
         device, self._peak = trainer.strategy.root_device, self.peak_flops
         if self._peak is None and device.type == "cuda":
             self._peak = peak_of(torch.cuda.get_device_name(device), str(trainer.precision))
-        self._counts = self._peak is not None and not is_compiled(pl_module)
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:
@@ -106,31 +93,15 @@ class Throughput(Callback):
         # Of today's loader: each `fit` makes one.
         self._loader_before = getattr(trainer.train_dataloader, "wait_s", 0.0)
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        if self._file is not None and self._counts:
-            self._counts = False
-            self._counter = FlopCounterMode(display=False, custom_mapping=WHOLE)
-            self._counter.__enter__()
-
-    def on_before_backward(self, *_: Any) -> None:
-        if self._counter is not None:
-            self._forward_flops = self._counter.get_total_flops()
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._file is None:
             return
         load = batch.get("load") if isinstance(batch, dict) else None
-        counter = self._stop_counting()
         if load is not None:
             self._tokens += load["tokens"]
             self._positions += load["positions"]
-            if counter is not None and load["positions"]:
-                # A backward pass needs at most twice its forward; what is more is recomputed.
-                backward = counter.get_total_flops() - self._forward_flops
-                flops = self._forward_flops + min(backward, 2 * self._forward_flops)
-                self.flops_per_position = flops / load["positions"] or None
         step = trainer.global_step
         if step == self._seen_step:
             return  # in the middle of an accumulation
@@ -153,18 +124,11 @@ class Throughput(Callback):
             self._write(trainer)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        self._stop_counting()
         if self._file is not None:
             self._file.close()
             self._file = None
 
     on_exception = teardown  # Lightning tears nothing down then
-
-    def _stop_counting(self) -> FlopCounterMode | None:
-        counter, self._counter = self._counter, None
-        if counter is not None:
-            counter.__exit__(None, None, None)
-        return counter
 
     def _write(self, trainer: Trainer) -> None:
         """Add the line of the interval that ends here, and begin the next."""
@@ -185,13 +149,13 @@ class Throughput(Callback):
             lengths = trainer.datamodule.datasets["train"].lengths
             plans = {e: trainer.datamodule.plan("train", e) for e in {e for e, _ in self._steps}}
             ids = [plans[epoch].step_ids(step) for epoch, step in self._steps]
-            tokens_per_s = sum(int(lengths[part].sum()) for part in ids) / seconds
-            line["samples_per_s"] = round(sum(map(len, ids)) / seconds, 3)
-            line["tokens_per_s"] = round(tokens_per_s, 3)
+            used = np.asarray(lengths[np.concatenate(ids)], np.float64)
+            line["samples_per_s"] = round(len(used) / seconds, 3)
+            line["tokens_per_s"] = round(used.sum() / seconds, 3)
             line["padding_share"] = round(1 - self._tokens / self._positions, 6)
-            if self._peak is not None and self.flops_per_position is not None:
-                peak = self._peak * trainer.world_size
-                line["mfu"] = round(tokens_per_s * self.flops_per_position / peak, 4)
+            if self._peak is not None and isinstance(trainer.lightning_module, ExactModule):
+                flops = trainer.lightning_module.flops(used)
+                line["mfu"] = round(flops / seconds / self._peak / trainer.world_size, 4)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         figures = {f"throughput/{name}_seconds": value for name, value in line["split"].items()}

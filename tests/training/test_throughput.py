@@ -172,7 +172,9 @@ def test_a_run_that_fails_leaves_whole_lines(tmp_path):
     ("name", "precision", "peak"),
     [
         ("NVIDIA H200", "bf16-mixed", 989.4e12),
-        ("NVIDIA H200", "16-true", 989.4e12),
+        ("NVIDIA H200 NVL", "16-true", 835.5e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16-true", 312e12),
+        ("NVIDIA A10G", "bf16-mixed", None),
         ("NVIDIA H200", "32-true", None),
         ("NVIDIA H200 MIG 1g.18gb", "bf16-mixed", None),
     ],
