@@ -20,11 +20,7 @@ from lit_models.commands.chain import chain
 from lit_models.commands.doctor import doctor
 from lit_models.commands.submit import submit
 from lit_models.config_files import flat
-from lit_models.errors import (
-    UsageError,
-    run_guarded,
-    screen,
-)
+from lit_models.errors import UsageError, run_guarded, screen
 from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy

@@ -13,12 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_models.commands.chain import (
-    chosen_stages,
-    read_stages,
-    run_process,
-    run_stages,
-)
+from lit_models.commands.chain import chosen_stages, read_stages, run_process, run_stages
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 Chain = Callable[..., int]

@@ -14,12 +14,7 @@ from safetensors.torch import load_file
 from lit_models import LitOccupationCoder
 from lit_models.commands.export import export
 from lit_models.training.checkpoints import load_part, read_checkpoint
-from lit_models.training.export import (
-    Layout,
-    paths_in,
-    read_exported,
-    write_exported,
-)
+from lit_models.training.export import Layout, paths_in, read_exported, write_exported
 from lit_models.training.optim import AVERAGED
 from tests.toy import LitToy, ToyData, toy_trainer
 

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules.activations.datamodule import partners
-from lit_models.consistency_lens.controls import (
-    CONTROLS,
-    ROW_NAMES,
-    Case,
-)
+from lit_models.consistency_lens.controls import CONTROLS, ROW_NAMES, Case
 from lit_models.consistency_lens.lens import Explanation
 from tests.consistency_lens.tiny import D, batch_of, case_of, part_of, statistics
 

@@ -14,17 +14,8 @@ from datamodules.files.splitting import PART_NAMES
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
-from lit_models.consistency_lens.subject import (
-    SubjectOptions,
-)
-from tests.activation_dumps import (
-    documents,
-    dumped,
-    plain_activations,
-    stories,
-    subject,
-    trainer,
-)
+from lit_models.consistency_lens.subject import SubjectOptions
+from tests.activation_dumps import documents, dumped, plain_activations, stories, subject, trainer
 from tests.causal_lm.folders import saved_with_bytes
 
 PARTS = range(len(PART_NAMES))

@@ -13,13 +13,7 @@ from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import AVERAGED
 from tests.causal_lm.folders import saved_with_bytes
-from tests.consistency_lens.small_lens import (
-    JOINT,
-    fitted,
-    lens_module,
-    story_data,
-    trainer,
-)
+from tests.consistency_lens.small_lens import JOINT, fitted, lens_module, story_data, trainer
 
 # Runs that go on here get folders of their own.
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")

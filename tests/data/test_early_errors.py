@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from datamodules import (
-    RankingDataModule,
-    RetrievalDataModule,
-    ScoredTextDataModule,
-    SplitOptions,
-)
+from datamodules import RankingDataModule, RetrievalDataModule, ScoredTextDataModule, SplitOptions
 from datamodules.files.splitting import Split
 from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import HardNegatives

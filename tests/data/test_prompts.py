@@ -14,13 +14,7 @@ import pytest
 from datamodules.core.plan import MicroBatch
 from datamodules.core.planned import collated
 from datamodules.files.rows import JsonRow
-from datamodules.text.prompts import (
-    Prompt,
-    PromptDataset,
-    read_prompts,
-    read_rows,
-    write_rows,
-)
+from datamodules.text.prompts import Prompt, PromptDataset, read_prompts, read_rows, write_rows
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
 
 TOKENIZER = byte_tokenizer()

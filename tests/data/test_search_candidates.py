@@ -12,12 +12,7 @@ import torch
 from datamodules.core.plan import rng_for
 from datamodules.core.store import cache_root
 from datamodules.search import candidates as candidates_file
-from datamodules.search.candidates import (
-    Bm25Options,
-    CandidateOptions,
-    GroupOptions,
-    open_bm25,
-)
+from datamodules.search.candidates import Bm25Options, CandidateOptions, GroupOptions, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import Ranking, read_run, write_run
 from datamodules.search.ranking import RankingDataset

@@ -17,11 +17,7 @@ from hypothesis import strategies as st
 
 from datamodules.files.rows import read_rejected
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, Split
-from datamodules.search.collection import (
-    Collection,
-    CollectionRequest,
-    open_collection,
-)
+from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.formats import CollectionFiles, TextRecord
 from tests.search_collections import DOCUMENTS, QUERIES, write_beir, write_lines, write_qrels
 from tests.search_collections import TRAIN as TRAIN_ROWS

@@ -11,17 +11,9 @@ import torch
 from datamodules.core.plan import rng_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search.candidates import Bm25Options, HardNegatives, open_bm25
-from datamodules.search.collection import (
-    Collection,
-    CollectionRequest,
-    open_collection,
-)
+from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
-from datamodules.search.retrieval import (
-    PairDataset,
-    TrainingMix,
-    document_sentences,
-)
+from datamodules.search.retrieval import PairDataset, TrainingMix, document_sentences
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import SIZES, write_collection

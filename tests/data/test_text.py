@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from datamodules import TextDataModule, TextSplit, TokenizerOptions
 from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.text.packing import (
-    BlockDataset,
-    TokenDataset,
-    best_fit,
-)
+from datamodules.text.packing import BlockDataset, TokenDataset, best_fit
 from datamodules.text.store import TokenStream
 from datamodules.tokenizers.text import make_tokenizer
 from tests.text_corpora import (

@@ -15,14 +15,7 @@ import pytest
 
 from lit_models.training.checkpoints import damage
 from tests.conftest import TOY
-from tests.distributed.launch import (
-    ended,
-    in_world,
-    processes_of,
-    run_clean,
-    started,
-    unisono_here,
-)
+from tests.distributed.launch import ended, in_world, processes_of, run_clean, started, unisono_here
 
 pytestmark = pytest.mark.slow
 BREAKS = """

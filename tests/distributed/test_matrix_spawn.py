@@ -11,12 +11,7 @@ import pytest
 from lit_models.commands.verify import verify_run
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
-from tests.distributed.test_matrix import (
-    GLOBAL_BATCH,
-    UNCUT,
-    assert_same,
-    write_tables,
-)
+from tests.distributed.test_matrix import GLOBAL_BATCH, UNCUT, assert_same, write_tables
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow

@@ -18,14 +18,7 @@ from lit_models.occupation_coder.decoding import (
     set_probability,
     step_log_probability,
 )
-from lit_models.occupation_coder.network import (
-    EMPTY,
-    END,
-    NONE,
-    BlockDecoder,
-    CodeTrie,
-    Memory,
-)
+from lit_models.occupation_coder.network import EMPTY, END, NONE, BlockDecoder, CodeTrie, Memory
 from tests.occupation_coder.tiny import network_of, trie_of
 
 TEMPERATURE = {"seq2seq": 1.0, "flat": 1.0}

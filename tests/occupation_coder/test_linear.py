@@ -19,11 +19,7 @@ from lit_models.occupation_coder.linear import (
     TitleHeads,
     solve,
 )
-from lit_models.occupation_coder.loss import (
-    OccupationLossOptions,
-    linear_examples,
-    row_weights,
-)
+from lit_models.occupation_coder.loss import OccupationLossOptions, linear_examples, row_weights
 from lit_models.occupation_coder.network import NONE
 from tests.occupation_coder.test_loss import occupation_losses
 from tests.occupation_coder.tiny import batch_of, network_of, padded

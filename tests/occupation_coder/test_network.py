@@ -11,13 +11,7 @@ from lit_models.occupation_coder.encoders import (
     frame,
     freeze_encoder,
 )
-from lit_models.occupation_coder.network import (
-    EMPTY,
-    END,
-    NONE,
-    BlockDecoder,
-    CodeTrie,
-)
+from lit_models.occupation_coder.network import EMPTY, END, NONE, BlockDecoder, CodeTrie
 from tests.causal_lm.folders import saved_canine
 from tests.occupation_coder.tiny import network_of, padded, trie_of
 

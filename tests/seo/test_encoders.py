@@ -8,12 +8,7 @@ import torch
 from torch import nn
 
 from lit_models.blocks import layer_depths
-from lit_models.seo.encoders import (
-    BagEncoder,
-    Pooling,
-    PretrainedEncoder,
-    TransformerEncoder,
-)
+from lit_models.seo.encoders import BagEncoder, Pooling, PretrainedEncoder, TransformerEncoder
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 

@@ -9,12 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_models.training import ExactDropout, LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.dropout import (
-    KeyedDropout,
-    SampleKeys,
-    key_dropout,
-    release_dropout,
-)
+from lit_models.training.dropout import KeyedDropout, SampleKeys, key_dropout, release_dropout
 from lit_models.training.metrics import hash_ids
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 

@@ -17,12 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lit_models.cli import FORWARDED, forward_signals
 from lit_models.commands.verify import Status, verify_run
-from lit_models.training import (
-    LastCheckpoint,
-    Ledger,
-    NonFinite,
-    Preemption,
-)
+from lit_models.training import LastCheckpoint, Ledger, NonFinite, Preemption
 from lit_models.training.faults import Watch
 from lit_models.training.ledger import ledger_of
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer

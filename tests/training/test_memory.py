@@ -14,21 +14,10 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
-from datamodules.core.plan import (
-    PlanOptions,
-    PlanRequest,
-    deal,
-    make_plan,
-)
+from datamodules.core.plan import PlanOptions, PlanRequest, deal, make_plan
 from lit_models.training import ExactDropout, default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
-from lit_models.training.memory import (
-    GIB,
-    Rehearsal,
-    choose_strategy,
-    heaviest_ids,
-    state_bytes,
-)
+from lit_models.training.memory import GIB, Rehearsal, choose_strategy, heaviest_ids, state_bytes
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.rules import Verdict
 from lit_models.training.run import Topology

@@ -14,13 +14,7 @@ from torch import Tensor
 from lit_models.training import ErrorTable, Ledger
 from lit_models.training.metrics import SampleResult
 from lit_models.training.optim import parameter_groups
-from lit_models.training.predictions import (
-    PredictionWriter,
-    as_table,
-    merged,
-    rows_of,
-    worst_of,
-)
+from lit_models.training.predictions import PredictionWriter, as_table, merged, rows_of, worst_of
 from tests.toy import LitToy, ToyData, toy_trainer
 
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from lit_models.training.rules import (
-    check,
-    check_world,
-    resolve_devices,
-    strategy_of,
-)
+from lit_models.training.rules import check, check_world, resolve_devices, strategy_of
 
 
 def trainer_of(**given: Any) -> Namespace:
