@@ -20,7 +20,7 @@ from lit_models.commands.doctor import (
     worst,
 )
 from lit_models.errors import run_guarded
-from tests.distributed.launch import ended, findings, free_port, in_world, started, unisono_here
+from tests.distributed.launch import findings, finished, free_port, in_world, started, unisono_here
 
 SRUN = {
     "SLURM_JOB_ID": "7",
@@ -126,16 +126,12 @@ def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monk
 @pytest.mark.slow
 def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=8"]
+    command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=4"]
     command.append(f"--folder={tmp_path}")
     ranks = [started(*command, **place, RANK=rank) for rank in ("0", "1")]
-    try:
-        printed = [process.communicate(timeout=150)[0] for process, _ in ranks]
-    finally:
-        for process, mark in ranks:
-            ended(process, mark)
-    assert [process.returncode for process, _ in ranks] == [1, 1], "\n".join(printed)
-    reasons = ("2/3 clients joined", "wait timeout after 8000ms")
+    statuses, printed = finished(*ranks)
+    assert statuses == [1, 1], "\n".join(printed)
+    reasons = ("2/3 clients joined", "wait timeout after 4000ms")
     for rank, (text, reason) in enumerate(zip(printed, reasons, strict=True)):
         found = {f["check"]: f["what"] for f in findings(text)}
         assert f"rank {rank} of 3 on" in found["group"]

@@ -17,7 +17,8 @@ import numpy as np
 
 from tests.distributed.launch import unisono_here, world
 
-EPOCHS, STEPS_PER_EPOCH = 16, 40
+EPOCHS, STEPS_PER_EPOCH = 10, 40
+MOST_STEPS = 6  # of an attempt, before a moment is looked for
 # Processes take seconds to start on two cores: few of them are drawn more often than many.
 WORLDS = [*[(1, "auto"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")] * 2, (3, "ddp")]
 MOMENTS = ["seconds"] * 11 + ["checkpoint"] * 5 + ["validation"] * 2 + ["epoch end"] * 2
@@ -78,7 +79,7 @@ def wait_for(is_there: Callable[[], bool], ranks: list[BaseProcess], limit_s: fl
 
 
 def wait_for_moment(
-    moment: str, folder: Path, ranks: list[BaseProcess], begun: int, delay_s: float
+    moment: str, folder: Path, ranks: list[BaseProcess], steps: int, delay_s: float
 ) -> bool:
     """Wait until the run is at a moment to be killed; false where it ended before.
 
@@ -86,10 +87,10 @@ def wait_for_moment(
         moment: one of MOMENTS.
         folder: of the run.
         ranks: of the attempt.
-        begun: lines of the ledger before this attempt.
-        delay_s: seconds from the first step on; of the other moments, until they are looked for.
+        steps: lines of the ledger to wait for.
+        delay_s: seconds from then on; of the other moments, until they are looked for.
     """
-    if not wait_for(lambda: len(steps_of(folder)) > begun + 1, ranks, 120):
+    if not wait_for(lambda: len(steps_of(folder)) > steps, ranks, 120):
         return False
     time.sleep(delay_s)
     checkpoints = folder / "checkpoints"
@@ -115,9 +116,10 @@ def attempt(
     """Start the run in one world, kill it at a moment, and wait for its end."""
     begun, began_at = len(steps_of(folder)), time.monotonic()
     ranks = start(folder, family, devices, strategy)
-    delay_s = float(rng.uniform(0, 1.0))
+    steps = begun + int(rng.integers(1, MOST_STEPS))
+    delay_s = float(rng.uniform(0, 0.1))  # which is more than a step takes
     try:
-        if not wait_for_moment(moment, folder, ranks, begun, delay_s):
+        if not wait_for_moment(moment, folder, ranks, steps, delay_s):
             log = folder.with_suffix(".log").read_text(encoding="utf-8")
             raise RuntimeError(f"the attempt ended before it was killed: {log[-2000:]}")
         whom = "all" if rng.random() < 0.5 or devices == 1 else "one rank"

@@ -127,7 +127,7 @@ def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDat
 
 
 def occupation_table(path: Path) -> None:
-    """Write 50 records, some of two codes and with long texts."""
+    """Write 50 records, some of two codes and with long texts, and fewer of them to judge by."""
     rng = np.random.default_rng(0)
     lines = ["text,code_1,code_2"]
     for number in range(50):
@@ -136,6 +136,7 @@ def occupation_table(path: Path) -> None:
         text = f"{trade}{f' and {other}' if second else ''} " + "old " * (number % 4) + str(number)
         lines.append(f"{text},{TRADES[trade]},{second}")
     path.write_text("\n".join(lines) + "\n")
+    path.with_name("judged.csv").write_text("\n".join(lines[:20]) + "\n")
 
 
 def occupation_coder(
@@ -144,11 +145,11 @@ def occupation_coder(
     loss: OccupationLossOptions | None = None,
     encoder: Any = None,
 ) -> tuple[ExactModule, PlannedDataModule]:
-    table = str(folder.parent / "occupations.csv")
+    table, judged = (str(folder.parent / f"{name}.csv") for name in ("occupations", "judged"))
     data = OccupationDataModule(
         train_files=table,
-        validation_files=table,
-        test_files=table,
+        validation_files=judged,
+        test_files=judged,
         predict_files=table,
         predict_output=str(folder / "coded.csv"),
         columns=Columns(codes=["code_1", "code_2"]),

@@ -1,13 +1,15 @@
 """Runs commands and worlds of processes, and ends every process that came of them afterwards.
 
-A command is started as a user starts it. The ranks of a world are forks of one process that has
-imported all, which takes longer than most runs; they find each other as those of torchrun do.
+`run` starts a command as a user starts it. What else runs `unisono`, and the ranks of a world, are
+forks of one process that has imported all, which takes longer than most runs; what they start
+themselves are processes as always. The ranks find each other as those of torchrun do.
 """
 
 import contextlib
 import multiprocessing
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -15,7 +17,9 @@ import sys
 import tempfile
 import time
 import uuid
+import warnings
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,20 +30,27 @@ MARK = "UNISONO_TEST_RUN"
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 REMAINS_S = 20.0  # loader workers look every few seconds whether their parent lives
 IMPORTED = ["tests.distributed.jobs", "lit_models.cli", "tensorboard", "pytest"]
+SESSIONS: dict[str, int] = {}  # mark -> that of a fork, whose environment the system does not show
 
 
 def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.CompletedProcess:
     """Return the finished `python arguments`; no process of it is left, whatever happened."""
-    process, mark = started(*arguments, **environ)
+    statuses, outputs = finished(started(*arguments, is_fork=False, **environ), limit_s=timeout_s)
+    return subprocess.CompletedProcess(arguments, statuses[0], outputs[0])
+
+
+def finished(*launched: tuple[Any, str], limit_s: float = 150) -> tuple[list[int], list[str]]:
+    """Return the statuses and outputs of started commands; no process of them is left."""
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        outputs = [process.communicate(timeout=limit_s)[0] for process, _ in launched]
     finally:
-        ended(process, mark)
-    return subprocess.CompletedProcess(arguments, process.returncode, output)
+        for process, mark in launched:
+            ended(process, mark)
+    return [process.returncode for process, _ in launched], outputs
 
 
 def run_clean(
-    *arguments: str, meanwhile: Callable[[subprocess.Popen], Any] | None = None
+    *arguments: str, meanwhile: Callable[[Any], Any] | None = None
 ) -> subprocess.CompletedProcess:
     """Return the finished `python arguments`, which left no process, port or shared memory.
 
@@ -60,7 +71,7 @@ def run_clean(
     finally:
         ended(process, mark)
     assert not is_listening(port)
-    assert shared_memory() - before == set()
+    assert not (left := shared_memory() - before), left
     return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
@@ -77,21 +88,52 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def started(*arguments: str, **environ: str) -> tuple[subprocess.Popen, str]:
+class Fork:
+    """A command that runs in a fork; it has what is used of a `subprocess.Popen`."""
+
+    def __init__(self, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            self.log = Path(file.name)
+        self.process = _forked(environ, self.log, _command, *arguments)
+        self.pid, self.send_signal = self.process.pid, partial(os.kill, self.process.pid)
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("unisono", timeout or 0)
+        return self.log.read_text(encoding="utf-8"), None
+
+    wait, returncode = communicate, property(poll)
+
+
+def _command(*arguments: str) -> None:
+    """Be `python -m lit_models arguments`, also to those that start it once more."""
+    warnings.simplefilter("ignore")
+    multiprocessing.set_start_method(None, force=True)  # not that of the fork
+    sys.argv[1:] = arguments
+    runpy.run_module("lit_models", run_name="__main__", alter_sys=True)
+
+
+def started(*arguments: str, is_fork: bool = True, **environ: str) -> tuple[Any, str]:
     """Start `python arguments` in a session of its own; return it and its mark."""
     mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={
-            **{**inherited(), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-            **{"PYTHONFAULTHANDLER": "1", **environ, MARK: mark},
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    environ = {
+        **{**inherited(), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        **{"PYTHONFAULTHANDLER": "1", **environ, MARK: mark},
+    }
+    if is_fork and arguments[:2] == ("-m", "lit_models"):
+        process: Any = Fork(environ, arguments[2:])
+        SESSIONS[mark] = process.pid
+    else:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            **{"cwd": ROOT, "env": environ, "text": True, "start_new_session": True},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
     return process, mark
 
 
@@ -109,12 +151,15 @@ def ended(process: subprocess.Popen, mark: str) -> None:
 
 
 def processes_of(mark: str) -> list[int]:
-    """Return the live processes that inherited a mark; launchers give them groups of their own."""
+    """Return the live processes that inherited a mark, or are in the session of the fork that has
+    it; launchers give them groups of their own."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to somebody else
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+            environ, pid = (folder / "environ").read_bytes(), int(folder.name)
+            is_of_fork = environ and os.getsid(pid) == SESSIONS.get(mark)
+            if is_of_fork or f"{MARK}={mark}".encode() in environ:
+                found.append(pid)
     return found
 
 
@@ -134,18 +179,22 @@ def world(size: int, log: Path, function: Callable[..., Any], *arguments: Any) -
         function: of a module; its result, where it is a number, is the exit status.
         arguments: of the function.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0"}
     place["TORCHELASTIC_RUN_ID"] = uuid.uuid4().hex
     ranks = []
     for rank in range(size):
         own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
-        environ = {**inherited(), **own}
-        ranks.append(context.Process(target=_rank, args=(environ, log, function, *arguments)))
-        ranks[-1].start()
+        ranks.append(_forked({**inherited(), **own}, log, function, *arguments))
     return ranks
+
+
+def _forked(*given: Any) -> BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    process = context.Process(target=_rank, args=given)
+    process.start()
+    return process
 
 
 def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *given: Any) -> None:

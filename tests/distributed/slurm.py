@@ -10,13 +10,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import TOY
-from tests.distributed.launch import ROOT
+from tests.distributed.launch import ROOT, in_world, unisono_here
 
 PACKAGES = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "munged")
@@ -162,13 +161,14 @@ def write_config(folder: Path, step_s: float, extra: str = "") -> None:
 
 def submitted(folder: Path, environ: Environ, *options: str) -> list[str]:
     """Call `unisono submit` in a folder; return the numbers of the jobs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_models", "submit", *options],
-        **{"cwd": folder, "env": {**environ, "PYTHONPATH": str(ROOT)}, "text": True},
-        **{"timeout": 90, "capture_output": True},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.findall(r"^submitted  job (\d+)", done.stdout, flags=re.MULTILINE)
+    printed = in_world(1, submit, folder, environ, *options)
+    return re.findall(r"^submitted  job (\d+)", printed, flags=re.MULTILINE)
+
+
+def submit(folder: Path, environ: Environ, *options: str) -> int:
+    os.chdir(folder)
+    os.environ.update(environ, PYTHONPATH=str(ROOT))
+    return unisono_here("submit", *options)
 
 
 def facts_of(job: str, environ: Environ) -> Environ:

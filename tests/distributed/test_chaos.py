@@ -10,7 +10,7 @@ from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
 
 ONE = (1, "auto")
-# On two devices, undisturbed, its weights end 8e-9 of a tensor's largest from those on one: 640
+# On two devices, undisturbed, its weights end 8e-9 of a tensor's largest from those on one: so many
 # steps make that of the rounding, and its smallest weights are no nearer than that.
 GROWS_ROUNDING = ("seo/ranker",)
 

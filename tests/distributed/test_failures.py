@@ -26,7 +26,7 @@ BREAKS = """
 TWO_RANKS = """
   strategy:
     class_path: lit_models.training.strategies.ReplicatedStrategy
-    init_args: {timeout: "0:00:15"}
+    init_args: {{timeout: "0:00:{:02}"}}
 """
 DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
 SPAWN = ("--trainer.devices=2", "--trainer.strategy=ddp_spawn")
@@ -74,7 +74,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
-    hangs = training(tmp_path, "hang", "--trainer.devices=2", more=TWO_RANKS)
+    hangs = training(tmp_path, "hang", "--trainer.devices=2", more=TWO_RANKS.format(6))
     in_world(2, unisono_here, *hangs, status=1, timeout_s=90)
     stacks = [(tmp_path / "run" / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
     assert '"rank": 1, "verb": "fit", "epoch": 0, "step": 5' in stacks[1]
@@ -84,7 +84,8 @@ def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
 
 
 def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
-    output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=TWO_RANKS))
+    more = TWO_RANKS.format(15)  # in which the other one starts
+    output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=more))
     shown = " ".join(output.split())
     lost = r"error: rank 0, fit, epoch 0, step \d: the connection to another rank is lost;"
     assert re.search(rf"{lost} rank 1 \(process \d+\) is stopped, as by SIGSTOP\.", shown), output

@@ -8,7 +8,7 @@ import pytest
 
 from lit_models.commands.verify import Status, verify_run
 from tests.conftest import TOY
-from tests.distributed.launch import ended, free_port, run, run_clean, started
+from tests.distributed.launch import finished, free_port, run, run_clean, started
 from tests.toy import assert_same_samples, ledger_lines
 
 Unisono = Callable[..., tuple[int, str]]
@@ -48,14 +48,10 @@ def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
 
 @pytest.mark.slow
 def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
-    slow = ("--trainer.callbacks+=tests.distributed.breaks.Slow", "--trainer.callbacks.seconds=1")
+    slow = ("--trainer.callbacks+=tests.distributed.breaks.Slow", "--trainer.callbacks.seconds=0.4")
     for epochs, resume in ((1, ()), (2, ("--ckpt_path=auto",))):
         arguments = command(tmp_path, f"--trainer.max_epochs={epochs}", *slow, *resume)
-        both = [started("-m", "lit_models", *arguments) for _ in range(2)]
-        outputs = [process.communicate(timeout=150)[0] for process, _ in both]
-        for process, mark in both:
-            ended(process, mark)
-        statuses = [process.returncode for process, _ in both]
+        statuses, outputs = finished(*(started("-m", "lit_models", *arguments) for _ in range(2)))
         # The second one of new runs that comes a moment later has a folder of its own.
         is_apart = not resume and (tmp_path / "toy-2").exists()
         assert sorted(statuses) == ([0, 0] if is_apart else [0, 1]), outputs
@@ -128,12 +124,8 @@ def test_a_launcher_makes_one_world_with_the_run_of_one_device(
     port = free_port()
     commands = [launch(Path.cwd(), port, rank) for rank in (0, 1)]
     launched = [started(*arguments, **environ) for arguments, environ in commands]
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process, _ in launched]
-    finally:
-        for process, mark in launched:
-            ended(process, mark)
-    assert [process.returncode for process, _ in launched] == [0, 0], "\n".join(outputs)
+    statuses, outputs = finished(*launched)
+    assert statuses == [0, 0], "\n".join(outputs)
     facts = topology(Path("toy"))
     assert (facts["strategy"], facts["world_size"], facts["num_nodes"]) == expected
     assert ranks_of(Path("toy")) == [["0", "cpu"], ["1", "cpu"]]

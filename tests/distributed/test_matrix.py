@@ -28,9 +28,10 @@ Cell = tuple[str, int, str, int]  # family, processes, strategy, accumulation
 SHAPES = [(n, s, a) for n in (1, 2, 4) for s in ("ddp", "fsdp") for a in (1, 4)]
 # Every process count, strategy and accumulation once: the other cells of these are in the soak.
 DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 4)]
+PAIRS = [*DIAGONAL, (1, "fsdp", 4)]  # each two of them together in a cell
 # Families that share their base with others, and a count of processes that divides nothing.
 FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
-IN_FULL, BY_FEW = ("occupation_coder",), tuple(SEO)
+BY_PAIRS, BY_FEW = ("occupation_coder",), tuple(SEO)
 UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
 
 
@@ -39,8 +40,8 @@ def cells_of(family: str, shapes: list[tuple[int, str, int]]) -> list[Cell]:
 
 
 def first_shapes(family: str) -> list[tuple[int, str, int]]:
-    if family in IN_FULL:
-        return SHAPES
+    if family in BY_PAIRS:
+        return PAIRS
     return FEW if family in BY_FEW else DIAGONAL
 
 

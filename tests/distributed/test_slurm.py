@@ -11,8 +11,8 @@ import pytest
 
 from tests.distributed.launch import (
     ROOT,
-    ended,
     findings,
+    finished,
     free_port,
     in_world,
     started,
@@ -116,11 +116,7 @@ def test_the_doctor_on_two_nodes_of_torchrun(tmp_path: Path) -> None:
         nodes = ["--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", *place]
         command = [*nodes, *DOCTOR, *GROUP, f"--folder={tmp_path}"]
         launched.append(started("-m", "torch.distributed.run", *command))
-    try:
-        outputs = [process.communicate(timeout=150)[0] for process, _ in launched]
-    finally:
-        for process, mark in launched:
-            ended(process, mark)
-    assert [process.returncode for process, _ in launched] == [0, 0], "\n".join(outputs)
+    statuses, outputs = finished(*launched)
+    assert statuses == [0, 0], "\n".join(outputs)
     check_group(outputs[0])
     assert findings(outputs[1]) == []
