@@ -106,7 +106,11 @@ class Fork:
             raise subprocess.TimeoutExpired("unisono", timeout or 0)
         return self.log.read_text(encoding="utf-8"), None
 
-    wait, returncode = communicate, property(poll)
+    def wait(self) -> None:
+        self.process.join()
+        self.log.unlink(missing_ok=True)  # whoever waits has read it
+
+    returncode = property(poll)
 
 
 def _command(*arguments: str) -> None:
