@@ -265,7 +265,6 @@ def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
     assert ModelParallelStrategy()._data_parallel_size == "auto"
     assert torch.nn.Linear(1, 1)._compiled_call_impl is None
     assert torch.compile(torch.nn.Linear(1, 1), backend="eager")._orig_mod is not None
-    assert hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
     assert callable(trainer._signal_connector.register_signal_handlers)
     loop = trainer.fit_loop.epoch_loop
     assert callable(loop._broadcast_sigterm_tensor)
