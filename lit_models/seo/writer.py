@@ -25,6 +25,7 @@ from lit_models.causal_lm.pretrained import most_positions
 from lit_models.seo.metrics import GatheredRows
 from lit_models.seo.onpage import LIMITS
 from lit_models.training.metrics import SampleResult, SumCount
+from lit_models.training.strategies import EVALUATION_STEPS
 
 WORD = re.compile(r"\w+")
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -135,7 +136,7 @@ class LitSnippetWriter(LitCausalLM):
     """
 
     settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")
-    uneven_steps: ClassVar[tuple[str, ...]] = ("validation_step", "test_step", "predict_step")
+    uneven_steps: ClassVar[tuple[str, ...]] = EVALUATION_STEPS
 
     def __init__(
         self,

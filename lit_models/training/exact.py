@@ -39,7 +39,7 @@ from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
 from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, local_parts
-from lit_models.training.strategies import leave_group
+from lit_models.training.strategies import EVALUATION_STEPS, leave_group
 
 
 class ExactModule(LightningModule):
@@ -65,7 +65,7 @@ class ExactModule(LightningModule):
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
     # Evaluation steps in which they may not, as where texts are written: fsdp gathers all for them.
-    uneven_steps: ClassVar[tuple[str, ...]] = ("validation_step", "test_step", "predict_step")
+    uneven_steps: ClassVar[tuple[str, ...]] = EVALUATION_STEPS
     # Whether every training step gives every trainable parameter a gradient.
     reaches_all_parameters: bool = True
     # Whether no buffer changes while it trains: all ranks then take those of rank 0 once, for good.

@@ -337,9 +337,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def block_backward_sync(self) -> Iterator[None]:
         """Leave the sum over whole copies to the last micro-batch of a step, if it has a gradient
         for every parameter then."""
-        is_complete = getattr(self.lightning_module, "reaches_all_parameters", False)
+        reaches_all = getattr(self.lightning_module, "reaches_all_parameters", False)
         assert isinstance(self.model, FSDPModule)
-        self.model.set_requires_all_reduce(not is_complete)
+        self.model.set_requires_all_reduce(not reaches_all)
         try:
             yield
         finally:
