@@ -20,6 +20,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from lit_models.causal_lm import loss
 from lit_models.training.dropout import SampleKeys, key_dropout
@@ -212,3 +213,26 @@ def test_what_is_sent_to_the_device_is_seen(send: Callable[[Tensor], Any]) -> No
         x.to(torch.float64).copy_(x)
         torch.zeros(2, device=META).fill_(1.0)
     assert len(copies.names) == 1
+
+
+class TorchCount(Callback):
+    """Counts the arithmetic of the first micro-batch as torch does, and keeps its lengths."""
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
+        ids = batch["sample_id"][batch["weight"] > 0].numpy()
+        self.lengths = trainer.datamodule.datasets["train"].lengths[ids].astype(float)
+        self.counter = FlopCounterMode(display=False)
+        self.counter.__enter__()
+
+    def on_after_backward(self, *_: Any) -> None:
+        self.counter.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("name", ["occupation_coder", "causal_lm", "consistency_lens"])
+def test_the_arithmetic_of_a_family_is_near_what_torch_counts(files, tmp_path, name):
+    module, data = FAMILIES[name](files / f"counted {name}", {"global_batch_size": 8})
+    counts, few = TorchCount(), {"max_steps": 1, "max_epochs": -1, "limit_val_batches": 0}
+    toy_trainer(tmp_path / "run", callbacks=[counts], **few).fit(module, data)
+    # In so small networks what is not counted (embeddings, attention, norms) weighs much.
+    found = module.flops(counts.lengths) / counts.counter.get_total_flops()
+    assert 0.4 < found < 1.3
