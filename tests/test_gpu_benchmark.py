@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from lit_models.causal_lm.network import DecoderConfig
+from lit_models.causal_lm.network import PRESETS, DecoderConfig
+from lit_models.config_files import find_config
 from tests.benchmarks import gpu
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.gpu import (
@@ -102,6 +104,15 @@ def test_every_row_that_is_named_can_be_measured() -> None:
         f"7b, LoRA, {w}" for w in ("eager", gpu.NANOGPT, ACCELERATE)
     }
     assert ROWS[-1] == SHAKESPEARE
+
+
+def test_the_row_of_gpt2_trains_what_is_shipped() -> None:
+    path = find_config("causal_lm/pretrain_gpt2_124m.yaml")
+    size, shipped = SIZES["gpt2-124m"], yaml.safe_load(path.read_text("utf-8"))
+    module, data = (shipped[part]["init_args"] for part in ("model", "data"))
+    assert (size.config, module["computation"]) == (PRESETS[module["network"]], {"compile": True})
+    assert (size.rows, size.length) == (data["micro_batch_size"], data["context_length"])
+    assert size.filled_vocabulary == 50_304  # of the peers
 
 
 def test_the_arithmetic_of_a_token_by_hand() -> None:

@@ -1,9 +1,12 @@
 """Loss of a language model, its logits never held whole, and its exact metrics.
 
-Shapes: R rows, T positions, N positions with a target, D hidden, V vocabulary.
+Shapes: R rows, T positions, N positions with a target, n of a chunk, D hidden, V vocabulary, W the
+vocabulary as it is multiplied.
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,21 +17,27 @@ from torch.autograd.function import once_differentiable
 from datamodules.core.batches import IGNORED, TERM, TextBatch
 from lit_models.training.metrics import LossSum, SumCount
 
-# The logits of one chunk take up to so much; on a CPU a chunk is also short enough to stay near its
+# The logits of one chunk take up to so much; on a GPU a share of its memory, for each chunk reads
+# and writes the sum of the head's gradients; on a CPU a chunk is also short enough to stay near its
 # cores, see the card.
-CHUNK_BYTES, CHUNK_BYTES_ON_GPU = 256 << 20, 512 << 20
+CHUNK_BYTES, CHUNKS_IN_GPU = 256 << 20, 32
 CHUNK_ROWS_ON_CPU = 512
+# Rows of logits begin at multiples of so many numbers: on a GPU others take slower kernels.
+PADDED_TO_ON_CPU, PADDED_TO_ON_GPU = 1, 128
 # Logits up to this size are left to torch's own few kernels, whose calls are what then costs time.
 SMALL_BYTES = 4 << 20
 
 
-def language_model_loss(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -> LossSum:
+def language_model_loss(
+    hidden: Tensor, head_weight: Tensor, batch: TextBatch, compiles: bool = False
+) -> LossSum:
     """Return the cross-entropy in nats of the target tokens of weight-1 samples, and their number.
 
     Args:
         hidden: [R, T, D].
         head_weight: [V, D].
         batch: its labels, `sample_index`, `weight` and `num_targets`.
+        compiles: large logits and their gradients are computed by torch.compile.
     """
     is_used = batch["weight"][batch["sample_index"]] > 0
     is_target = is_used & (batch["labels"] != IGNORED)
@@ -40,7 +49,8 @@ def language_model_loss(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -
         targets = batch["labels"].masked_fill(~is_used, IGNORED).flatten()
         nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
         return LossSum(nats, count)
-    total, _ = nats_at(hidden, head_weight, batch["labels"], _places(is_target, batch))
+    places = _places(is_target, batch)
+    total, _ = nats_at(hidden, head_weight, batch["labels"], places, compiles)
     return LossSum(total, count)
 
 
@@ -64,14 +74,14 @@ def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
 
 
 def nats_at(
-    hidden: Tensor, head_weight: Tensor, labels: Tensor, places: Tensor
+    hidden: Tensor, head_weight: Tensor, labels: Tensor, places: Tensor, compiles: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the sum [] and the nats [N] of ascending positions [N] of the flattened rows, of
     hidden states [R, T, D], a head [V, D] and labels [R, T] int64."""
     rows, targets = hidden.flatten(0, 1), labels.flatten()
     if len(places) < len(rows):
         rows, targets = rows.index_select(0, places), targets.index_select(0, places)
-    return _ChunkedNats.apply(rows, head_weight, targets, torch.is_grad_enabled())
+    return _ChunkedNats.apply(rows, head_weight, targets, torch.is_grad_enabled(), compiles)
 
 
 class _ChunkedNats(torch.autograd.Function):
@@ -83,44 +93,35 @@ class _ChunkedNats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, keeps_graph: bool
+        ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, keeps_graph: bool, compiles: bool
     ) -> tuple[Tensor, Tensor]:
-        """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are due."""
+        """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are due;
+        compiles: by `compiled_chunk`."""
         wants_rows, wants_weight = (keeps_graph and wanted for wanted in ctx.needs_input_grad[:2])
         device = rows.device.type
         dtype = torch.promote_types(rows.dtype, weight.dtype)  # of the products
         if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
-        row_bytes = weight.shape[0] * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
-        size = max(1, (CHUNK_BYTES if device == "cpu" else CHUNK_BYTES_ON_GPU) // row_bytes)
-        if device == "cpu":
-            size = min(size, CHUNK_ROWS_ON_CPU)
+        size = _chunk_rows(rows, weight)
+        chunk_nats = compiled_chunk() if compiles and (wants_rows or wants_weight) else _chunk_nats
         total = rows.new_zeros((), dtype=_softmax_dtype(dtype))
         nats = rows.new_zeros(len(rows), dtype=_softmax_dtype(dtype))
         grad_rows = torch.empty_like(rows) if wants_rows else None
         grad_weight = torch.zeros_like(weight) if wants_weight and not len(rows) else None
         with torch.autocast(device, enabled=False):
-            head = weight.to(dtype)
+            head = _head(weight, dtype)
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
                 chunk, target = rows[part].to(dtype), targets[part].unsqueeze(1)
-                nats_of_chunk, softmax = _softmax(chunk, head, target)
+                nats_of_chunk, grad = chunk_nats(chunk, head, target, len(weight))
                 nats[part] = nats_of_chunk
                 total.add_(nats_of_chunk.sum())
-                if not (wants_rows or wants_weight):
-                    continue
-                minus_one = softmax.new_full((), -1).expand(target.shape)
-                grad = softmax.scatter_add_(1, target, minus_one).to(dtype)  # of the logits [n, V]
                 if grad_rows is not None:
                     grad_rows[part] = grad @ head
-                if not wants_weight:
-                    continue
-                if grad_weight is None:
-                    grad_weight = (grad.T @ chunk).to(weight.dtype)
-                elif grad_weight.dtype == grad.dtype:
-                    grad_weight.addmm_(grad.T, chunk)
-                else:
-                    grad_weight.add_(grad.T @ chunk)
+                if wants_weight:
+                    grad_weight = _with_product(grad_weight, grad.T, chunk, weight.dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight[: len(weight)]
         ctx.save_for_backward(grad_rows, grad_weight)
         ctx.mark_non_differentiable(nats)
         return total, nats
@@ -130,7 +131,7 @@ class _ChunkedNats(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # In rows, as parameters are, whatever the order of what was kept: at once, since a further
         # copy would be as large as the head.
-        gradients: list[Tensor | None] = [None] * 4
+        gradients: list[Tensor | None] = [None] * 5
         for place, kept in enumerate(ctx.saved_tensors):
             if kept is not None:
                 whole = torch.empty_like(kept, memory_format=torch.contiguous_format)
@@ -138,14 +139,66 @@ class _ChunkedNats(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _softmax(rows: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nats [n] and softmax [n, V] of rows [n, D] with targets [n, 1]."""
+def _chunk_rows(rows: Tensor, weight: Tensor) -> int:
+    """Return how many rows [N, D] have their logits made at once."""
+    row_bytes = len(weight) * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
+    if rows.device.type == "cpu":
+        return max(1, min(CHUNK_BYTES // row_bytes, CHUNK_ROWS_ON_CPU))
+    most = CHUNK_BYTES
+    if rows.is_cuda:
+        most = torch.cuda.get_device_properties(rows.device).total_memory // CHUNKS_IN_GPU
+    number = max(1, -(-len(rows) * row_bytes // most))
+    return max(1, -(-len(rows) // number))  # of equal sizes, for which code is compiled once
+
+
+def _head(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a head [V, D] in the dtype of the products, filled up with rows of zeros [W, D] in the
+    copy that a change of dtype makes anyway."""
+    more = -len(weight) % (PADDED_TO_ON_CPU if weight.device.type == "cpu" else PADDED_TO_ON_GPU)
+    if not more:
+        return weight.to(dtype)
+    head = weight.new_zeros(len(weight) + more, weight.shape[1], dtype=dtype)
+    head[: len(weight)] = weight
+    return head
+
+
+def _chunk_nats(
+    rows: Tensor, head: Tensor, targets: Tensor, num_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Return nats [n], and their sum's gradient for the logits [n, W], of rows [n, D] with targets
+    [n, 1] int64 and a head [W, D] of `num_tokens` tokens."""
     logits = F.linear(rows, head)
-    logits = logits.to(_softmax_dtype(logits.dtype))
-    largest, of_target = logits.amax(1), logits.gather(1, targets).squeeze(1)
-    softmax = torch.softmax(logits, 1, out=logits if logits.device.type == "cpu" else None)
+    dtype, is_compiling = _softmax_dtype(logits.dtype), torch.compiler.is_compiling()
+    logits[:, num_tokens:] = -math.inf  # what fills the head up takes no probability
+    in_place = logits.device.type == "cpu" and not is_compiling
+    logits = logits.to(dtype) if in_place else logits
+    largest, of_target = logits.amax(1).to(dtype), logits.gather(1, targets).squeeze(1).to(dtype)
+    softmax = torch.softmax(logits, 1, dtype=dtype, out=logits if in_place else None)
     rest = softmax.amax(1).log()  # less the logarithm of the sum of exp(logit - largest)
-    return (largest - of_target) - rest, softmax
+    nats = (largest - of_target) - rest
+    if is_compiling:  # one pass with the above
+        is_target = torch.arange(len(head), device=targets.device) == targets
+        return nats, (softmax - is_target.to(dtype)).to(rows.dtype)
+    minus_one = softmax.new_full((), -1).expand(targets.shape)
+    return nats, softmax.scatter_add_(1, targets, minus_one).to(rows.dtype)
+
+
+@cache
+def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `_chunk_nats` by torch.compile."""
+    return torch.compile(_chunk_nats, fullgraph=True)
+
+
+def _with_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return total + a @ b in a dtype, in place; `None` is 0."""
+    if a.dtype == dtype:
+        return a @ b if total is None else total.addmm_(a, b)
+    if dtype != torch.float32 or a.device.type not in ("cuda", "meta"):
+        product = a @ b
+        return product.to(dtype) if total is None else total.add_(product)
+    if total is None:  # a GPU need not round the product on its way
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.addmm(total, a, b, out_dtype=dtype, out=total)
 
 
 def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -53,7 +53,7 @@ class ComputationOptions:
     """How a network is computed; the result is the same but for rounding.
 
     Args:
-        compile: compile each block.
+        compile: compile each block, and the loss of large logits.
         activation_checkpointing: keep only the inputs of blocks for the backward pass.
     """
 
@@ -190,7 +190,8 @@ class LitCausalLM(ExactModule):
         return self.network(*rows, batch["has_single_documents"])
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
-        return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
+        head, compiles = self.network.head.weight, self.network.is_compiled
+        return {TERM: language_model_loss(self(batch), head, batch, compiles)}
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         self._evaluate("val", batch)

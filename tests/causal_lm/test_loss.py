@@ -51,14 +51,21 @@ def direct(hidden: Tensor, head: Tensor, batch: dict[str, Any]) -> Tensor:
     return (F.cross_entropy(logits, labels, reduction="none") * weight.to(logits)).sum()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
 @pytest.mark.parametrize("chunk", [1, 4, 1000, None])
+@pytest.mark.parametrize(("padded_to", "compiles"), [(1, False), (8, False), (8, True)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_chunks_change_nothing(chunk, dtype, error, monkeypatch):
+def test_chunks_padding_and_compiling_change_nothing(
+    chunk, padded_to, compiles, dtype, error, monkeypatch
+):
     if chunk is not None:  # else the logits are small enough to be made at once
         monkeypatch.setattr(loss, "SMALL_BYTES", 0)
         monkeypatch.setattr(loss, "CHUNK_ROWS_ON_CPU", chunk)
+    monkeypatch.setattr(loss, "PADDED_TO_ON_CPU", padded_to)
+    compiled = torch.compile(loss._chunk_nats, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(loss, "compiled_chunk", lambda: compiled)
     values = []
-    for function in (direct, lambda *inputs: language_model_loss(*inputs).total):
+    for function in (direct, lambda *inputs: language_model_loss(*inputs, compiles).total):
         hidden, head = inputs(dtype)
         total = function(hidden, head, a_batch())
         (total / 7).backward()
@@ -138,6 +145,13 @@ def test_autocast_multiplies_in_half_and_sums_in_full_precision(chunks_of_4):
     torch.testing.assert_close(head.grad, reference[1].grad, rtol=0.05, atol=0.05)
 
 
+def test_a_gpu_adds_products_of_halves_up_as_they_are():
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((V, 4), (4, D)))
+    total = loss._with_product(None, a, b, torch.float32)
+    assert total.dtype == torch.float32
+    assert loss._with_product(total, a, b, torch.float32) is total
+
+
 class Largest(TorchDispatchMode):
     """Keeps the largest number of elements of any tensor that an operation returned."""
 
@@ -167,11 +181,7 @@ def test_no_tensor_is_larger_than_a_chunk_or_the_head(training, chunks_of_4):
     assert seen.elements >= R * T * num_tokens
 
 
-def figures(metrics: TextMetrics) -> dict[str, float]:
-    return {name: float(metric.compute()) for name, metric in metrics.items()}
-
-
-def test_metrics_by_hand():
+def test_metrics_of_two_batches_by_hand():
     metrics = TextMetrics([1, 2, 4], 5)  # of a larger vocabulary
     assert metrics.byte_lengths.tolist() == [1, 2, 4, 0, 0]
     batch = {
@@ -179,15 +189,10 @@ def test_metrics_by_hand():
         "sample_index": torch.tensor([[0, 0, 0], [1, 1, 1]]),
         "weight": torch.tensor([1.0, 0.0]),  # the second row is a filler
     }
-    metrics.add_batch(LossSum(torch.tensor(math.log(16.0)), torch.tensor(2.0)), batch)
-    found = figures(metrics)
-    assert found["loss"] == pytest.approx(math.log(16) / 2)
+    for total, count in ((math.log(16) - 1, 1.0), (math.log(16) + 1, 3.0)):
+        metrics.add_batch(LossSum(torch.tensor(total), torch.tensor(count)), batch)
+    found = {name: float(metric.compute()) for name, metric in metrics.items()}
+    assert found["loss"] == pytest.approx(math.log(16) / 2)  # no mean of means
     assert found["perplexity"] == pytest.approx(4.0)
-    assert found["bits_per_byte"] == pytest.approx(4 / 3)  # 4 bits for 1 + 2 bytes
-
-
-def test_the_perplexity_of_two_batches_is_that_of_their_union():
-    metrics = TextMetrics(None, 4)
-    for total, count in ((6.0, 2.0), (1.0, 5.0)):
-        metrics.add_batch(LossSum(torch.tensor(total), torch.tensor(count)), {})
-    assert figures(metrics) == {"loss": 1.0, "perplexity": pytest.approx(math.e)}
+    assert found["bits_per_byte"] == pytest.approx(4 / 3)  # 8 bits for 6 bytes
+    assert "bits_per_byte" not in TextMetrics(None, 4)
