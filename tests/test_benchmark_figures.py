@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from tests.benchmarks import figures
 from tests.benchmarks.figures import Aim, Figure, Figures, cells, markdown, measured_since
 
 
-def test_a_ratio_is_taken_round_by_round() -> None:
+def test_a_ratio_is_taken_round_by_round():
     # the machine was twice as slow in the second round, for both
     row = Figure("toy", "rows", "rows/s", [300.0, 150.0, 330.0], "loop", [100.0, 50.0, 100.0])
     assert row.of("ratio") == [3.0, 3.0, pytest.approx(3.3)]
@@ -26,18 +25,18 @@ def test_a_ratio_is_taken_round_by_round() -> None:
         (Aim(299.0, of="value"), False),
     ],
 )
-def test_an_aim_is_held_by_the_median(aim: Aim, is_met: bool) -> None:
+def test_an_aim_is_held_by_the_median(aim, is_met):
     row = Figure("toy", "rows", "ms", [300.0, 150.0, 330.0], "loop", [100.0, 50.0, 100.0], aim)
     assert row.is_met is is_met
     assert cells(row)[-1] == ("met" if is_met else "missed")
 
 
-def test_rounds_that_were_not_taken_in_turns_are_refused() -> None:
+def test_rounds_that_were_not_taken_in_turns_are_refused():
     with pytest.raises(ValueError, match="2 rounds of ours beside 1 of the peer; measure both"):
         Figure("toy", "rows", "ms", [1.0, 2.0], "loop", [1.0])
 
 
-def test_a_file_keeps_the_rows_of_other_things(tmp_path: Path) -> None:
+def test_a_file_keeps_the_rows_of_other_things(tmp_path):
     path = tmp_path / "runs" / "benchmarks.json"
     first, second = Figures(), Figures()
     first.add("toy", "rows", "ms", [1.0])
@@ -50,9 +49,7 @@ def test_a_file_keeps_the_rows_of_other_things(tmp_path: Path) -> None:
     assert "| toy | others, ms |  | 5 |  |  | ≤ 6 | met |" in markdown(path)
 
 
-def test_a_call_shows_the_rows_of_its_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_shows_the_rows_of_its_processes(tmp_path, monkeypatch):
     path = tmp_path / "benchmarks.json"
     for begun, what in (("2026-01-01 09:00:00", "before"), ("2026-01-01 10:00:00", "now")):
         monkeypatch.setattr(figures, "now", partial(str, begun))

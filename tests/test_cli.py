@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +24,6 @@ from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 
-Unisono = Callable[..., tuple[int, str]]
 MISTAKES = [
     (["--trainer.max_epoch=3"], "no option `--trainer.max_epoch`.*--trainer.max_epochs"),
     (["--trainer.max_epocs", "3"], "--trainer.max_epocs.*Did you mean.*--trainer.max_epochs"),
@@ -78,9 +76,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES, ids=lambda value: str(value)[:40])
-def test_a_mistake_is_one_screen_that_names_the_way_out(
-    unisono: Unisono, toy_config: Path, options: list[str], message: str
-) -> None:
+def test_a_mistake_is_one_screen_that_names_the_way_out(unisono, toy_config, options, message):
     status, output = unisono("fit", "--config", "toy.yaml", *options)
     lines = output.splitlines()
     assert status in (1, 2)
@@ -112,9 +108,7 @@ def _found(pattern: str, output: str) -> bool:
         ),
     ],
 )
-def test_a_mistake_in_a_config_names_file_and_line(
-    unisono: Unisono, toy_config: Path, text: str, message: str
-) -> None:
+def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, text, message):
     Path("bad.yaml").write_text(text)
     Path("sub.yaml").write_text("{a: 1, a: 2}")
     status, output = unisono("fit", "--config", "toy.yaml", "--config", "bad.yaml")
@@ -123,7 +117,7 @@ def test_a_mistake_in_a_config_names_file_and_line(
     assert _found(message, output), output
 
 
-def test_an_unknown_command_names_the_nearest(unisono: Unisono) -> None:
+def test_an_unknown_command_names_the_nearest(unisono):
     status, output = unisono("fitt")
     assert status == 2
     assert "Did you mean fit?" in output
@@ -131,8 +125,8 @@ def test_an_unknown_command_names_the_nearest(unisono: Unisono) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}])
 def test_memory_of_a_gpu_may_grow_in_place_unless_the_user_says_otherwise(
-    unisono: Unisono, toy_config: Path, given: dict[str, str]
-) -> None:
+    unisono, toy_config, given
+):
     others = {k: v for k, v in os.environ.items() if not k.endswith("_ALLOC_CONF")}
     with mock.patch.dict(os.environ, {**others, **given}, clear=True):
         assert unisono("fit", "--help")[0] == 0
@@ -140,7 +134,7 @@ def test_memory_of_a_gpu_may_grow_in_place_unless_the_user_says_otherwise(
     assert found == (None if given else "expandable_segments:True")
 
 
-def test_a_command_s_help_is_one_screen(unisono: Unisono, toy_config: Path) -> None:
+def test_a_command_s_help_is_one_screen(unisono, toy_config):
     for given in (["-h"], ["--config", "toy.yaml", "--trainer.max_epochs=77", "--help"]):
         status, output = unisono("fit", *given)
         lines = output.splitlines()
@@ -151,7 +145,7 @@ def test_a_command_s_help_is_one_screen(unisono: Unisono, toy_config: Path) -> N
     assert re.search(r"--trainer.max_epochs=N +passes over the data", output)
 
 
-def test_help_on_a_key_is_that_of_its_class(unisono: Unisono, toy_config: Path) -> None:
+def test_help_on_a_key_is_that_of_its_class(unisono, toy_config):
     for option, words in (
         ("--model.help=tests.toy.LitToy", "A small network on every"),
         ("--data.help=tests.toy.ToyData", "--data.num_samples"),
@@ -161,11 +155,11 @@ def test_help_on_a_key_is_that_of_its_class(unisono: Unisono, toy_config: Path) 
     assert "--help=all" not in unisono("fit", "--config", "toy.yaml", "--help=all")[1]
 
 
-def test_the_version_is_said(unisono: Unisono) -> None:
+def test_the_version_is_said(unisono):
     assert re.fullmatch(r"unisono \d+\.\d+\.\d+\n", unisono("--version")[1])
 
 
-def test_every_option_of_the_migration_page_is_there(unisono: Unisono) -> None:
+def test_every_option_of_the_migration_page_is_there(unisono):
     text = Path(inspect.getfile(lit_models)).with_name("migration.md").read_text(encoding="utf-8")
     here = " ".join(line.partition(" | ")[2] for line in text.splitlines())
     known: set[str] = set()
@@ -226,8 +220,8 @@ class PlainData(LightningDataModule):
 
 
 def test_plain_classes_of_the_working_folder_train_with_one_warning(
-    unisono: Unisono, toy_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    unisono, toy_config, monkeypatch
+):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     Path("own_plain.py").write_text(PLAIN)
     quiet = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
@@ -250,9 +244,7 @@ def test_plain_classes_of_the_working_folder_train_with_one_warning(
     assert unisono("fit", "--config=mine.yaml", classes[1], "--print_config")[0] == 0
 
 
-def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(unisono, toy_config):
     Path("more.yaml").write_text("data: {init_args: {num_samples: 9}}\ntrainer: {max_epochs: 7}\n")
     configs = ["--config=toy.yaml", "--config=more.yaml", "--config=hardware/ddp.yaml"]
     status, output = unisono("fit", *configs, "--trainer.max_epochs=4", "--print_config")
@@ -261,9 +253,7 @@ def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(
         assert value in output
 
 
-def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(unisono, toy_config):
     Path("runs/toy").mkdir(parents=True)
     Path("runs/toy/notes.txt").write_text("mine")  # and no ledger: it holds no run
     assert unisono("fit", "--config", "toy.yaml")[0] == 0
@@ -277,9 +267,7 @@ def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(
     assert expected | {"checkpoints"} <= files
 
 
-def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(unisono, toy_config):
     status, output = unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto")
     assert (status, "a fresh start" in output) == (0, True), output
     before = Path("runs/toy/metrics.csv").read_text().splitlines()
@@ -304,7 +292,7 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(
     assert [s for s in steps if s] == list(range(1, 15))
 
 
-def test_evaluation_takes_the_model_from_the_checkpoint(unisono: Unisono, toy_config: Path) -> None:
+def test_evaluation_takes_the_model_from_the_checkpoint(unisono, toy_config):
     options = ["--trainer.max_epochs=2", "--model.optimizer.lr=0.03"]
     assert unisono("fit", "--config", "toy.yaml", *options)[0] == 0
     records = Path("runs/toy/metrics.csv")
@@ -323,7 +311,7 @@ def test_evaluation_takes_the_model_from_the_checkpoint(unisono: Unisono, toy_co
     assert "lr: 0.03" in Path("runs/toy/config-test.yaml").read_text()
 
 
-def test_test_after_fit_tests_the_best_checkpoint(unisono: Unisono, toy_config: Path) -> None:
+def test_test_after_fit_tests_the_best_checkpoint(unisono, toy_config):
     status, output = unisono("fit", "--config", "toy.yaml", "--test_after_fit=true")
     assert status == 0, output
     assert "test/loss" in output
@@ -337,15 +325,13 @@ def test_test_after_fit_tests_the_best_checkpoint(unisono: Unisono, toy_config: 
     assert "report: unisono report runs/toy\n" in output
 
 
-def test_auto_without_a_run_is_refused_for_test(unisono: Unisono, toy_config: Path) -> None:
+def test_auto_without_a_run_is_refused_for_test(unisono, toy_config):
     status, output = unisono("test", "--config", "toy.yaml", "--ckpt_path=auto")
     assert status == 2
     assert _found("no sound checkpoint in runs/toy.*Train first", output)
 
 
-def test_auto_passes_a_damaged_checkpoint_over_and_says_so(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_auto_passes_a_damaged_checkpoint_over_and_says_so(unisono, toy_config):
     assert unisono("fit", "--config=toy.yaml", "--trainer.max_epochs=2")[0] == 0
     last = Path("runs/toy/checkpoints/last.ckpt")
     last.write_bytes(last.read_bytes()[:1000])
@@ -357,9 +343,7 @@ def test_auto_passes_a_damaged_checkpoint_over_and_says_so(
     assert _found("resumes from runs/toy/checkpoints/(best|previous).ckpt", output), output
 
 
-def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_config):
     status, output = unisono(
         "fit",
         "--config=toy.yaml",
@@ -374,7 +358,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(
     assert saved["global_step"] == 6
 
 
-def test_a_logger_of_the_config_joins_the_default_ones(unisono: Unisono, toy_config: Path) -> None:
+def test_a_logger_of_the_config_joins_the_default_ones(unisono, toy_config):
     status, output = unisono(
         "fit",
         "--config=toy.yaml",
@@ -387,8 +371,8 @@ def test_a_logger_of_the_config_joins_the_default_ones(unisono: Unisono, toy_con
 
 
 def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capsys, tmp_path, monkeypatch
+):
     from lit_models.training.rules import check_strategy
 
     def fail() -> None:
@@ -413,9 +397,7 @@ def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
     assert "in fail\n" in (tmp_path / "runs" / "mine" / "error.txt").read_text()
 
 
-def test_the_traceback_is_there_on_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_traceback_is_there_on_request(capsys, monkeypatch):
     def fail() -> None:
         raise UsageError("no such thing")
 
@@ -424,13 +406,13 @@ def test_the_traceback_is_there_on_request(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_long_message_is_cut_to_one_screen() -> None:
+def test_a_long_message_is_cut_to_one_screen():
     lines = screen("word " * 1000).splitlines()
     assert len(lines) < 24
     assert lines[-1].startswith("… (more")
 
 
-def test_a_step_that_is_not_finite_is_one_screen(unisono: Unisono, toy_config: Path) -> None:
+def test_a_step_that_is_not_finite_is_one_screen(unisono, toy_config):
     status, output = unisono("fit", f"--config={toy_config}", "--data.nan_sample=20")
     assert status == 1
     assert "Traceback" not in output

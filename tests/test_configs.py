@@ -39,9 +39,7 @@ DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_parses(
-    unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_config_parses(unisono, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     status, output = unisono("fit", "--config", name, "--print_config")
     assert status == 0, output
@@ -50,8 +48,8 @@ def test_a_config_parses(
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "finetune" in name or "lora" in name])
 def test_a_recipe_of_fine_tuning_needs_the_weights_to_start_from(
-    unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+    unisono, tmp_path, monkeypatch, name
+):
     monkeypatch.chdir(tmp_path)
     status, output = unisono("fit", "--config", name)
     assert status == 2
@@ -60,23 +58,19 @@ def test_a_recipe_of_fine_tuning_needs_the_weights_to_start_from(
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_has_sound_stages(name: str) -> None:
+def test_a_chain_has_sound_stages(name):
     assert read_stages(read_config(ROOT / "configs" / name)["stages"])
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_an_overlay_holds_trainer_keys_only_and_parses(
-    unisono: Unisono, toy_config: Path, name: str
-) -> None:
+def test_an_overlay_holds_trainer_keys_only_and_parses(unisono, toy_config, name):
     assert set(yaml.safe_load((ROOT / "configs" / name).read_text())) == {"trainer"}
     status, output = unisono("fit", "--config", "toy.yaml", "--config", name, "--print_config")
     assert status == 0, output
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *CHAINS, *OVERLAYS])
-def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expect(
-    name: str,
-) -> None:
+def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expect(name):
     text = (ROOT / "configs" / name).read_text()
     assert ": /" not in text  # an absolute path
     lines = text.splitlines()
@@ -89,9 +83,7 @@ def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expec
 
 
 @pytest.mark.parametrize("name", DEBUG)
-def test_a_debug_config_trains_validates_saves_and_reloads(
-    unisono: Unisono, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_debug_config_trains_validates_saves_and_reloads(unisono, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")
     status, output = unisono("fit", "--config", name)

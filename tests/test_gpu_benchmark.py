@@ -25,6 +25,7 @@ from tests.benchmarks.gpu import (
     rows,
 )
 from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds, flops_per_token, language_model
+from tests.distributed.launch import run
 
 LINE = {
     "seconds": 2.0,
@@ -65,9 +66,7 @@ def kept_rows(path: Path) -> set[str]:
     return {row["what"] for row in json.loads(path.read_text())["figures"]}
 
 
-def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(
-    tmp_path: Path,
-) -> None:
+def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(tmp_path):
     printed = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
     path, log = tmp_path / "x.json", tmp_path / "gpu" / "1b-compiled.log"
     missing = measure_all(options(), path, Measure(**{"1b, compiled": printed}))
@@ -77,7 +76,7 @@ def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(
     assert "1b, compiled" not in kept_rows(path)  # its peers have nothing to stand beside
 
 
-def test_rows_of_one_name_are_measured_beside_those_that_are_kept(tmp_path: Path) -> None:
+def test_rows_of_one_name_are_measured_beside_those_that_are_kept(tmp_path):
     path, first, second = tmp_path / "x.json", Measure(**{CODER: "busy"}), Measure()
     assert len(measure_all(options(), path, first)) == 1
     assert measure_all(options(only=CODER), path, second) == []
@@ -85,12 +84,12 @@ def test_rows_of_one_name_are_measured_beside_those_that_are_kept(tmp_path: Path
     assert {CODER, SHAKESPEARE, "1b, compiled"} <= kept_rows(path)
 
 
-def test_figures_of_toys_are_not_kept(tmp_path: Path) -> None:
+def test_figures_of_toys_are_not_kept(tmp_path):
     assert measure_all(options(small=True), tmp_path / "x.json", Measure()) == []
     assert list(tmp_path.rglob("*.json")) == []
 
 
-def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_hangs_is_ended_in_time(monkeypatch):
     def run(*command: str, timeout_s: float) -> subprocess.CompletedProcess:
         raise subprocess.TimeoutExpired(command, timeout_s)
 
@@ -99,14 +98,14 @@ def test_a_row_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> N
         gpu.measured("1b, eager", options(), 60.0)
 
 
-def test_every_row_that_is_named_can_be_measured() -> None:
+def test_every_row_that_is_named_can_be_measured():
     assert set(ROWS) | {CEILINGS} == set(rows(True)) - {
         f"7b, LoRA, {w}" for w in ("eager", gpu.NANOGPT, ACCELERATE)
     }
     assert ROWS[-1] == SHAKESPEARE
 
 
-def test_the_row_of_gpt2_trains_what_is_shipped() -> None:
+def test_the_row_of_gpt2_trains_what_is_shipped():
     path = find_config("causal_lm/pretrain_gpt2_124m.yaml")
     size, shipped = SIZES["gpt2-124m"], yaml.safe_load(path.read_text("utf-8"))
     module, data = (shipped[part]["init_args"] for part in ("model", "data"))
@@ -115,7 +114,7 @@ def test_the_row_of_gpt2_trains_what_is_shipped() -> None:
     assert size.filled_vocabulary == 50_304  # of the peers
 
 
-def test_the_arithmetic_of_a_token_by_hand() -> None:
+def test_the_arithmetic_of_a_token_by_hand():
     config = DecoderConfig(10, 8, hidden_size=4, num_layers=2, num_heads=2, feed_forward=6)
     # a layer: 4 products of 4 x 4, 3 of 4 x 6, two norms; then a norm, and the tied head
     weights = 2 * (4 * 16 + 3 * 24 + 8) + 4 + 40
@@ -124,7 +123,7 @@ def test_the_arithmetic_of_a_token_by_hand() -> None:
     assert flops_per_token(config, 8, are_weights_learnt=False) == 4 * weights + attention
 
 
-def test_what_a_row_says_by_hand() -> None:
+def test_what_a_row_says_by_hand():
     figures = Figures()
     add_row(figures, "1b, compiled", {**FOUND, "lines": [LINE]}, Limits(1e12, 0.4e12))
     found = {(row.what, row.unit): row for row in figures.rows}
@@ -142,7 +141,7 @@ def test_what_a_row_says_by_hand() -> None:
     assert found["1b, compiled, positions of padding", "share"].is_met is False
 
 
-def test_shares_of_what_a_run_counts_itself() -> None:
+def test_shares_of_what_a_run_counts_itself():
     figures = Figures()
     add_row(figures, "coder", {**FOUND, "flops": None, "lines": [LINE]}, Limits(1e12, None))
     units = {row.unit: row for row in figures.rows if row.what == "coder"}
@@ -151,7 +150,7 @@ def test_shares_of_what_a_run_counts_itself() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*have no `validation_step`")
-def test_a_language_model_is_measured_at_a_toy_size(tmp_path: Path) -> None:
+def test_a_language_model_is_measured_at_a_toy_size(tmp_path):
     found = language_model(SIZES["1b"].small(), False, tmp_path)
     assert len(found.rates) == len(found.loop_ms) == len(found.lines) == ROUNDS
     assert all(rate > 0 for rate in found.rates)
@@ -159,8 +158,17 @@ def test_a_language_model_is_measured_at_a_toy_size(tmp_path: Path) -> None:
     json.dumps(found._asdict())
 
 
-def test_rounds_leave_the_warm_up_out() -> None:
+def test_rounds_leave_the_warm_up_out():
     rounds = Rounds()
     for _ in range(40):
         rounds.note(7)
     assert rounds.amounts == [70] * 3
+
+
+@pytest.mark.slow
+def test_what_is_tested_on_a_gpu_runs_on_a_cpu():
+    few = "not compiled and (Qwen2 or snippet_writer or twenty or fsdp or bits or masks)"
+    command = ["-m", "pytest", "-q", "-n0", "-m", "gpu", "tests/gpu", "-k", few]
+    done = run(*command, ACCELERATOR="cpu", PYTHONWARNINGS="")
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout

@@ -10,14 +10,14 @@ pass whether a mask is needed at all; what is read between log lines, see test_s
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,6 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_models.causal_lm import loss
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.exact import ExactModule
+from lit_models.training.sharding import whole
+from lit_models.training.strategies import leave_group
 from tests.distributed.families import (
     FAMILIES,
     PRETRAINED,
@@ -39,6 +41,7 @@ from tests.distributed.seo_family import seo_files
 from tests.toy import toy_trainer
 
 META = torch.device("meta")
+EVERY = FAMILIES | PRETRAINED
 CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in one of two ways
 # Family, optimizer steps before the one that is looked at, samples of it.
 CASES: dict[str, tuple[Family, int, int]] = {
@@ -131,47 +134,57 @@ class FirstWeights(Callback):
     """Keeps the weights that a training starts from."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self.weights = {n: w.detach().clone() for n, w in pl_module.named_parameters()}
+        self.weights = {n: whole(w).detach().clone() for n, w in pl_module.named_parameters()}
 
 
-def first_weights(family: Family, folder: Path, steps: int, precision: Any) -> dict[str, Tensor]:
+def first_weights(family: Family, folder: Path, steps: int, **options: Any) -> dict[str, Tensor]:
     torch.manual_seed(0)
     module, data = family(folder / "job", {"global_batch_size": 8})
     first = FirstWeights()
     few = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": steps}
-    quiet = {"enable_checkpointing": False, "callbacks": [first], "precision": precision}
-    trainer = toy_trainer(folder / "run", **few, **quiet)
+    quiet = {"enable_checkpointing": False, "callbacks": [first]}
+    trainer = toy_trainer(folder / "run", **few, **quiet, **{"precision": "32-true", **options})
     trainer.fit(module, data)
     assert trainer.global_step == steps
     return first.weights
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *PRETRAINED])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.fixture(scope="module")
+def on_host(files: Path) -> Callable[[str], dict[str, Tensor]]:
+    """The weights that a family starts from on one CPU, by its name."""
+    return cache(lambda name: first_weights(EVERY[name], files, 0))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.all_gather is deprecated")
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("strategy", "precision", "steps"),
+    [("auto", "32-true", 1), ("ddp", "bf16-true", 1), ("fsdp", "32-true", 0)],
+)
 def test_a_network_starts_from_the_same_weights_in_a_device_s_context(
-    files: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str
-) -> None:
-    """Lightning enters the context of one GPU around `configure_model`, and under ddp; here that of
-    "meta", whose tensors would have no values, and transformers would ask for accelerate."""
-    family = (FAMILIES | PRETRAINED)[name]
-    expected = first_weights(family, files, 0, "32-true")
+    files, on_host, own_environment, monkeypatch, name, strategy, precision, steps
+):
+    """Lightning enters the context of one GPU around `configure_model`, and under ddp; here, and
+    under fsdp, that of "meta", whose tensors would have no values, and transformers would ask for
+    accelerate."""
+    expected = on_host(name)
 
     @contextlib.contextmanager
     def on_device(self: Strategy, empty_init: bool | None = None) -> Iterator[None]:
         with META, self.precision_plugin.tensor_init_context():
             yield
 
-    monkeypatch.setattr(Strategy, "tensor_init_context", on_device)
-    found = first_weights(family, files, 1, precision)
+    for kind in (Strategy, ModelParallelStrategy):
+        monkeypatch.setattr(kind, "tensor_init_context", on_device)
+    found = first_weights(EVERY[name], files, steps, strategy=strategy, precision=precision)
+    leave_group()
     assert found.keys() == expected.keys()
     for parameter, weight in found.items():
         assert torch.equal(weight, expected[parameter].to(weight.dtype)), parameter
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_asks_the_device_for_nothing(
-    files: Path, no_autocast: None, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
+def test_a_step_asks_the_device_for_nothing(files, no_autocast, monkeypatch, case):
     module, batch = trained(*CASES[case][:1], files, *CASES[case][1:])
     if case == "occupation_coder":
         assert len(batch["num_with_codes"]) == 3  # the search for the best order takes part
@@ -183,9 +196,7 @@ def test_a_step_asks_the_device_for_nothing(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "retriever_dropout"])
-def test_dropout_by_sample_asks_the_device_for_nothing(
-    files: Path, no_autocast: None, name: str
-) -> None:
+def test_dropout_by_sample_asks_the_device_for_nothing(files, no_autocast, name):
     module, batch = trained(SPECIAL[name], files, 1, 8)
     keys = SampleKeys()
     assert key_dropout(module, keys)
@@ -206,7 +217,7 @@ def test_dropout_by_sample_asks_the_device_for_nothing(
         lambda x: x.copy_(torch.zeros(3)),
     ],
 )
-def test_what_is_sent_to_the_device_is_seen(send: Callable[[Tensor], Any]) -> None:
+def test_what_is_sent_to_the_device_is_seen(send):
     x = torch.zeros(3, device=META)
     with Copies() as copies:
         send(x)

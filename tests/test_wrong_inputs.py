@@ -231,8 +231,8 @@ def folder(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothing(
-    unisono: Unisono, folder: Path, name: str
-) -> None:
+    unisono, folder, name
+):
     argv, files, message = WRONG[name]
     for path, content in files.items():
         place(Path(path), content)
@@ -246,16 +246,14 @@ def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothi
     assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(unisono: Unisono, folder: Path) -> None:
+def test_a_pipe_is_refused_instead_of_waited_for(unisono, folder):
     os.mkfifo("pipe.csv")
     status, output = unisono(*FIT, "--data.train_files=pipe.csv")
     assert status == 1
     assert "pipe.csv is a folder, a pipe or a device" in " ".join(output.split())
 
 
-def test_one_file_for_training_and_test_and_one_label_are_told(
-    unisono: Unisono, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_file_for_training_and_test_and_one_label_are_told(unisono, folder, caplog):
     Path("same.csv").write_text(re.sub(r"\d{5}", "83110", SOUND))
     files = ["--data.train_files=same.csv", "--data.test_files=[s*e.csv]"]
     status, output = unisono(*FIT, *files, "--trainer.fast_dev_run=true")
@@ -274,21 +272,14 @@ def test_one_file_for_training_and_test_and_one_label_are_told(
     ],
 )
 def test_a_launchers_variable_that_cannot_be_is_named(
-    unisono: Unisono,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    value: str,
-    message: str,
-) -> None:
+    unisono, folder, monkeypatch, name, value, message
+):
     monkeypatch.setenv(name, value)
     status, output = unisono(*FIT)
     assert (status, message in " ".join(output.split())) == (2, True), output
 
 
-def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(
-    unisono: Unisono, folder: Path
-) -> None:
+def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(unisono, folder):
     recipe = ["--data.split.validation_share=0", "--trainer.limit_val_batches=0"]
     recipe += ["--test_after_fit=true"]
     status, output = unisono(*FIT, *recipe, "--trainer.fast_dev_run=true")

@@ -17,7 +17,6 @@ from lit_models.commands.chain import chosen_stages, read_stages, run_process, r
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 Chain = Callable[..., int]
-Unisono = Callable[..., tuple[int, str]]
 
 
 def stages_of(**options: object) -> dict[str, Any]:
@@ -54,9 +53,7 @@ def called() -> list[str]:
     return [line.split()[0] for line in Path("calls.txt").read_text().splitlines()]
 
 
-def test_all_stages_run_once_and_are_skipped_when_complete(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_stages_run_once_and_are_skipped_when_complete(chain, capsys):
     assert chain() == 0
     assert called() == ["subject", "export", "dump", "test"]
     assert "--from=out/export" in capsys.readouterr().out
@@ -67,7 +64,7 @@ def test_all_stages_run_once_and_are_skipped_when_complete(
     assert called() == []
 
 
-def test_what_was_made_from_something_else_is_never_overwritten(chain: Chain) -> None:
+def test_what_was_made_from_something_else_is_never_overwritten(chain):
     assert chain() == 0
     with pytest.raises(
         ValueError, match=r"out/subject .* \(the option rate\) and is never overwritten"
@@ -85,7 +82,7 @@ def test_what_was_made_from_something_else_is_never_overwritten(chain: Chain) ->
         chain()
 
 
-def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(chain: Chain) -> None:
+def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(chain):
     assert chain() == 0
     Path("out/subject/checkpoints/last.ckpt").unlink()
     with pytest.raises(ValueError, match=r"out/export was made .*\(the output of subject\)"):
@@ -100,7 +97,7 @@ def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(cha
     assert called() == ["subject", "export", "dump", "test"]
 
 
-def test_a_folder_of_another_origin_is_refused(chain: Chain) -> None:
+def test_a_folder_of_another_origin_is_refused(chain):
     Path("out/dump").mkdir(parents=True)
     Path("out/dump/mine.txt").touch()
     with pytest.raises(ValueError, match="would write to out/dump, which holds files of another"):
@@ -108,9 +105,7 @@ def test_a_folder_of_another_origin_is_refused(chain: Chain) -> None:
     assert called() == []
 
 
-def test_a_failed_stage_ends_the_chain_which_then_goes_on_with_it(
-    chain: Chain, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_stage_ends_the_chain_which_then_goes_on_with_it(chain, capsys):
     Path("fail").write_text("export")
     assert chain() == 3
     assert called() == ["subject", "export"]
@@ -120,7 +115,7 @@ def test_a_failed_stage_ends_the_chain_which_then_goes_on_with_it(
     assert called() == ["export", "dump", "test"]
 
 
-def test_some_stages_run_alone_if_what_they_take_is_complete(chain: Chain) -> None:
+def test_some_stages_run_alone_if_what_they_take_is_complete(chain):
     with pytest.raises(
         ValueError, match="stage dump takes export, which is not complete in out; r"
     ):
@@ -131,7 +126,7 @@ def test_some_stages_run_alone_if_what_they_take_is_complete(chain: Chain) -> No
     assert called() == ["dump", "test"]
 
 
-def test_a_stage_that_there_is_not_is_a_usage_error(chain: Chain, unisono: Unisono) -> None:
+def test_a_stage_that_there_is_not_is_a_usage_error(chain, unisono):
     Path("chain.yaml").write_text(yaml.safe_dump({"stages": stages_of()}, sort_keys=False))
     for option, meant in (("--only=dmp", "dump"), ("--change.exprt.devices=2", "export")):
         status, output = unisono("chain", "--config=chain.yaml", option)
@@ -143,9 +138,7 @@ def test_a_stage_that_there_is_not_is_a_usage_error(chain: Chain, unisono: Uniso
     ("signum", "status"),
     [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 128 + signal.SIGINT)],
 )
-def test_a_signal_is_passed_on_and_nothing_is_left_running(
-    chain: Chain, signum: int, status: int
-) -> None:
+def test_a_signal_is_passed_on_and_nothing_is_left_running(chain, signum, status):
     code = (
         "import signal, sys; from pathlib import Path\n"
         "for signum in (1, 2): signal.signal(signum, signal.SIG_DFL)\n"  # ignored in a background
@@ -174,7 +167,7 @@ def test_a_signal_is_passed_on_and_nothing_is_left_running(
     assert "ckpt_path=auto" in Path("calls.txt").read_text().splitlines()[0]
 
 
-def test_a_warning_that_is_repeated_does_not_end_the_chain_after_its_stage() -> None:
+def test_a_warning_that_is_repeated_does_not_end_the_chain_after_its_stage():
     code = (
         "import os, signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
         "os.kill(os.getppid(), signal.SIGUSR1)"
@@ -202,7 +195,7 @@ def run(chain: Chain) -> Callable[..., list[str]]:
 @pytest.mark.parametrize(
     "option", ["in-1/b.txt", "in-{seed}", "in-1/*.txt", ["in-1/a.txt", "in-1/b.txt"]]
 )
-def test_a_file_that_an_option_names_counts_with_its_content(run: Callable, option: object) -> None:
+def test_a_file_that_an_option_names_counts_with_its_content(run, option):
     Path("in-1").mkdir()
     for name in "abcdefghi":
         Path(f"in-1/{name}.txt").write_text(name)
@@ -214,7 +207,7 @@ def test_a_file_that_an_option_names_counts_with_its_content(run: Callable, opti
         run(files=option)
 
 
-def test_what_a_stage_itself_writes_is_no_input(run: Callable) -> None:
+def test_what_a_stage_itself_writes_is_no_input(run):
     values = {"here": ".", "whole": "out", "data.predict_output": "out.csv", "late": "late.txt"}
     assert run(**values) == ["one"]
     for name in ("out.csv", "late.txt"):
@@ -223,9 +216,7 @@ def test_what_a_stage_itself_writes_is_no_input(run: Callable) -> None:
 
 
 @pytest.mark.soak
-def test_a_real_fit_is_exported_and_each_evaluation_has_its_folder(
-    unisono: Unisono, toy_config: Path
-) -> None:
+def test_a_real_fit_is_exported_and_each_evaluation_has_its_folder(unisono, toy_config):
     Path("prompts.jsonl").write_text('{"prompt": "a smith"}\n')
     config = "config: causal_lm/debug.yaml, devices: 1"
     Path("chain.yaml").write_text(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from lit_models.training.export import Layout, paths_in, read_exported, write_ex
 from lit_models.training.optim import AVERAGED
 from tests.toy import LitToy, ToyData, toy_trainer
 
-Unisono = Callable[..., tuple[int, str]]
 TOY = "tests.toy.LitToy"
 TEXTS = ["smith aa", "miner of coal", "Farmer & weaver", "x" * 300]
 
@@ -36,8 +34,8 @@ def coder_checkpoint(folder_with_run: Path) -> Path:
 
 
 def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
-    coder_checkpoint: Path, tmp_path: Path, unisono: Unisono
-) -> None:
+    coder_checkpoint, tmp_path, unisono
+):
     checkpoint = Path(shutil.copy(coder_checkpoint, tmp_path / "mine.ckpt"))
     status, output = unisono("export", str(checkpoint), f"--to={tmp_path / 'coder'}")
     assert status == 0, output
@@ -60,7 +58,7 @@ def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
     assert files == {"config.json", "model.safetensors"}
 
 
-def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint: Path, tmp_path: Path) -> None:
+def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint, tmp_path):
     (tmp_path / "any").touch()
     export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     for name in ("model.safetensors", "config.json"):
@@ -69,12 +67,8 @@ def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint: Path, tmp_
 
 
 def test_a_run_starts_from_an_exported_folder(
-    coder_checkpoint: Path,
-    folder_with_run: Path,
-    tmp_path: Path,
-    unisono: Unisono,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    coder_checkpoint, folder_with_run, tmp_path, unisono, monkeypatch
+):
     from tests.wrong_inputs import FIT
 
     export(coder_checkpoint, to=tmp_path / "coder")
@@ -88,7 +82,7 @@ def test_a_run_starts_from_an_exported_folder(
         assert torch.equal(trained[name], value), name
 
 
-def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"does not name its class; give it with --class_path"):
         export(toy_checkpoint, to=tmp_path / "toy")
     export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
@@ -102,9 +96,7 @@ def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint: Path, tmp_path
         LitOccupationCoder.from_exported(tmp_path / "toy")
 
 
-def test_averaged_weights_are_exported_where_there_are_any(
-    toy_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_averaged_weights_are_exported_where_there_are_any(toy_checkpoint, tmp_path):
     content = read_checkpoint(toy_checkpoint)
     name = "model.0.weight"
     content[AVERAGED] = {name: torch.full_like(content["state_dict"][name], 0.25)}
@@ -115,7 +107,7 @@ def test_averaged_weights_are_exported_where_there_are_any(
     assert load_file(tmp_path / "a" / "model.safetensors")[name].eq(0.25).all()
 
 
-def test_tied_and_strided_tensors_come_back(tmp_path: Path) -> None:
+def test_tied_and_strided_tensors_come_back(tmp_path):
     table = torch.arange(6.0).reshape(2, 3)
     weights = {
         "input": table,
@@ -139,9 +131,7 @@ def test_tied_and_strided_tensors_come_back(tmp_path: Path) -> None:
     assert again["output"].data_ptr() == again["input"].data_ptr()
 
 
-def test_a_folder_that_holds_anything_is_never_replaced(
-    toy_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_anything_is_never_replaced(toy_checkpoint, tmp_path):
     target = tmp_path / "toy"
     target.mkdir()
     export(toy_checkpoint, to=target, class_path=TOY)  # an empty folder may be there
@@ -153,9 +143,7 @@ def test_a_folder_that_holds_anything_is_never_replaced(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
 
 
-def test_a_failure_leaves_no_folder(
-    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_no_folder(toy_checkpoint, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
@@ -182,9 +170,7 @@ def test_a_failure_leaves_no_folder(
         ),
     ],
 )
-def test_a_damaged_folder_is_named(
-    toy_checkpoint: Path, tmp_path: Path, name: str, harm: Callable | None, message: str
-) -> None:
+def test_a_damaged_folder_is_named(toy_checkpoint, tmp_path, name, harm, message):
     export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     file = tmp_path / "toy" / name
     if harm is None:
@@ -195,7 +181,7 @@ def test_a_damaged_folder_is_named(
         LitToy.from_exported(tmp_path / "toy")
 
 
-def test_weights_of_another_network_are_refused(toy_checkpoint: Path, tmp_path: Path) -> None:
+def test_weights_of_another_network_are_refused(toy_checkpoint, tmp_path):
     weights = {"model.0.weight": torch.ones(7, 1)}
     config = {"class_path": TOY, "init_args": {}, "source": {}, "extra": {}}
     write_exported(tmp_path / "x", config, Layout(weights))
@@ -207,9 +193,7 @@ def test_weights_of_another_network_are_refused(toy_checkpoint: Path, tmp_path: 
         load_part(module, str(tmp_path / "x"))
 
 
-def test_wrong_checkpoints_are_one_screen(
-    toy_checkpoint: Path, tmp_path: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_checkpoints_are_one_screen(toy_checkpoint, tmp_path, unisono, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(toy_checkpoint.read_bytes()[:500])

@@ -77,7 +77,7 @@ def losses_by_hand(run: Path, sample_id: int, weights: dict, epoch: int) -> tupl
     return by_sum, float(((each - values**2) ** 2).mean())
 
 
-def test_a_checkpoint_just_before_the_step_gives_the_ledgers_loss(run: Path, replayed) -> None:
+def test_a_checkpoint_just_before_the_step_gives_the_ledgers_loss(run, replayed):
     content, output = replayed(run, 8)
     line = ledger_lines(run)[7]
     assert "checkpoint  previous.ckpt of step 7" in output
@@ -91,7 +91,7 @@ def test_a_checkpoint_just_before_the_step_gives_the_ledgers_loss(run: Path, rep
     assert "finite      all losses and gradients" in output
 
 
-def test_each_sample_has_its_own_losses(run: Path, replayed) -> None:
+def test_each_sample_has_its_own_losses(run, replayed):
     content, output = replayed(run, 8)
     state = read_checkpoint(run / "checkpoints/previous.ckpt")["state_dict"]
     weights = {name: value.double().numpy() for name, value in state.items()}
@@ -110,7 +110,7 @@ def test_each_sample_has_its_own_losses(run: Path, replayed) -> None:
 
 
 @pytest.mark.parametrize(("step", "start"), [(11, 7), (3, 0)])
-def test_steps_between_are_trained_on_request(run: Path, replayed, step: int, start: int) -> None:
+def test_steps_between_are_trained_on_request(run, replayed, step, start):
     line = ledger_lines(run)[step - 1]
     content, output = replayed(run, step)
     assert content["weights_step"] == start
@@ -126,13 +126,13 @@ def test_steps_between_are_trained_on_request(run: Path, replayed, step: int, st
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_the_first_step_is_that_of_the_untrained_network(run: Path, replayed) -> None:
+def test_the_first_step_is_that_of_the_untrained_network(run, replayed):
     content, output = replayed(run, 1)
     assert content["loss"] == pytest.approx(ledger_lines(run)[0]["loss"], rel=1e-10)
     assert "none before it: the untrained network" in output
 
 
-def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, replayed) -> None:
+def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path, replayed):
     options = ["--data.global_batch_size=6", "--trainer.accumulate_grad_batches=2"]
     run = fit(tmp_path, *options, "--trainer.max_steps=3", "--trainer.gradient_clip_val=0.5")
     content, _ = replayed(run, 3, "--advance=true")
@@ -142,7 +142,7 @@ def test_a_run_of_other_batch_options_is_replayed_as_it_was(tmp_path: Path, repl
 
 
 @pytest.mark.filterwarnings("ignore:.*its update was not applied")
-def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) -> None:
+def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path, replayed):
     skipping = ["--trainer.callbacks+=lit_models.training.NonFinite"]
     skipping += ["--trainer.callbacks.policy=skip"]
     run = fit(tmp_path, "--data.nan_sample=20", "--data.num_samples=30", *skipping)
@@ -155,7 +155,7 @@ def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path: Path, replayed) 
     assert "left out" in output  # the final weights know nothing of it
 
 
-def test_a_nan_weight_is_found_in_all_samples(run: Path, replayed) -> None:
+def test_a_nan_weight_is_found_in_all_samples(run, replayed):
     path = run / "checkpoints/previous.ckpt"
     content = read_checkpoint(path)
     content["state_dict"]["model.2.weight"][0, 1] = float("nan")
@@ -166,9 +166,7 @@ def test_a_nan_weight_is_found_in_all_samples(run: Path, replayed) -> None:
     assert "not finite weight model.2.weight; all 8 samples" in " ".join(output.split())
 
 
-def test_a_step_is_that_of_the_lineage_of_the_final_weights(
-    tmp_path: Path, replayed, unisono: Unisono
-) -> None:
+def test_a_step_is_that_of_the_lineage_of_the_final_weights(tmp_path, replayed, unisono):
     run = fit(tmp_path, "--trainer.max_epochs=2", "--trainer.max_steps=10")
     shutil.copy(run / "checkpoints/previous.ckpt", run / "checkpoints/at7.ckpt")
     again = ["--trainer.max_steps=9", f"--ckpt_path={RUN}/checkpoints/at7.ckpt"]
@@ -180,8 +178,8 @@ def test_a_step_is_that_of_the_lineage_of_the_final_weights(
 
 
 def test_the_coders_samples_are_shown_as_texts_and_codes(
-    folder_with_run: Path, tmp_path: Path, replayed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder_with_run, tmp_path, replayed, monkeypatch
+):
     shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     run = Path("runs/mine")
@@ -200,9 +198,7 @@ def test_the_coders_samples_are_shown_as_texts_and_codes(
     assert "config-2.yaml" in output
 
 
-def test_data_that_have_changed_are_refused(
-    folder_with_run: Path, tmp_path: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_have_changed_are_refused(folder_with_run, tmp_path, unisono, monkeypatch):
     shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     table = tmp_path / "train.csv"
@@ -217,7 +213,7 @@ def test_data_that_have_changed_are_refused(
     assert "train.csv does not exist" in " ".join(output.split())
 
 
-def test_a_step_that_used_other_samples_is_refused(run: Path, unisono: Unisono) -> None:
+def test_a_step_that_used_other_samples_is_refused(run, unisono):
     ledger = run / "ledger.jsonl"
     digest = ledger_lines(run)[7]["digest"]
     ledger.write_text(ledger.read_text().replace(digest, "0" * 16))
@@ -242,9 +238,7 @@ def test_a_step_that_used_other_samples_is_refused(run: Path, unisono: Unisono) 
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_missing_is_one_screen(
-    run: Path, unisono: Unisono, harm: Callable, step: int, message: str
-) -> None:
+def test_what_is_missing_is_one_screen(run, unisono, harm, step, message):
     harm(run)
     status, output = unisono("replay", RUN, f"--step={step}", "--trust_checkpoint")
     assert status == 1
@@ -252,7 +246,7 @@ def test_what_is_missing_is_one_screen(
     assert len(output.splitlines()) < 24
 
 
-def test_a_damaged_checkpoint_is_passed_over(run: Path, replayed) -> None:
+def test_a_damaged_checkpoint_is_passed_over(run, replayed):
     (run / "checkpoints/previous.ckpt").write_bytes(b"")
     (run / "checkpoints/best.ckpt").unlink(missing_ok=True)
     content, output = replayed(run, 8)
@@ -293,7 +287,7 @@ class Invert(torch.nn.Module):
     ("value", "place"),
     [(0.0, "output of invert"), (float("nan"), "value of the batch"), (2.0, "the loss itself, ")],
 )
-def test_the_first_tensor_that_is_not_finite_is_named(value: float, place: str) -> None:
+def test_the_first_tensor_that_is_not_finite_is_named(value, place):
     module = Halves()
     assert first_fault(module, {"value": torch.full((1, 2), value)}).startswith(place)
     assert all(not part._forward_hooks for part in module.modules())

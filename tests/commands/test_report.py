@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from tests.commands.run_folders import (
     throughput_line,
 )
 
-Unisono = Callable[..., tuple[int, str]]
 OTHER = (
     CONFIG.replace("seed_everything: 1", "seed_everything: 2")
     .replace("lr: 0.003", "lr: 0.001")
@@ -53,7 +51,7 @@ def compared(first: Path, second: Path) -> str:
     return text_of(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
+def test_the_page_says_how_the_run_went(tmp_path):
     page = page_of(run_folder(tmp_path / "a"))
     words = text_of(page)
     assert "Finished after 6 steps." in words
@@ -75,9 +73,7 @@ def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
     assert "const marks = [2];" in page
 
 
-def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
-    tmp_path: Path,
-) -> None:
+def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(tmp_path):
     tested = METRICS.replace(
         "val/loss\n", "val/loss,test/f1,test/baseline_f1,test/loss,test/f1_new\n"
     )
@@ -96,7 +92,7 @@ def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
     assert "Test " not in text_of(page_of(folder)).partition("Curves")[0]
 
 
-def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path: Path) -> None:
+def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path):
     evil = "</script><script>alert(1)</script>'\""
     top = {"warnings": [evil], "command": evil, "strategy": evil, "host_rank_device": [evil]}
     folders = [
@@ -116,7 +112,7 @@ def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path: Path) 
         assert any("<script>'\"" in title for title in charts_of(page))
 
 
-def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+def test_a_page_needs_nothing_from_outside(tmp_path):
     page = page_of(run_folder(tmp_path / "a"))
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "default-src 'none'" in page
@@ -129,9 +125,7 @@ def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
         ({"is_over": True}, {"event": "stopped", "reason": "SIGTERM"}, 9e3, "Stopped by SIGTERM"),
     ],
 )
-def test_the_page_says_how_the_run_ended(
-    tmp_path: Path, changes: dict, event: dict | None, age_s: float, words: str
-) -> None:
+def test_the_page_says_how_the_run_ended(tmp_path, changes, event, age_s, words):
     folder = run_folder(tmp_path / "a", topology=changes)
     if event:
         with (folder / "ledger.jsonl").open("a") as file:
@@ -140,14 +134,14 @@ def test_the_page_says_how_the_run_ended(
     assert words in ending(read_run(folder, now))[1]
 
 
-def test_a_failure_is_named(tmp_path: Path) -> None:
+def test_a_failure_is_named(tmp_path):
     folder = run_folder(tmp_path / "a", topology={"is_over": False})
     failure = {"rank": 1, "step": 7, "error": "ValueError: no"}
     (folder / "failure.json").write_text(json.dumps(failure))
     assert "Failed after 6 steps (rank 1, step 7): ValueError: no" in text_of(page_of(folder))
 
 
-def test_a_step_that_was_not_applied_is_named(tmp_path: Path) -> None:
+def test_a_step_that_was_not_applied_is_named(tmp_path):
     folder = run_folder(tmp_path / "a")
     event = {"event": "not_applied", "step": 7, "attempt": 2, "policy": "skip"}
     with (folder / "ledger.jsonl").open("a") as file:
@@ -157,7 +151,7 @@ def test_a_step_that_was_not_applied_is_named(tmp_path: Path) -> None:
     assert "(skip; samples 3, 4)" in words
 
 
-def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path: Path) -> None:
+def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path):
     folder = run_folder(tmp_path / "a")
     words = text_of(page_of(folder))
     assert "samples per second 16.0" in words  # 64 in 4 s
@@ -168,7 +162,7 @@ def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path: Path) -> None:
     assert "samples per second 4.0 tokens per second 100 padding 25.0%" in words
 
 
-def test_a_broken_proof_is_seen(tmp_path: Path) -> None:
+def test_a_broken_proof_is_seen(tmp_path):
     folder = run_folder(tmp_path / "a")
     ledger = folder / "ledger.jsonl"
     ledger.write_text(re.sub(r'"samples": 8', '"samples": 7', ledger.read_text(), count=1))
@@ -177,7 +171,7 @@ def test_a_broken_proof_is_seen(tmp_path: Path) -> None:
     assert "2 faults of unisono verify" in words  # the digest, and the line was edited
 
 
-def test_torn_files_and_missing_ones_are_named(tmp_path: Path) -> None:
+def test_torn_files_and_missing_ones_are_named(tmp_path):
     folder = run_folder(tmp_path / "a", topology={"is_over": False})
     with (folder / "ledger.jsonl").open("a") as file:
         file.write('{"epoch": 2, "st')
@@ -195,9 +189,7 @@ def test_torn_files_and_missing_ones_are_named(tmp_path: Path) -> None:
         assert finding in words
 
 
-def test_values_that_are_not_finite_are_gaps_and_an_empty_table_of_metrics_is_named(
-    tmp_path: Path,
-) -> None:
+def test_values_that_are_not_finite_are_gaps_and_an_empty_table_of_metrics_is_named(tmp_path):
     folder = run_folder(tmp_path / "a", losses={5: math.nan, 6: math.inf}, metrics="step,epoch\n")
     page = page_of(folder)
     assert charts_of(page)["Loss"]["series"][0]["values"][3:] == [0.25, None, None]
@@ -207,14 +199,14 @@ def test_values_that_are_not_finite_are_gaps_and_an_empty_table_of_metrics_is_na
     assert "metrics.csv: 1 damaged rows are left out" in text_of(page_of(folder))
 
 
-def test_a_run_that_has_begun_and_done_nothing(tmp_path: Path) -> None:
+def test_a_run_that_has_begun_and_done_nothing(tmp_path):
     folder = run_folder(tmp_path / "a", attempts=((1, 0, 0),), topology={"is_over": False})
     assert "Not finished: 0 of 6 steps" in text_of(page_of(folder))
     (folder / "ledger.jsonl").write_text("")
     assert "The ledger is empty" in text_of(page_of(folder))
 
 
-def test_a_spike_among_many_points_is_drawn() -> None:
+def test_a_spike_among_many_points_is_drawn():
     points = [(float(step), 0.0) for step in range(10_000)]
     points[7_777], points[3_333] = (7_777.0, 50.0), (3_333.0, math.nan)
     kept = thinned(points)
@@ -228,16 +220,14 @@ def test_a_spike_among_many_points_is_drawn() -> None:
     ("values", "is_log"),
     [([0.1, 20.0], True), ([0.1, 2.0], False), ([0.0, 20.0], False), ([-1.0, 20.0], False)],
 )
-def test_a_scale_is_logarithmic_only_where_values_are_far_apart_and_positive(
-    values: list[float], is_log: bool
-) -> None:
+def test_a_scale_is_logarithmic_only_where_values_are_far_apart_and_positive(values, is_log):
     points = [(float(step), value) for step, value in enumerate(values)]
     assert chart("A", {"a": points}, may_be_log=True)["is_log"] is is_log
     assert chart("A", {"a": points})["is_log"] is False
     assert chart("A", {"a": []}, may_be_log=True)["note"] == "No value was written."
 
 
-def test_each_aspect_is_the_same_or_shows_both_values(tmp_path: Path) -> None:
+def test_each_aspect_is_the_same_or_shows_both_values(tmp_path):
     first = run_folder(tmp_path / "a")
     changes = {"world_size": 4, "code": {"version": "0.1.0", "digest": "def"}}
     second = run_folder(tmp_path / "b", topology=changes, config=OTHER)
@@ -261,14 +251,14 @@ def test_each_aspect_is_the_same_or_shows_both_values(tmp_path: Path) -> None:
     assert "last value training time 0:00:04 0:00:04 steps 6 6 +0" in table
 
 
-def test_a_run_and_its_copy_differ_in_nothing(tmp_path: Path) -> None:
+def test_a_run_and_its_copy_differ_in_nothing(tmp_path):
     words = compared(run_folder(tmp_path / "a"), run_folder(tmp_path / "b"))
     assert "Nothing known differs." in words
     assert "Over 6 common steps the losses are the same bits." in words
     assert "val/f1 0.5 0.5 +0" in words
 
 
-def test_the_largest_gap_of_the_losses_is_shown_under_one_plan_only(tmp_path: Path) -> None:
+def test_the_largest_gap_of_the_losses_is_shown_under_one_plan_only(tmp_path):
     folders = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", losses={4: 0.2})
     first, second = (read_run(folder, 0.0) for folder in folders)
     assert loss_gap(first, second) == (pytest.approx(0.2), 6)  # 0.25 and 0.2
@@ -278,7 +268,7 @@ def test_the_largest_gap_of_the_losses_is_shown_under_one_plan_only(tmp_path: Pa
     assert "They differ in plan." in compared(*folders)
 
 
-def test_runs_of_two_families_share_what_both_have(tmp_path: Path) -> None:
+def test_runs_of_two_families_share_what_both_have(tmp_path):
     config = CONFIG.replace("LitOccupationCoder", "LitTextScorer")
     metrics = METRICS.replace("val/f1", "val/rank")
     second = run_folder(tmp_path / "b", config=config, metrics=metrics)
@@ -290,7 +280,7 @@ def test_runs_of_two_families_share_what_both_have(tmp_path: Path) -> None:
     assert "Not written down by both: code, devices and versions." in words
 
 
-def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path: Path) -> None:
+def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path):
     with pytest.raises(UsageError, match="is no run folder; name one"):
         report(tmp_path / "none")
     with pytest.raises(UsageError, match="holds no ledger.jsonl; name a run folder"):
@@ -307,9 +297,7 @@ def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.html"]
 
 
-def test_two_folders_on_the_command_line(
-    tmp_path: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "runs/a")
     run_folder(tmp_path / "runs/b")
@@ -331,7 +319,7 @@ def test_two_folders_on_the_command_line(
     assert unisono("report", "runs/a")[0] == 1
 
 
-def test_a_real_run_shows_its_command_and_code(toy_config: Path, unisono: Unisono) -> None:
+def test_a_real_run_shows_its_command_and_code(toy_config, unisono):
     given = ("fit", "--config", "toy.yaml", "--trainer.default_root_dir=runs/a b")
     assert unisono(*given)[0] == 0
     status, output = unisono("report", "runs/a b")
@@ -344,7 +332,7 @@ def test_a_real_run_shows_its_command_and_code(toy_config: Path, unisono: Unison
     assert "Finished after" in words
 
 
-def test_the_command_line_is_as_one_would_type_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_is_as_one_would_type_it(monkeypatch):
     def line(*argv: str) -> str:
         monkeypatch.setattr("sys.argv", list(argv))
         return command_line()
@@ -367,5 +355,5 @@ def test_the_command_line_is_as_one_would_type_it(monkeypatch: pytest.MonkeyPatc
         (-math.inf, "-inf"),
     ],
 )
-def test_numbers_are_short(value: float | None, text: str) -> None:
+def test_numbers_are_short(value, text):
     assert shown(value) == text

@@ -33,12 +33,12 @@ def logits(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)[None]  # [1, t, V]
 
 
-def test_text_nats_are_means_over_words() -> None:
+def test_text_nats_are_means_over_words():
     found = loss.text_nats(logits(HALF, FOURTH), torch.tensor([[0, 1]]))
     assert float(found) == pytest.approx(-(log(0.5) + log(0.75)) / 2)
 
 
-def test_divergence_is_a_mean_over_words_from_the_first_to_the_second() -> None:
+def test_divergence_is_a_mean_over_words_from_the_first_to_the_second():
     found = loss.divergence(logits(HALF, FOURTH), logits(FOURTH, FOURTH))
     first = 0.5 * log(0.5 / 0.25) + 0.5 * log(0.5 / 0.75)
     assert float(found) == pytest.approx(first / 2)
@@ -46,7 +46,7 @@ def test_divergence_is_a_mean_over_words_from_the_first_to_the_second() -> None:
     assert float(loss.divergence(sure, other)) == loss.MAX_NATS
 
 
-def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible() -> None:
+def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible():
     own = logits([log(0.25), log(0.75)]).requires_grad_()
     found = loss.divergence(own, logits([0.0, -1000.0]))
     away = (log(0.25), log(0.75) + loss.MAX_NATS)  # of each word, the second one cut off
@@ -58,7 +58,7 @@ def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible() -> N
     assert expected[1] > 9
 
 
-def test_effect_ends_before_the_documents_last_word_and_8_places_behind_the_position() -> None:
+def test_effect_ends_before_the_documents_last_word_and_8_places_behind_the_position():
     lens = moved(lens_of())
     ids, lengths = documents((14, 14, 6))
     position = torch.tensor([1, 9, 4])  # places 1 to 9, 9 to 12, and 4 alone
@@ -85,7 +85,7 @@ def terms(lens, names, batch=None):
     return lens_terms(lens, batch, activations(), set(names), 0.8, TeacherText())
 
 
-def test_the_term_of_each_name_is_what_its_definition_says() -> None:
+def test_the_term_of_each_name_is_what_its_definition_says():
     lens = moved(lens_of())
     found, batch = terms(lens, loss.TERMS), batch_on(lens)
     assert tuple(found) == loss.TERMS
@@ -102,7 +102,7 @@ def test_the_term_of_each_name_is_what_its_definition_says() -> None:
     torch.testing.assert_close(found["effect"], torch.stack(means))
 
 
-def test_a_term_of_one_sample_is_the_same_alone_and_only_what_is_asked_for_is_computed() -> None:
+def test_a_term_of_one_sample_is_the_same_alone_and_only_what_is_asked_for_is_computed():
     lens = moved(lens_of())
     batch = batch_on(lens)
     together = terms(lens, loss.TERMS)
@@ -113,14 +113,14 @@ def test_a_term_of_one_sample_is_the_same_alone_and_only_what_is_asked_for_is_co
     assert set(terms(lens, ["fluency"])) == {"fluency"}
 
 
-def test_the_reference_is_free_until_the_networks_move() -> None:
+def test_the_reference_is_free_until_the_networks_move():
     lens = moved(lens_of())
     lens.keep_reference()
     torch.testing.assert_close(terms(lens, ["reference"])["reference"], torch.zeros(3).double())
     assert (terms(moved(lens), ["reference"])["reference"] > 1e-4).all()
 
 
-def test_no_term_gives_the_subject_a_gradient_and_each_reaches_its_network() -> None:
+def test_no_term_gives_the_subject_a_gradient_and_each_reaches_its_network():
     lens = moved(lens_of())
     for name, values in terms(lens, loss.TERMS).items():
         lens.zero_grad()
@@ -137,19 +137,19 @@ def _has_gradient(lens, part):
     return any(p.grad is not None and bool(p.grad.abs().max() > 0) for p in own)
 
 
-def test_a_weight_counts_from_its_first_step_to_before_its_last() -> None:
+def test_a_weight_counts_from_its_first_step_to_before_its_last():
     weight = LossWeight(2.0, begin=3, end=6)
     assert [weight.at(step) for step in range(8)] == [0, 0, 0, 2, 2, 2, 0, 0]
     assert [LossWeight(0.5).at(step) for step in (0, 10**6)] == [0.5, 0.5]
 
 
-def test_a_temperature_falls_in_a_straight_line_and_stays() -> None:
+def test_a_temperature_falls_in_a_straight_line_and_stays():
     temperature = TemperatureSchedule(begin=10, until=20)
     found = [temperature.at(step) for step in (0, 10, 11, 15, 20, 99)]
     assert found == pytest.approx([1, 1, 0.95, 0.75, 0.5, 0.5])
 
 
-def test_losses_name_what_counts_at_a_step() -> None:
+def test_losses_name_what_counts_at_a_step():
     losses = LensLosses(
         teacher_text=LossWeight(1.0, end=4),
         reconstruction=LossWeight(2.0, begin=4),
@@ -161,7 +161,7 @@ def test_losses_name_what_counts_at_a_step() -> None:
     assert losses.joint_start == 4
 
 
-def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks() -> None:
+def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks():
     warm = {"teacher_text": LossWeight(1.0)}
     early, late = LossWeight(0.5, begin=2), LossWeight(1.0, begin=5)
     assert LensLosses(**warm, effect=early).joint_start == 2
@@ -195,23 +195,23 @@ def words(num_words: int, **options: object) -> list[list[int]]:
     return teacher.words(IDS, PLACES, num_words, COUNTS, COUNTS > 0).tolist()
 
 
-def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word() -> None:
+def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word():
     assert words(3) == [[1, 2, 4], [4, 1, 4]]
     assert words(7)[1] == [4, 1, 4, 4, 4, 4, 4]
 
 
-def test_rare_words_are_distinct_unlike_the_recent_ones_and_the_rarest_come_first() -> None:
+def test_rare_words_are_distinct_unlike_the_recent_ones_and_the_rarest_come_first():
     # The first text holds 6 once, 4 and 5 three times each with 4 more recent, 3 five times.
     assert words(6, rare=4) == [[1, 2, 6, 4, 5, 3], [4, 1, 4, 4, 4, 4]]
 
 
-def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken() -> None:
+def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken():
     # 7 and the later 6 come after the positions, 0 is no word: the current token fills up.
     assert words(3, rare=3) == [[6, 4, 5], [4, 1, 4]]
     assert words(8, rare=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
 
 
-def test_tokens_that_begin_or_part_documents_are_passed_over() -> None:
+def test_tokens_that_begin_or_part_documents_are_passed_over():
     ids = torch.tensor([[0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0]])
     given = (ids, torch.tensor([4, 5, 0]), 4, COUNTS, COUNTS > 0)
     # Up to 4 there are the words 4, 3, 5; the token at 5 is no word; up to 0 there is no word.
@@ -220,9 +220,7 @@ def test_tokens_that_begin_or_part_documents_are_passed_over() -> None:
     assert TeacherText(rare=4).words(*given)[1].tolist() == [4, 5, 3, 4]
 
 
-def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_special_token() -> (
-    None
-):
+def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_special_token():
     lens, (ids, _) = lens_of(), documents()
     ids[:, 0] = VOCAB - 1  # no word, see tiny.Tokenizer
     is_word = lens.verbalizer.is_word
@@ -231,16 +229,14 @@ def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_s
     assert text_nats(lens.verbalizer(activations(), text), text).max() < 100  # not 1e4
 
 
-def test_padding_and_neighbours_change_no_text() -> None:
+def test_padding_and_neighbours_change_no_text():
     longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
     teacher = TeacherText(rare=3)
     alone = [teacher.words(longer[[i]], PLACES[[i]], 5, COUNTS, COUNTS > 0) for i in range(2)]
     assert torch.equal(torch.cat(alone), teacher.words(IDS, PLACES, 5, COUNTS, COUNTS > 0))
 
 
-def test_words_are_counted_over_the_training_part_in_pieces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words_are_counted_over_the_training_part_in_pieces(monkeypatch):
     monkeypatch.setattr(module, "COUNTED_AT_ONCE", 4)
     tokens = np.array([3, 1, 1, 0, 3, 3, 5, 1, 3], np.uint16)
     store = SimpleNamespace(stream=lambda part: SimpleNamespace(tokens=tokens[: 9 * (part == 0)]))
@@ -250,7 +246,7 @@ def test_words_are_counted_over_the_training_part_in_pieces(
 
 
 @pytest.mark.parametrize("rare", [-1, 7])
-def test_impossible_numbers_of_rare_words_are_refused(rare: int) -> None:
+def test_impossible_numbers_of_rare_words_are_refused(rare):
     with pytest.raises(ValueError, match=r"0 or more, and no more than the 6 words .* or raise"):
         TeacherText(rare).check(6)
 

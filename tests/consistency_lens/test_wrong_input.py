@@ -134,8 +134,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_input_is_one_screen_and_writes_no_store(
-    unisono: Unisono, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+    unisono, sound, tmp_path, monkeypatch, name
+):
     argv, make, message = WRONG[name]
     shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -147,9 +147,7 @@ def test_a_wrong_input_is_one_screen_and_writes_no_store(
     assert not Path("other").exists()
 
 
-def test_a_check_of_documents_and_of_a_store_says_what_they_hold(
-    unisono: Unisono, sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_of_documents_and_of_a_store_says_what_they_hold(unisono, sound, monkeypatch):
     monkeypatch.chdir(sound)
     status, output = unisono("check", "--config=dump.yaml")
     assert status == 0, output
@@ -168,14 +166,14 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(
     assert max(map(len, of_store.splitlines())) <= 80
 
 
-def test_files_beside_a_store_are_refused() -> None:
+def test_files_beside_a_store_are_refused():
     with pytest.raises(
         ValueError, match=r"data.activations is acts, whose documents .* leave data"
     ):
         ActivationDataModule("acts", test_files=["y.txt"])
 
 
-def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path: Path) -> None:
+def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path):
     data = ActivationDumpDataModule(str(tmp_path / "acts"), **documents(stories(tmp_path, 20)))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
@@ -184,15 +182,13 @@ def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path: Path) -> None
         trainer(tmp_path).predict(module, data)
 
 
-def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path):
     small = DecoderConfig(vocab_size=5, max_positions=16, hidden_size=16, num_heads=2)
     with pytest.raises(ValueError, match="tokens and the network embeds 5"):
         dumped(tmp_path / "a", stories(tmp_path, 20), SubjectOptions(layer=1, network=small))
 
 
-def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not(
-    tmp_path: Path,
-) -> None:
+def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not(tmp_path):
     def fit(positions: Any, num_prompt: int) -> None:
         sizes = {"max_positions": 32, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
         subject = SubjectOptions(layer=0, network=DecoderConfig(**sizes, positions=positions))
@@ -206,7 +202,7 @@ def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_
         fit("learned", 31)
 
 
-def test_two_subjects_and_none_are_refused() -> None:
+def test_two_subjects_and_none_are_refused():
     for options in ({}, {"path": "x", "network": DecoderConfig(num_heads=2)}):
         with pytest.raises(ValueError, match="a lens needs one subject"):
             SubjectOptions(**options)

@@ -27,9 +27,7 @@ def drawn(corpus: list[tuple[int, int]], rule: PositionRule) -> list[list[int]]:
 
 @given(CORPORA, RULES)
 @settings(deadline=None)
-def test_positions_are_distinct_ascending_in_range_and_as_many_as_there_are(
-    corpus: list[tuple[int, int]], rule: PositionRule
-) -> None:
+def test_positions_are_distinct_ascending_in_range_and_as_many_as_there_are(corpus, rule):
     for (size, _), found in zip(corpus, drawn(corpus, rule), strict=True):
         assert len(found) == min(max(0, size - rule.min_position), rule.per_document)
         assert found == sorted(set(found))
@@ -38,9 +36,7 @@ def test_positions_are_distinct_ascending_in_range_and_as_many_as_there_are(
 
 @given(CORPORA, RULES, st.randoms())
 @settings(deadline=None)
-def test_a_document_draws_the_same_whatever_stands_around_it(
-    corpus: list[tuple[int, int]], rule: PositionRule, random: object
-) -> None:
+def test_a_document_draws_the_same_whatever_stands_around_it(corpus, rule, random):
     whole = drawn(corpus, rule)
     order = list(range(len(corpus)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -49,7 +45,7 @@ def test_a_document_draws_the_same_whatever_stands_around_it(
         assert drawn([one], rule) == [whole[i]]
 
 
-def test_every_choice_is_as_likely_as_any_other() -> None:
+def test_every_choice_is_as_likely_as_any_other():
     """The pairs out of 5 places, over 20,000 documents, by a chi-squared of 9 degrees."""
     keys = np.random.default_rng(0).integers(0, 2**63, 20_000).astype(np.uint64)
     rule = PositionRule(min_position=3, per_document=2)
@@ -60,18 +56,18 @@ def test_every_choice_is_as_likely_as_any_other() -> None:
     assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # 0.999
 
 
-def test_other_seeds_draw_other_positions() -> None:
+def test_other_seeds_draw_other_positions():
     corpus = [(40, key) for key in range(100)]
     first, other = (drawn(corpus, PositionRule(6, 4, seed)) for seed in (0, 1))
     assert sum(a == b for a, b in zip(first, other, strict=True)) < 5
 
 
-def test_a_negative_position_is_refused() -> None:
+def test_a_negative_position_is_refused():
     with pytest.raises(ValueError, match="positions.min_position must be at least 0, got -1"):
         PositionRule(min_position=-1)
 
 
-def test_long_documents_are_cut_and_no_position_is_lost(tmp_path: object) -> None:
+def test_long_documents_are_cut_and_no_position_is_lost(tmp_path):
     texts = ["a" * 5, "b" * 23, "c", "d" * 12]
     paths = [tmp_path / f"{i}.txt" for i in range(len(texts))]  # type: ignore[operator]
     files = [text_file(path, text) for path, text in zip(paths, texts, strict=True)]

@@ -33,7 +33,7 @@ DIGESTS = {
 }
 
 
-def test_the_bytes_are_the_same_on_every_machine(story_folder: Path) -> None:
+def test_the_bytes_are_the_same_on_every_machine(story_folder):
     files = {
         "occupations": [demo.demo_occupations()],
         "codes": [demo.demo_occupations().with_name("codes.csv")],
@@ -44,7 +44,7 @@ def test_the_bytes_are_the_same_on_every_machine(story_folder: Path) -> None:
         assert hashlib.sha256(content).hexdigest() == DIGESTS[name], "the grammar changed"
 
 
-def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows: list[dict[str, str]]) -> None:
+def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows):
     keys: dict[str, set[str]] = {}
     for row in rows:
         keys.setdefault(row["split"], set()).add(stem_key(row["text"]))
@@ -53,7 +53,7 @@ def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows: list[dict[
     assert len(keys["test"]) > 1_000
 
 
-def test_the_demo_text_holds_topics_and_docstrings_once_each() -> None:
+def test_the_demo_text_holds_topics_and_docstrings_once_each():
     path = demo.demo_text()
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert all(set(row) == {"text", "source"} and row["text"].strip() for row in rows)
@@ -64,7 +64,7 @@ def test_the_demo_text_holds_topics_and_docstrings_once_each() -> None:
     assert 1_000_000 < path.stat().st_size < 4_000_000
 
 
-def test_demo_instructions_ask_for_a_name_and_answer_in_words() -> None:
+def test_demo_instructions_ask_for_a_name_and_answer_in_words():
     path = demo.demo_instructions()
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     answers = {row["prompt"]: row["completion"] for row in rows}
@@ -74,9 +74,7 @@ def test_demo_instructions_ask_for_a_name_and_answer_in_words() -> None:
     assert max(map(len, answers.values())) <= 400
 
 
-def test_a_python_without_its_documentation_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_without_its_documentation_names_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(FileNotFoundError, match="which the demo text is made of; name your own"):
         demo.topics()
@@ -98,7 +96,7 @@ def pairs_in(row: dict) -> list[tuple[str, str]]:
     return [pair for pair, pairs in found if pair in pairs]
 
 
-def test_held_out_pairs_stand_in_the_combinations_alone(stories: Rows) -> None:
+def test_held_out_pairs_stand_in_the_combinations_alone(stories):
     for part in ("train", "validation", "test"):
         assert not any(pairs_in(row) for row in stories[part])
     for row in stories["combinations"]:
@@ -110,9 +108,7 @@ def test_held_out_pairs_stand_in_the_combinations_alone(stories: Rows) -> None:
     assert trained == {value for values in VALUES.values() for value in values}
 
 
-def test_the_datamodule_reads_them_where_no_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_datamodule_reads_them_where_no_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "PARTS", {"train": 600, "validation": 20, "test": 10})
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path))
     data = TextDataModule(demo="stories", tokenizer=TokenizerOptions("words"), context_length=64)

@@ -91,7 +91,7 @@ def example(count: int, seed: int = 0) -> list[dict]:
     ]
 
 
-def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) -> None:
+def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make):
     data = make({"prompt": "ab", "completion": "cd"}, separator="|")
     (piece,) = opened(data).example(0, 0)
     encode, end = byte_tokenizer().encode, 256
@@ -100,7 +100,7 @@ def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make: Make) 
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_chats_are_known_by_their_keys(make: Make, tmp_path: Path, name: str) -> None:
+def test_chats_are_known_by_their_keys(make, tmp_path, name):
     options = {"context_length": 99, "layout": "documents"}
     share_gpt = [
         {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"])}
@@ -130,7 +130,7 @@ def test_chats_are_known_by_their_keys(make: Make, tmp_path: Path, name: str) ->
         ]
 
 
-def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: Path) -> None:
+def test_an_answer_without_an_end_token_gets_end_of_text(make, tmp_path):
     bare = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}" + (
         "{% if add_generation_prompt %}a:{% endif %}"
     )
@@ -139,7 +139,7 @@ def test_an_answer_without_an_end_token_gets_end_of_text(make: Make, tmp_path: P
     assert trained_runs(dataset) == ["Yes\n", "No\n<|endoftext|>"]
 
 
-def test_no_token_of_a_completion_is_lost(make: Make, tmp_path: Path) -> None:
+def test_no_token_of_a_completion_is_lost(make, tmp_path):
     tokenizer = bpe_tokenizer([SENTENCE], 300)
     tokenizer.backend.post_processor = processors.ByteLevel(trim_offsets=True)  # GPT-2's
     saved_tokenizer(tokenizer, tmp_path)
@@ -149,14 +149,14 @@ def test_no_token_of_a_completion_is_lost(make: Make, tmp_path: Path) -> None:
     assert trained_runs(dataset) == [completion + "<|endoftext|>"]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(make: Make, tmp_path: Path) -> None:
+def test_a_template_that_rewrites_earlier_turns_is_refused(make, tmp_path):
     options = template(REWRITES, tmp_path)
     with pytest.raises(ValueError, match=r"rows.jsonl:1: .*before message 3 in another way.*plain"):
         opened(make({"messages": TWO_TURNS}, tokenizer=options))
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])
-def test_counts_of_targets_are_those_of_the_labels(make: Make, layout: Any) -> None:
+def test_counts_of_targets_are_those_of_the_labels(make, layout):
     rows = [*example(40), {"messages": TWO_TURNS}]
     options = TokenizerOptions("bpe", 300, chat_template="plain")
     data = make(*rows, tokenizer=options, layout=layout, global_batch_size=4, micro_batch_size=2)
@@ -183,9 +183,7 @@ def test_counts_of_targets_are_those_of_the_labels(make: Make, layout: Any) -> N
     assert sorted(texts) == sorted([*(row["completion"] for row in rows[:-1]), "YesNo"])
 
 
-def test_over_long_samples_are_cut_and_counted(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_over_long_samples_are_cut_and_counted(make, caplog):
     rows = [{"prompt": "p" * 5, "completion": "c" * 3}, {"prompt": "q" * 9, "completion": "d" * 3}]
     rows.append({"prompt": "r", "completion": "e" * 30})
     with caplog.at_level(logging.WARNING):
@@ -198,9 +196,7 @@ def test_over_long_samples_are_cut_and_counted(
     assert trained_runs(dataset, 2) == ["e" * 9 + "<|endoftext|>"]
 
 
-def test_a_sample_that_loses_all_targets_is_left_out_and_counted(
-    make: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_sample_that_loses_all_targets_is_left_out_and_counted(make, caplog, tmp_path):
     ends_with_user = {"messages": [*TWO_TURNS, {"role": "user", "content": "x" * 90}]}
     dataset = opened(make(ends_with_user, *example(3)))
     assert dataset.samples.tolist() == [1, 2, 3]
@@ -209,7 +205,7 @@ def test_a_sample_that_loses_all_targets_is_left_out_and_counted(
         opened(make(ends_with_user))
 
 
-def test_parts_follow_the_text_alone(make: Make) -> None:
+def test_parts_follow_the_text_alone(make):
     rows = example(60)
     split = TextSplit(validation_share=0.25, test_share=0.1)
 
@@ -226,7 +222,7 @@ def test_parts_follow_the_text_alone(make: Make) -> None:
     assert parts([*rows[::-1], *rows[:30]], "b.jsonl") == first  # copies go where the first is
 
 
-def test_a_store_is_made_once_and_parquet_is_jsonl(make: Make, tmp_path: Path) -> None:
+def test_a_store_is_made_once_and_parquet_is_jsonl(make, tmp_path):
     first, again = (opened(make(*example(5))).store for _ in range(2))
     assert first.folder == again.folder
     assert first.facts == again.facts
@@ -239,7 +235,7 @@ def test_a_store_is_made_once_and_parquet_is_jsonl(make: Make, tmp_path: Path) -
     assert opened(theirs).store.fingerprint == opened(ours).store.fingerprint
 
 
-def test_a_row_is_described_by_its_places_and_answers(make: Make) -> None:
+def test_a_row_is_described_by_its_places_and_answers(make):
     said = opened(make({"prompt": "ab", "completion": "cd"})).describe(0, 0)
     assert said["place"].endswith("rows.jsonl:1")
     assert (said["text"], said["trained on"]) == ("'abcd'", "'cd<|endoftext|>'")
@@ -307,7 +303,7 @@ def tokenizer_of(name: str, folder: Path) -> TextTokenizer:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_answers_and_their_ends_are_found(make: Make, name: str, tmp_path: Path) -> None:
+def test_answers_and_their_ends_are_found(make, name, tmp_path):
     tokenizer = tokenizer_of(name, tmp_path)
     options = TokenizerOptions("folder", path=str(tmp_path))
     greeting = {"role": "assistant", "content": "Hello!"}
@@ -327,7 +323,7 @@ def test_answers_and_their_ends_are_found(make: Make, name: str, tmp_path: Path)
         assert piece.labels[len(asked) - 1] != IGNORED
 
 
-def test_tool_calls_may_be_answers_without_content(make: Make) -> None:
+def test_tool_calls_may_be_answers_without_content(make):
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
     data = make({"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]})
     ((_, _, row),) = data.store_request().rows(BadRows("error"))
@@ -365,15 +361,13 @@ def test_tool_calls_may_be_answers_without_content(make: Make) -> None:
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
     ],
 )
-def test_a_wrong_row_is_named(make: Make, row: dict, message: str) -> None:
+def test_a_wrong_row_is_named(make, row, message):
     data = make(GOOD, row)
     with pytest.raises(ValueError, match=rf"(?s)rows.jsonl:2: .*{message}.*on_bad_rows=reject"):
         data.prepare_data()
 
 
-def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [GOOD, {"messages": [USER]}, {"messages": [USER, ANSWER]}]
     data = make(*rows, on_bad_rows="reject", split=TextSplit(validation_share=0.5))
@@ -387,13 +381,13 @@ def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(
     assert (row["line"], row["kind"]) == ("2", "no answer")
 
 
-def test_chats_need_a_chat_template(make: Make) -> None:
+def test_chats_need_a_chat_template(make):
     data = make({"messages": [USER, ANSWER]}, tokenizer=TokenizerOptions("bpe"))
     with pytest.raises(ValueError, match="no chat template.*data.tokenizer.chat_template"):
         data.prepare_data()
 
 
-def test_a_template_may_refuse_messages(make: Make, tmp_path: Path) -> None:
+def test_a_template_may_refuse_messages(make, tmp_path):
     options = template("{{ raise_exception('roles must alternate') }}", tmp_path)
     data = make({"messages": [USER, ANSWER]}, GOOD, tokenizer=options)
     with pytest.raises(ValueError, match=r"rows.jsonl:1: .*refuses these messages \(roles must al"):
@@ -401,9 +395,7 @@ def test_a_template_may_refuse_messages(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["characters", "bpe"])
-def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(
-    make: Make, tmp_path: Path, kind: str
-) -> None:
+def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(make, tmp_path, kind):
     strict = template(
         "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
         "{% for message in messages %}{{ message.content }}{% endfor %}",
@@ -420,7 +412,7 @@ def test_a_vocabulary_is_taken_from_the_rows_that_the_template_writes(
     assert with_it == without.backend.get_vocab()
 
 
-def test_files_without_any_sound_row_are_refused(make: Make) -> None:
+def test_files_without_any_sound_row_are_refused(make):
     with pytest.raises(ValueError, match="the files hold no rows; write prompts"):
         make().prepare_data()
     with pytest.raises(ValueError, match="rows.jsonl:1: .*no message has the role"):
@@ -440,12 +432,12 @@ def test_files_without_any_sound_row_are_refused(make: Make) -> None:
         ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples apart'),
     ],
 )
-def test_wrong_options_are_refused(options: dict, message: str) -> None:
+def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         InstructionDataModule(**options)
 
 
-def test_an_unknown_character_is_named_with_its_row(make: Make, tmp_path: Path) -> None:
+def test_an_unknown_character_is_named_with_its_row(make, tmp_path):
     rows = [GOOD, {"prompt": "How?", "completion": " Zo."}]
     held = rows_file(tmp_path / "held.jsonl", rows)
     options = TokenizerOptions("characters")

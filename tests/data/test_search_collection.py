@@ -37,7 +37,7 @@ def judged(collection: Collection, part: int) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_beir_is_read(tmp_path: Path) -> None:
+def test_beir_is_read(tmp_path):
     collection = opened(write_beir(tmp_path))
     assert (len(collection.documents), len(collection.queries)) == (3, 3)
     for i, (id, title, text) in enumerate(DOCUMENTS):
@@ -55,7 +55,7 @@ def test_beir_is_read(tmp_path: Path) -> None:
         collection.documents[3]
 
 
-def test_files_of_judgements_may_lie_anywhere(tmp_path: Path) -> None:
+def test_files_of_judgements_may_lie_anywhere(tmp_path):
     folder = write_beir(tmp_path)
     mine = write_qrels(tmp_path / "elsewhere" / "mine.tsv", [("q2", "d1", "3")])
     files = CollectionFiles(validation=str(mine), train=str(folder / "qrels" / "train.tsv"))
@@ -65,7 +65,7 @@ def test_files_of_judgements_may_lie_anywhere(tmp_path: Path) -> None:
     assert len(judged(collection, TRAIN)) == 3
 
 
-def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path: Path) -> None:
+def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path):
     folder = write_beir(tmp_path)
     lines = ['{"_id": 7, "title": null, "text": "été"}', "", '{"_id": "8", "text": ""}']
     (folder / "corpus.jsonl").write_text("\ufeff" + "\r\n".join(lines) + "\r\n", "utf-8")
@@ -81,7 +81,7 @@ def test_byte_order_marks_windows_line_ends_and_numbers_as_ids_are_read(tmp_path
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
-def test_any_text_is_a_document(texts: list[str]) -> None:
+def test_any_text_is_a_document(texts):
     with tempfile.TemporaryDirectory() as name:
         rows = [{"_id": f"x{i}", "text": text} for i, text in enumerate(texts)]
         folder = write_beir(Path(name), [])
@@ -99,9 +99,7 @@ def test_any_text_is_a_document(texts: list[str]) -> None:
         ("q1 0 d1 2", "q 2\td2\t0.5"),
     ],
 )
-def test_qrels_have_three_columns_with_or_without_a_header_or_four(
-    tmp_path: Path, lines: tuple[str, ...]
-) -> None:
+def test_qrels_have_three_columns_with_or_without_a_header_or_four(tmp_path, lines):
     folder = write_beir(tmp_path)
     write_lines(folder / "qrels" / "train.tsv", *lines)
     with (folder / "queries.jsonl").open("a") as file:
@@ -110,7 +108,7 @@ def test_qrels_have_three_columns_with_or_without_a_header_or_four(
     assert judged(opened(folder), TRAIN) == [("q1", "d1", 2), ("q 2", "d2", 0.5)]
 
 
-def test_the_demo_has_three_parts_and_no_query_is_a_title() -> None:
+def test_the_demo_has_three_parts_and_no_query_is_a_title():
     collection = open_collection(CollectionRequest())
     parts = [collection.judgements(part) for part in (TRAIN, VALIDATION, TEST)]
     queries = [set(part.query.tolist()) for part in parts]
@@ -152,7 +150,7 @@ def write_pages(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_pages_asks_for_its_titles(tmp_path: Path) -> None:
+def test_a_folder_of_pages_asks_for_its_titles(tmp_path):
     collection = open_collection(CollectionRequest(folder=str(write_pages(tmp_path)), split=WHOLE))
     found = {d.id: (d.title, d.text, d.address) for d in collection.documents}
     assert found == RECORDS
@@ -170,7 +168,7 @@ def test_a_folder_of_pages_asks_for_its_titles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_folder_of_pages_has_queries_beside_it(tmp_path: Path, kind: str) -> None:
+def test_a_folder_of_pages_has_queries_beside_it(tmp_path, kind):
     write_pages(tmp_path)
     pairs = [
         ("sour dough", "https://ex.org/rye", 2),
@@ -225,7 +223,7 @@ def queries_of(collection: Collection, part: int) -> set[str]:
     return {collection.queries[q].id for q in collection.judgements(part).query.tolist()}
 
 
-def test_two_processes_read_one_pickled_collection(tmp_path: Path) -> None:
+def test_two_processes_read_one_pickled_collection(tmp_path):
     collection = opened(write_beir(tmp_path))
     before = [collection.documents[i] for i in range(3)]  # handles and maps stay here
     with multiprocessing.get_context("spawn").Pool(2) as pool:
@@ -235,7 +233,7 @@ def test_two_processes_read_one_pickled_collection(tmp_path: Path) -> None:
     assert copy.fingerprint == collection.fingerprint
 
 
-def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path: Path) -> None:
+def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path):
     request = with_queries(tmp_path / "a", 400)
     shares = Split(validation_share=0.2, test_share=0.1)
     drawn = open_collection(CollectionRequest(request.folder, split=shares))
@@ -252,7 +250,7 @@ def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path
     assert queries_of(other, VALIDATION) != parts[VALIDATION]
 
 
-def test_a_part_with_files_of_its_own_is_left_alone(tmp_path: Path) -> None:
+def test_a_part_with_files_of_its_own_is_left_alone(tmp_path):
     request = with_queries(tmp_path, 50)
     write_qrels(tmp_path / "qrels" / "dev.tsv", [("q3", "d1", "1")])
     collection = open_collection(request)
@@ -261,14 +259,14 @@ def test_a_part_with_files_of_its_own_is_left_alone(tmp_path: Path) -> None:
     assert queries_of(collection, TEST) == set()
 
 
-def test_judgements_are_sorted_whatever_the_order_of_their_lines(tmp_path: Path) -> None:
+def test_judgements_are_sorted_whatever_the_order_of_their_lines(tmp_path):
     rows = [("q2", "d3", "1"), ("q1", "d2", "2"), ("q2", "d1", "0"), ("q1", "d1", "1")]
     found = opened(write_beir(tmp_path, rows)).judgements(TRAIN)
     assert [values.tolist() for values in found] == [[0, 0, 1, 1], [0, 1, 0, 2], [1, 2, 0, 1]]
     assert (found.query.dtype, found.grade.dtype) == (np.int64, np.float32)
 
 
-def test_a_changed_file_changes_no_open_collection_and_is_indexed_anew(tmp_path: Path) -> None:
+def test_a_changed_file_changes_no_open_collection_and_is_indexed_anew(tmp_path):
     folder = write_beir(tmp_path)
     request = CollectionRequest(str(folder))
     collection = open_collection(request)
@@ -282,13 +280,13 @@ def test_a_changed_file_changes_no_open_collection_and_is_indexed_anew(tmp_path:
     assert anew.fingerprint != collection.fingerprint
 
 
-def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path: Path) -> None:
+def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path):
     first, second = (opened(write_beir(tmp_path / name)) for name in ("a", "b"))
     assert first.fingerprint == second.fingerprint
     assert first.folder != second.folder
 
 
-def test_memory_does_not_grow_with_the_texts(tmp_path: Path, monkeypatch) -> None:
+def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     peaks, text = [], "a passage of several words " * 60
     for number in (200, 2000):  # 0.3 and 3 MB
@@ -329,9 +327,7 @@ def refused(folder: Path, message: str) -> None:
         ("queries.jsonl", '{"_id": "q1", "text": "x"}', '4: "q1": a row further up has this id;'),
     ],
 )
-def test_a_wrong_row_is_named_and_left_out(
-    tmp_path: Path, name: str, row: str, message: str
-) -> None:
+def test_a_wrong_row_is_named_and_left_out(tmp_path, name, row, message):
     folder = write_beir(tmp_path)
     with (folder / name).open("a") as file:
         file.write(row + "\n")
@@ -344,7 +340,7 @@ def test_a_wrong_row_is_named_and_left_out(
     assert [bad.line for bad in read_rejected(collection.folder)] == [4 + name.startswith("qrels")]
 
 
-def test_what_is_not_utf8_or_json_is_named(tmp_path: Path) -> None:
+def test_what_is_not_utf8_or_json_is_named(tmp_path):
     folder = write_beir(tmp_path)
     (folder / "qrels" / "train.tsv").write_bytes("q1\tcafé\t1\n".encode("latin1"))
     refused(folder, 'train.tsv:1: no document has the id "caf\ufffd"; take the judgement out')
@@ -354,7 +350,7 @@ def test_what_is_not_utf8_or_json_is_named(tmp_path: Path) -> None:
             opened(folder)
 
 
-def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_unclear_are_named(tmp_path):
     folder = write_beir(tmp_path)
     write_qrels(folder / "qrels" / "valid.tsv", TRAIN_ROWS)
     write_qrels(folder / "qrels" / "dev.tsv", TRAIN_ROWS)
@@ -379,12 +375,12 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_in_conflict_are_refused(make: Any, message: str) -> None:
+def test_options_in_conflict_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_the_format_is_found_from_the_folder(tmp_path: Path) -> None:
+def test_the_format_is_found_from_the_folder(tmp_path):
     assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).layout == "beir"
     write_lines(tmp_path / "site" / "a" / "page.htm", "<p>x")
     assert CollectionRequest(folder=str(tmp_path / "site")).layout == "pages"

@@ -17,7 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from lit_models.causal_lm.module import Samples
 from lit_models.training import AveragedWeights, Rehearsal, default_callbacks
 from lit_models.training.checkpoints import LastCheckpoint
-from lit_models.training.sharding import num_copies
+from lit_models.training.sharding import num_copies, whole
 from lit_models.training.strategies import FullyShardedStrategy, replicated
 from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
@@ -73,8 +73,11 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         logger=logger or False,
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
+    start = StartDigest()
+    trainer.callbacks.append(start)
     trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
+    facts["start"] = start.digest
     facts["micro_batch_size"] = data.batching.micro_batch_size
     facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
     if "validation" in stages:
@@ -96,6 +99,19 @@ def callbacks_of(job: dict[str, Any]) -> list[Callback]:
     if "decay" in job:
         callbacks.append(AveragedWeights(job["decay"]))
     return [*callbacks, *job.get("callbacks", ())]
+
+
+class StartDigest(Callback):
+    """Keeps a hash of all weights that a training in this process starts from, shards put
+    together."""
+
+    digest = ""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        digest = hashlib.sha256()
+        for name, parameter in pl_module.named_parameters():
+            digest.update(name.encode() + whole(parameter).detach().double().numpy().tobytes())
+        self.digest = digest.hexdigest()
 
 
 class HandMade:

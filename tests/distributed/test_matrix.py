@@ -162,6 +162,7 @@ def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
     one, other = folder / name_of((cell[0], 1, "ddp", 1)), folder / name_of(cell)
     assert len(ledger_lines(other)) == STEPS
     assert facts(other)["world_size"] == cell[1]
+    assert facts(other)["start"] == facts(one)["start"]
     assert any(other.glob("coded.*"))
     assert_same(one, other)
     assert verify_run(other).faults == []

@@ -1,9 +1,11 @@
 """One GPU: `pytest -m gpu tests/gpu`, at most ten minutes.
 
+With ACCELERATOR=cpu before it, what needs no CUDA runs on a CPU.
 Every family starts there from the weights that a CPU starts from, learns the same in float64,
 waits for nothing in its steps, and goes through training, test and prediction.
 """
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,32 +23,50 @@ from lit_models.training import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.ledger import HostCopy
 from lit_models.training.strategies import FullyShardedStrategy
-from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family
-from tests.test_step_waits import first_weights
+from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family, causal_lm, pretrained
+from tests.test_step_waits import EVERY, first_weights
 from tests.toy import ledger_lines, toy_trainer
 
-ACCELERATOR = "gpu"
+ACCELERATOR = os.environ.get("ACCELERATOR", "gpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    *([needs_cuda] if ACCELERATOR == "gpu" else []),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
-EVERY = FAMILIES | PRETRAINED
+# NonFinite asks a device about the gradient unless the optimizer skips an update by itself.
+fused = partial(torch.optim.AdamW, lr=0.01, fused=True)
+
+
+def compiled(folder: Path, options: Any, family: Family) -> Any:
+    module, data = family(folder, options)
+    module.computation = ComputationOptions(compile=True)
+    return module, data
+
+
+# Every step has the shapes of the first: what is compiled anew measures, and waits.
+BLOCKS = {
+    "llama": partial(SPECIAL["llama"], layout="blocks"),
+    "Qwen2": partial(pretrained, family=partial(causal_lm, layout="blocks"), name="Qwen2"),
+}
+COMPILED = {f"compiled {name}": partial(compiled, family=family) for name, family in BLOCKS.items()}
 LEARNERS = {name: family for name, family in EVERY.items() if name not in ("toy", "tied")}
+# transformers' own networks ask in each forward pass whether a mask is needed.
+ASKING = (*PRETRAINED, "compiled Qwen2")
 
 
 class NoWaits(Callback):
     """Refuses whatever waits for the device in a step, from the second step on."""
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step > 0:
+        if trainer.global_step > 0 and torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("error")
 
     def on_train_batch_end(self, *_: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
 
-    def on_exception(self, *_: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
+    on_exception = on_train_batch_end
 
 
 @pytest.fixture(autouse=True)
@@ -73,63 +93,60 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_training_starts_from_the_weights_of_a_cpu(
-    files: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    on_cpu = first_weights(EVERY[name], files, 0, "32-true")
-    there = partial(toy_trainer, accelerator=ACCELERATOR)
-    monkeypatch.setattr("tests.test_step_waits.toy_trainer", there)
-    on_gpu = first_weights(EVERY[name], files, 0, "32-true")
+def test_a_training_starts_from_the_weights_of_a_cpu(files, monkeypatch, name):
+    is_there = "transformers.integrations.accelerate.is_accelerate_available"
+    monkeypatch.setattr(is_there, lambda *_: False)  # nobody needs it
+    on_cpu = first_weights(EVERY[name], files, 0)
+    on_gpu = first_weights(EVERY[name], files, 0, accelerator=ACCELERATOR)
     for parameter, weight in on_cpu.items():
         assert torch.equal(on_gpu[parameter].cpu(), weight), parameter
 
 
 # The mask of transformers' CANINE is infinity times zero in float64.
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "CANINE"])
-def test_the_losses_in_float64_are_those_of_a_cpu(files: Path, tmp_path: Path, name: str) -> None:
+def test_the_losses_in_float64_are_those_of_a_cpu(files, tmp_path, name):
     fitted(EVERY[name], files, tmp_path / "cpu", accelerator="cpu")
     fitted(EVERY[name], files, tmp_path / "gpu")
     assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_family_learns_and_no_step_waits(
-    files: Path, tmp_path: Path, name: str, precision: str
-) -> None:
-    callbacks = [NoWaits(), *default_callbacks()]
-    family, few = LEARNERS[name], {"precision": precision, "callbacks": callbacks}
+@pytest.mark.parametrize("name", [*LEARNERS, *COMPILED])
+def test_a_family_learns_and_no_step_waits(files, tmp_path, name, precision):
+    def family(folder: Path, options: Any) -> Any:
+        module, data = (LEARNERS | COMPILED)[name](folder, options)
+        module.optimizer = fused
+        return module, data
+
+    callbacks = [*([] if name in ASKING else [NoWaits()]), *default_callbacks()]
+    few = {"precision": precision, "callbacks": callbacks}
     trainer, module, data = fitted(family, files, tmp_path / "run", **few)
     assert all(line["is_finite"] for line in ledger_lines(tmp_path / "run"))
     trainer.test(module, data, verbose=False)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_predicts(files: Path, tmp_path: Path, name: str) -> None:
+def test_a_family_predicts(files, tmp_path, name):
     trainer, module, data = fitted(FAMILIES[name], files, tmp_path / "run", precision="32-true")
     trainer.predict(module, data, return_predictions=False)
     assert list(files.glob(f"{tmp_path.name}-run/*"))
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
-def test_compiled_blocks_learn_what_others_learn(files: Path, tmp_path: Path) -> None:
-    def compiled(folder: Path, options: Any) -> Any:
-        module, data = SPECIAL["llama"](folder, options)
-        computation = ComputationOptions(compile=True)
-        network, optimizer = module.config, module.optimizer
-        return type(module)(optimizer, network=network, computation=computation), data
-
-    fitted(SPECIAL["llama"], files, tmp_path / "plain", precision="32-true")
-    fitted(compiled, files, tmp_path / "compiled", precision="32-true")
+@pytest.mark.parametrize("name", BLOCKS)
+def test_compiled_blocks_learn_what_others_learn(files, tmp_path, name):
+    fitted(BLOCKS[name], files, tmp_path / "plain", precision="32-true")
+    fitted(COMPILED[f"compiled {name}"], files, tmp_path / "compiled", precision="32-true")
     expected = pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
     assert losses(tmp_path / "compiled") == expected
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_fsdp_on_one_gpu_learns_and_goes_on(files: Path, tmp_path: Path, sharded: bool) -> None:
+@pytest.mark.parametrize("option", ["", "sharded_checkpoint", "cpu_offload"])
+def test_fsdp_on_one_gpu_learns_and_goes_on(files, tmp_path, option):
     family = FAMILIES["causal_lm"]
     fitted(family, files, tmp_path / "plain", max_steps=5, precision="32-true")
-    way = partial(FullyShardedStrategy, sharded_checkpoint=sharded)
+    way = partial(FullyShardedStrategy, **({option: True} if option else {}))
     fitted(family, files, tmp_path / "first", strategy=way(), precision="32-true")
     dist.destroy_process_group()
     last = tmp_path / "first" / "checkpoints" / "last.ckpt"
@@ -139,7 +156,7 @@ def test_fsdp_on_one_gpu_learns_and_goes_on(files: Path, tmp_path: Path, sharded
     assert found == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
 
 
-def test_bitwise_sums_give_the_same_bits_twice(files: Path, tmp_path: Path) -> None:
+def test_bitwise_sums_give_the_same_bits_twice(files, tmp_path):
     found = []
     for name in ("one", "two"):
         given = {"precision": "32-true", "sizes": {"micro_batch_size": 1}}
@@ -149,9 +166,9 @@ def test_bitwise_sums_give_the_same_bits_twice(files: Path, tmp_path: Path) -> N
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_dropout_by_sample_has_the_masks_of_a_cpu() -> None:
+def test_dropout_by_sample_has_the_masks_of_a_cpu():
     masks = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", "cuda" if ACCELERATOR == "gpu" else "cpu"):
         keys, net = SampleKeys(), nn.Sequential(nn.Dropout(0.3))
         key_dropout(net, keys)
         keys.begin(7, torch.arange(50, device=device))
@@ -159,7 +176,8 @@ def test_dropout_by_sample_has_the_masks_of_a_cpu() -> None:
     assert torch.equal(*masks)
 
 
-def test_numbers_on_their_way_to_the_host_are_not_waited_for() -> None:
+@needs_cuda
+def test_numbers_on_their_way_to_the_host_are_not_waited_for():
     vector = torch.ones(3, dtype=torch.float64, device="cuda")
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
@@ -168,7 +186,8 @@ def test_numbers_on_their_way_to_the_host_are_not_waited_for() -> None:
     assert copy.read() == [2.0, 2.0, 2.0]
 
 
-def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Path) -> None:
+@needs_cuda
+def test_a_micro_batch_is_found_where_memory_is_short(files, tmp_path):
     """The allocator is given a little above what the process holds."""
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
@@ -182,7 +201,7 @@ def test_a_micro_batch_is_found_where_memory_is_short(files: Path, tmp_path: Pat
     assert 1 <= data.batching.micro_batch_size <= 8
 
 
-def test_twenty_tokens_are_written(files: Path, tmp_path: Path) -> None:
+def test_twenty_tokens_are_written(files, tmp_path):
     trainer, module, data = fitted(SPECIAL["llama"], files, tmp_path / "run", precision="32-true")
     module.generation = GenerationOptions(max_new_tokens=20, temperature=0.0)
     trainer.predict(module, data, return_predictions=False)

@@ -1,7 +1,6 @@
 """Scores of code sets by hand, however records are batched; the linear baseline beside them."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,9 +208,7 @@ def trainer_on(store: object, **changes: object) -> SimpleNamespace:
     return SimpleNamespace(**(settings | changes))
 
 
-def test_the_scores_are_those_worked_out_by_hand_beside_the_models(
-    store: OccupationStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys):
     logged = []
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
     baseline = LinearBaseline()
@@ -228,39 +225,35 @@ def test_the_scores_are_those_worked_out_by_hand_beside_the_models(
 
 
 @pytest.mark.parametrize("f1", [0.6, 0.7])
-def test_a_baseline_that_wins_is_told_with_its_remedy(
-    store: OccupationStore, capsys: pytest.CaptureFixture[str], f1: float
-) -> None:
+def test_a_baseline_that_wins_is_told_with_its_remedy(store, capsys, f1):
     figures = {"test/f1": np.float32(f1), "test/accuracy": np.float32(f1)}
     LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), None)
     told = "the baseline is ahead by 0.0667: the linear head of occupation_coder/table.yaml"
     assert (told in capsys.readouterr().out) == (f1 == 0.6)
 
 
-def test_only_rank_zero_trains(store: OccupationStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_rank_zero_trains(store, capsys):
     baseline = LinearBaseline()
     baseline.on_test_end(trainer_on(store, is_global_zero=False), None)
     assert not baseline.scores
     assert not capsys.readouterr().out
 
 
-def test_more_strings_than_allowed_are_thinned_out_evenly(
-    store: OccupationStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_strings_than_allowed_are_thinned_out_evenly(store, capsys, monkeypatch):
     for most, said in ((20, "6 training strings"), (3, "3 training strings"), (1, "1 training s")):
         monkeypatch.setattr(metrics_file, "MOST_TEXTS", most)
         LinearBaseline().on_test_end(trainer_on(store), None)
         assert said in capsys.readouterr().out
 
 
-def test_other_data_are_refused() -> None:
+def test_other_data_are_refused():
     with pytest.raises(ValueError, match="through an OccupationDataModule"):
         LinearBaseline().on_test_end(trainer_on(None), None)
 
 
 def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(
-    unisono: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    unisono, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     codes = {"baker": 1, "smith": 2, "weaver": 3, "miller": 4}
     places = ("", "old", "master", "young", "the king's")

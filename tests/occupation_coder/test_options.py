@@ -164,7 +164,7 @@ def schedule_of(run: Any) -> WarmupDecay:
     return run.trainer.lr_scheduler_configs[0].scheduler
 
 
-def test_every_option_of_the_migration_page_is_tried_here() -> None:
+def test_every_option_of_the_migration_page_is_tried_here():
     page = (Path(__file__).parents[2] / "lit_models/migration.md").read_text()
     table = page.partition("## `finetune.py`")[2].partition("| launch |")[0]
     table = " ".join(line.partition(" | ")[2] for line in table.splitlines())
@@ -222,7 +222,7 @@ FURTHER_EFFECTS: dict[str, Callable[[Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", [*EFFECTS, *FURTHER_EFFECTS])
-def test_an_option_has_its_effect(request: pytest.FixtureRequest, name: str) -> None:
+def test_an_option_has_its_effect(request, name):
     run = request.getfixturevalue("everything" if name in EFFECTS else "untrained")
     assert {**EFFECTS, **FURTHER_EFFECTS}[name](run)
 
@@ -244,7 +244,7 @@ def ready(folder: Path, *options: str) -> SimpleNamespace:
     return run
 
 
-def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
+def test_several_target_columns_or_one_with_a_separator(folder):
     header = ("job", "lang", "first", "second", "both")
     rows = [("smith and clerk", "en", "83110", "39310", "83110;39310")] * 2
     write_table(folder / "train.csv", rows, header)
@@ -275,9 +275,7 @@ def test_several_target_columns_or_one_with_a_separator(folder: Path) -> None:
     ],
     ids=["formatter", "from the data", "block size and separator inside a code"],
 )
-def test_a_code_system(
-    folder: Path, options: list[str], codes: list[str], blocks: tuple[int, int]
-) -> None:
+def test_a_code_system(folder, options, codes, blocks):
     rows = [("smith", "en", codes[0]), ("clerk", "en", codes[1])]
     write_table(folder / "train.csv", rows, ("job", "lang", "occ"))
     write_table(folder / "dev.csv", rows, ("job", "lang", "occ"))
@@ -287,14 +285,14 @@ def test_a_code_system(
 
 
 @pytest.mark.parametrize(("weight", "head"), [("1", "flat"), ("0", "decoder")])
-def test_a_head_without_weight_gets_no_gradient(folder: Path, weight: str, head: str) -> None:
+def test_a_head_without_weight_gets_no_gradient(folder, weight, head):
     run = build(folder, *FILES, f"--model.loss.seq2seq_weight={weight}", "--trainer.max_steps=1")
     moved = fit(run).gradients.moved[0]
     assert moved
     assert not any(name.startswith(f"network.{head}.") for name in moved)
 
 
-def test_validation_comes_at_these_optimizer_steps_whatever_the_accumulation(folder: Path) -> None:
+def test_validation_comes_at_these_optimizer_steps_whatever_the_accumulation(folder):
     options = ["--data.micro_batch_size=4", "--trainer.val_check_interval=3"]
     options += ["--trainer.limit_train_batches=1.0", "--trainer.max_steps=7"]
     options += ["--trainer.max_epochs=9", "--trainer.check_val_every_n_epoch=null"]
@@ -303,7 +301,7 @@ def test_validation_comes_at_these_optimizer_steps_whatever_the_accumulation(fol
     assert [step + 1 for step in steps_with(next((folder / "runs").iterdir()), "val/f1")] == [3, 6]
 
 
-def test_no_step_of_training_prepares_the_data(folder: Path, monkeypatch: Any) -> None:
+def test_no_step_of_training_prepares_the_data(folder, monkeypatch):
     monkeypatch.setenv("UNISONO_CACHE", str(folder / "cache"))
     run = fit(build(folder, *FILES, SCHEDULE, "--trainer.max_steps=0"))
     assert run.trainer.global_step == 0
@@ -311,7 +309,7 @@ def test_no_step_of_training_prepares_the_data(folder: Path, monkeypatch: Any) -
     assert not list(folder.rglob("*.ckpt"))
 
 
-def test_weights_and_biases_stands_beside_the_other_loggers(folder: Path) -> None:
+def test_weights_and_biases_stands_beside_the_other_loggers(folder):
     pytest.importorskip("wandb", reason="extra: wandb")
     run = build(folder, *FILES, "--trainer.logger+=WandbLogger", "--trainer.logger.offline=true")
     assert [type(logger).__name__ for logger in run.trainer.loggers][-1] == "WandbLogger"
@@ -319,9 +317,7 @@ def test_weights_and_biases_stands_beside_the_other_loggers(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("part", ["null", "encoder"])
-def test_an_initial_checkpoint_gives_all_weights_or_the_encoder(
-    everything: SimpleNamespace, part: str
-) -> None:
+def test_an_initial_checkpoint_gives_all_weights_or_the_encoder(everything, part):
     start = ["--model.init_from=mine/checkpoints/last.ckpt", f"--model.init_from_part={part}"]
     options = [*FILES, *start, "--data.code_system=hisco", "--trainer.max_steps=0"]
     network = fit(build(everything.folder, *options, config="finetune")).model.network

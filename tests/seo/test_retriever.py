@@ -44,9 +44,7 @@ def plain_ndcg(ranked: list[str], grades: dict[str, float], k: int = 10) -> floa
     return float((gains * discounts[: len(gains)]).sum() / (ideal * discounts[: len(ideal)]).sum())
 
 
-def test_a_test_measures_what_a_plain_reference_measures(
-    retriever_run: Path, trained: LitRetriever
-) -> None:
+def test_a_test_measures_what_a_plain_reference_measures(retriever_run, trained):
     _, data = retriever(retriever_run, {})
     collection = data.collection
     texts = [collection.documents[n].whole for n in range(len(collection.documents))]
@@ -78,7 +76,7 @@ def test_a_test_measures_what_a_plain_reference_measures(
     assert low <= mean <= high
 
 
-def test_one_batch_is_learnt_by_heart(retriever_run: Path, tmp_path: Path) -> None:
+def test_one_batch_is_learnt_by_heart(retriever_run, tmp_path):
     module, data = retriever(retriever_run, {})
     options = {"overfit_batches": 1, "limit_val_batches": 0}
     toy_trainer(tmp_path, max_steps=30, max_epochs=30, **options).fit(module, data)
@@ -86,9 +84,7 @@ def test_one_batch_is_learnt_by_heart(retriever_run: Path, tmp_path: Path) -> No
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
-    retriever_run: Path, trained: LitRetriever
-) -> None:
+def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(retriever_run, trained):
     folder = retriever_run / "coded.encoded"
     documents, names = (
         [json.loads(line) for line in (folder / f"{kind}.ids.jsonl").read_text().splitlines()]
@@ -109,9 +105,7 @@ def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(
     assert all(len(ranking.documents) == 40 for ranking in rankings)
 
 
-def test_an_exported_folder_encodes_alike(
-    retriever_run: Path, trained: LitRetriever, tmp_path: Path
-) -> None:
+def test_an_exported_folder_encodes_alike(retriever_run, trained, tmp_path):
     export(
         retriever_run / "checkpoints/last.ckpt",
         to=tmp_path / "out",
@@ -126,9 +120,7 @@ def test_an_exported_folder_encodes_alike(
     assert exported.recipe["fusion_weight"] == trained.recipe["fusion_weight"]
 
 
-def test_validation_can_leave_documents_out_and_says_so(
-    retriever_run: Path, tmp_path: Path, capsys
-) -> None:
+def test_validation_can_leave_documents_out_and_says_so(retriever_run, tmp_path, capsys):
     module, data = retriever(retriever_run, {})
     data.negatives, data.bm25 = HardNegatives(), None
     with pytest.raises(ValueError, match=r"model\.fusion adds BM25's scores, and data\.bm25 is"):
@@ -147,7 +139,7 @@ def test_validation_can_leave_documents_out_and_says_so(
     assert max(map(len, lines)) <= 80
 
 
-def test_three_systems_fit_a_terminal() -> None:
+def test_three_systems_fit_a_terminal():
     systems = ("retriever", "bm25", "fused")
     span = (-0.123, -0.234, 0.345)
     content = {
@@ -162,9 +154,7 @@ def test_three_systems_fit_a_terminal() -> None:
     assert row.split() == ["recall@100", *["0.500"] * 3, *["-.123", "[-.23", "+.34]"] * 2]
 
 
-def test_a_checkpoint_is_of_the_class_that_fsdp_hides(
-    retriever_run: Path, trained: LitRetriever
-) -> None:
+def test_a_checkpoint_is_of_the_class_that_fsdp_hides(retriever_run, trained):
     checkpoint = {RECIPE_KEY: trained.recipe, "state_dict": {}}
     sharded = LitRetriever(optimizer=adamw)
     sharded.recipe, sharded.network = trained.recipe, trained.network
@@ -175,13 +165,13 @@ def test_a_checkpoint_is_of_the_class_that_fsdp_hides(
         sharded.on_load_checkpoint(checkpoint)
 
 
-def test_a_step_that_is_cut_is_refused(retriever_run: Path, tmp_path: Path) -> None:
+def test_a_step_that_is_cut_is_refused(retriever_run, tmp_path):
     module, data = retriever(retriever_run, {"micro_batch_size": 4})
     with pytest.raises(ValueError, match=r"cut into 4 micro-batches, but the loss of LitRetriever"):
         toy_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_a_fusion_needs_a_weight() -> None:
+def test_a_fusion_needs_a_weight():
     fresh = LitRetriever(optimizer=adamw, fusion=Fusion())
     fresh.recipe = {}
     with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
@@ -191,9 +181,7 @@ def test_a_fusion_needs_a_weight() -> None:
 @pytest.mark.parametrize(
     ("config", "table"), [("pages", "encoded/found.csv"), ("pages_ranker", "ranked.trec.csv")]
 )
-def test_a_folder_of_pages_is_learnt_and_searched(
-    config, table, tmp_path, unisono, monkeypatch
-) -> None:
+def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, unisono, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("salt", "bread", "iron", "boat", "wool", "mill", "rope", "glass", "ink", "tar")
     (tmp_path / "site").mkdir()
@@ -234,9 +222,7 @@ LAST = "checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize("predict_depth", [10, 20])
-def test_the_written_run_is_what_a_test_measures(
-    retriever_run: Path, tmp_path: Path, predict_depth: int
-) -> None:
+def test_the_written_run_is_what_a_test_measures(retriever_run, tmp_path, predict_depth):
     _, data = retriever(retriever_run, {"predict_depth": predict_depth})
     data.predict_output = str(tmp_path / "out")
     module = LitRetriever.load_from_checkpoint(retriever_run / LAST)
@@ -268,9 +254,7 @@ def other_weight(retriever_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_only_a_fit_chooses_the_weight(
-    trained: LitRetriever, retriever_run: Path, tmp_path: Path, other_weight: Path, capsys
-) -> None:
+def test_only_a_fit_chooses_the_weight(trained, retriever_run, tmp_path, other_weight, capsys):
     module, data = retriever(retriever_run, {})
     trainer = toy_trainer(tmp_path)
     trainer.validate(module, data, ckpt_path=other_weight, verbose=False)
@@ -280,18 +264,14 @@ def test_only_a_fit_chooses_the_weight(
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_fit_that_goes_on_keeps_the_weight(
-    retriever_run: Path, tmp_path: Path, other_weight: Path
-) -> None:
+def test_a_fit_that_goes_on_keeps_the_weight(retriever_run, tmp_path, other_weight):
     module, data = retriever(retriever_run, {})
     options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}
     toy_trainer(tmp_path, **options).fit(module, data, ckpt_path=other_weight)
     assert module.recipe[CHOSEN_WEIGHT] == 0.123
 
 
-def test_queries_of_a_file_search_as_those_of_the_collection(
-    retriever_run: Path, tmp_path: Path
-) -> None:
+def test_queries_of_a_file_search_as_those_of_the_collection(retriever_run, tmp_path):
     _, data = retriever(retriever_run, {})
     text = data.collection.queries[data.collection.queries.indices_of(["test-3"])[0]].text
     (tmp_path / "mine.tsv").write_text(f"id\tquery\nmine\t{text}\n")
@@ -312,6 +292,6 @@ def test_queries_of_a_file_search_as_those_of_the_collection(
         ({"num_others": -1}, r"num_others must be at least 0, got -1"),
     ],
 )
-def test_wrong_options_are_refused(options, message) -> None:
+def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         RetrievalDataModule(**options)

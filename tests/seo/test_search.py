@@ -1,7 +1,5 @@
 """Exact search, its fusion with BM25 and its evaluation, by hand and against a plain sort."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -33,9 +31,7 @@ def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int
 
 @pytest.mark.parametrize("documents_at_once", [1, 3, 7, 1000])
 @pytest.mark.parametrize("k", [1, 5, 40])
-def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(
-    documents_at_once: int, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(documents_at_once, k, monkeypatch):
     chunks(monkeypatch, documents_at_once, 4)
     rng = np.random.default_rng(0)
     # Few different numbers: many equal scores.
@@ -46,9 +42,7 @@ def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(
     assert np.array_equal(found.scores.numpy(), scores)
 
 
-def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(monkeypatch):
     """Products of positive numbers, whose float32 sums lose most."""
     chunks(monkeypatch, 200)
     rng = np.random.default_rng(0)
@@ -62,9 +56,7 @@ def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_chunks_and_the_default_dtype_change_no_bit(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_and_the_default_dtype_change_no_bit(dtype, monkeypatch):
     queries, documents = torch.randn(9, 33), torch.randn(300, 33)
     expected = search(queries, documents, 20)
     chunks(monkeypatch, 17, 2)
@@ -78,9 +70,7 @@ def test_chunks_and_the_default_dtype_change_no_bit(
     assert torch.equal(found.scores, expected.scores)
 
 
-def test_what_is_no_number_is_found_whatever_the_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_no_number_is_found_whatever_the_chunks(monkeypatch):
     documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     documents[41] = np.nan
     whole = search(documents[:2], documents, 3)
@@ -90,9 +80,7 @@ def test_what_is_no_number_is_found_whatever_the_chunks(
     assert whole.documents[:, 0].tolist() == [41, 41]
 
 
-def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path, monkeypatch):
     chunks(monkeypatch, 8)
     documents = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float16)
     np.save(tmp_path / "documents.npy", documents)
@@ -102,11 +90,11 @@ def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(
     assert found.documents.tolist() == plainly(documents[:3], documents, 50)
 
 
-def test_no_documents_are_no_trouble() -> None:
+def test_no_documents_are_no_trouble():
     assert search(torch.ones(2, 3), torch.ones(0, 3), 4).documents.shape == (2, 0)
 
 
-def test_a_document_of_both_rankings_has_the_sum_of_both() -> None:
+def test_a_document_of_both_rankings_has_the_sum_of_both():
     """Scores are first brought to 0 to 1 of their query; a ranking that is not full ended at 0."""
     documents = torch.tensor([[7, 2, 5], [7, 2, 5]])
     scores = torch.tensor([[0.9, 0.5, 0.1], [2.0, 2.0, 2.0]])
@@ -121,7 +109,7 @@ def test_a_document_of_both_rankings_has_the_sum_of_both() -> None:
     assert pairs[1] == pytest.approx({7: 0.75, 2: 0.75, 5: 1.0, 9: 0.25 * 0.5, 8: 0.0})
 
 
-def test_a_weight_outside_its_range_is_refused() -> None:
+def test_a_weight_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"fusion\.weight must be 0 to 1, got 1\.5"):
         Fusion(1.5)
 
@@ -158,7 +146,7 @@ def two_batches():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_systems_are_measured_by_hand_in_any_order_of_batches(turned) -> None:
+def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
     evaluation, batches = RetrievalEvaluation(), two_batches()
     for vectors, part in batches[::-1] if turned else batches:
         evaluation.update(vectors, part)
@@ -174,7 +162,7 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned) -> None:
     assert evaluation.best_weight(reciprocal_rank) == 0.0
 
 
-def test_one_text_alone_and_none_at_all_are_no_trouble() -> None:
+def test_one_text_alone_and_none_at_all_are_no_trouble():
     evaluation = RetrievalEvaluation()
     (vectors, _), _ = two_batches()
     alone = batch([(4, True, 1.0)], [([1, 2], [1, 1], [1, 2], [2, 1])])
@@ -189,7 +177,7 @@ def test_one_text_alone_and_none_at_all_are_no_trouble() -> None:
     assert evaluation.measure(None)["ndcg@10"].compute().isnan()
 
 
-def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path) -> None:
+def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path):
     request = CollectionRequest(str(write_collection(tmp_path / "small")))
     collection = open_collection(request)
     index = open_bm25(collection, Bm25Options())

@@ -113,9 +113,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("door", [*COMMANDS, *DOORS])
-def test_no_door_imports_or_calls_what_a_file_names(
-    door: str, planted: Path, unisono: Callable[..., tuple[int, str]]
-) -> None:
+def test_no_door_imports_or_calls_what_a_file_names(door, planted, unisono):
     changed = [Path("exported/config.json"), Path("runs/mine/config.yaml")]
     sound = {path: path.read_bytes() for path in changed}
     names = NAMES if door in DOORS else NAMES[3:4] + NAMES[-1:]  # a start takes half a second
@@ -135,9 +133,7 @@ def test_no_door_imports_or_calls_what_a_file_names(
             path.write_bytes(content)
 
 
-def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(
-    planted: Path, unisono: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(planted, unisono):
     plant({"_class_path": "mine.LitMine"})
     status, output = unisono("report", "runs/mine")
     assert status == 0, output
@@ -145,9 +141,7 @@ def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(
     assert not Path("witness").exists()
 
 
-def test_an_export_imports_no_foreign_class(
-    planted: Path, unisono: Callable[..., tuple[int, str]]
-) -> None:
+def test_an_export_imports_no_foreign_class(planted, unisono):
     plant({"_class_path": "mine.LitMine"})
     status, output = unisono("export", CKPT, "--to=out")
     assert status == 1
@@ -159,9 +153,7 @@ def test_an_export_imports_no_foreign_class(
     assert Path("witness").exists()
 
 
-def test_a_trusted_checkpoint_may_name_anything(
-    planted: Path, unisono: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_trusted_checkpoint_may_name_anything(planted, unisono):
     plant({"lr_scheduler": {"class_path": "mine.Schedule"}})
     module = LitOccupationCoder.load_from_checkpoint(CKPT, trust_checkpoint=True)
     assert isinstance(module, LitOccupationCoder)
@@ -174,9 +166,7 @@ def test_a_trusted_checkpoint_may_name_anything(
     assert Path("witness").exists()
 
 
-def test_a_name_of_the_users_own_config_is_the_users(
-    planted: Path, unisono: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_name_of_the_users_own_config_is_the_users(planted, unisono):
     plant(of_schedule("mine.call"))
     Path("own.yaml").write_text(yaml.safe_dump({"model": {"init_args": of_schedule("mine.call")}}))
     status, output = unisono("test", *EVALUATE, "--config=own.yaml", f"--ckpt_path={CKPT}")
@@ -199,7 +189,7 @@ SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
         },
     ],
 )
-def test_what_our_own_checkpoints_name_is_allowed(values: dict[str, Any]) -> None:
+def test_what_our_own_checkpoints_name_is_allowed(values):
     UNTRUSTED.check("x.ckpt", "lit_models.LitCausalLM", values)
 
 
@@ -217,9 +207,7 @@ def test_what_our_own_checkpoints_name_is_allowed(values: dict[str, Any]) -> Non
         {"freeze": {"class_path": "os.x"}},
     ],
 )
-def test_ways_around_are_refused(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ways_around_are_refused(values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").write_text("class_path: os.x")  # the parser reads a file of this name
     with pytest.raises(ValueError, match=r"x\.ckpt: .* names .*trust_checkpoint"):
@@ -227,7 +215,7 @@ def test_ways_around_are_refused(
     StoredClasses(trust=True).check("x.ckpt", LitCausalLM, values)
 
 
-def test_all_our_constructors_say_the_types_of_their_arguments() -> None:
+def test_all_our_constructors_say_the_types_of_their_arguments():
     """One whose annotation cannot be read would refuse sound paths of its checkpoints."""
     for name in lit_models.__all__:
         made = getattr(lit_models, name)
@@ -238,12 +226,12 @@ def test_all_our_constructors_say_the_types_of_their_arguments() -> None:
                 assert typing.get_type_hints(kind.__init__), kind
 
 
-def test_a_datamodule_is_not_made_of_a_checkpoint() -> None:
+def test_a_datamodule_is_not_made_of_a_checkpoint():
     with pytest.raises(TypeError, match="keeps no arguments of a datamodule"):
         datamodules.OccupationDataModule.load_from_checkpoint("x.ckpt")
 
 
-def test_a_model_folders_own_code_is_not_run(tmp_path: Path) -> None:
+def test_a_model_folders_own_code_is_not_run(tmp_path):
     from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
     from lit_models.causal_lm.pretrained import network_from_config
 
@@ -277,7 +265,7 @@ def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(uniso
     assert torch.equal(module.model[0].weight, content["state_dict"]["model.0.weight"])
 
 
-def test_options_of_another_version_are_found_at_any_depth() -> None:
+def test_options_of_another_version_are_found_at_any_depth():
     encoder = "lit_models.occupation_coder.encoders.CharacterEncoder"
     options = {"class_path": encoder, "init_args": {"width": 8, "gone": 1}}
     loss = {"linear": {"cost": 1.0, "gone": 2}, "gone": {"x": 3}}

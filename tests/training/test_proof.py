@@ -46,7 +46,7 @@ def write(run: Path, lines: list[dict], is_chained: bool = False) -> None:
     (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_whole_run_is_proven(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_is_proven(whole, capsys):
     assert verify(whole) == Status.PROVEN
     shown = capsys.readouterr().out
     assert "epochs 0 to 1     50 of 50 samples, each once" in shown
@@ -55,9 +55,7 @@ def test_a_whole_run_is_proven(whole: Path, capsys: pytest.CaptureFixture[str]) 
     assert content["ledger"] == {"hash": lines_of(whole)[STEPS]["hash"]}  # after the first line
 
 
-def test_a_limited_epoch_is_told_with_its_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limited_epoch_is_told_with_its_counts(tmp_path, capsys):
     fit(tmp_path, limit_train_batches=2)
     assert verify(tmp_path) == Status.CUT
     shown = capsys.readouterr().out
@@ -66,9 +64,7 @@ def test_a_limited_epoch_is_told_with_its_counts(
 
 
 @pytest.mark.parametrize("limit", [{"limit_train_batches": 2}, {"max_steps": 2}])
-def test_the_banner_counts_what_an_epoch_uses(
-    tmp_path: Path, limit: dict, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_banner_counts_what_an_epoch_uses(tmp_path, limit, capsys):
     callbacks = [Ledger(), Topology()]
     trainer = toy_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=False, **limit)
     trainer.fit(LitToy(), ToyData())
@@ -76,12 +72,12 @@ def test_the_banner_counts_what_an_epoch_uses(
 
 
 @pytest.mark.parametrize("num_lines", [1, 2, 8, STEPS, STEPS + 1])
-def test_a_tail_that_is_cut_off_beside_the_checkpoints_is_told(run: Path, num_lines: int) -> None:
+def test_a_tail_that_is_cut_off_beside_the_checkpoints_is_told(run, num_lines):
     write(run, lines_of(run)[:-num_lines])
     assert verify_run(run).status == (Status.CUT if num_lines == 1 else Status.MISSING)
 
 
-def test_a_step_that_stands_twice_is_told(run: Path) -> None:
+def test_a_step_that_stands_twice_is_told(run):
     lines = lines_of(run)
     write(run, [*lines[:4], dict(lines[3]), *lines[4:]])
     assert {Status.DOUBLED, Status.EDITED} <= {f.status for f in verify_run(run).findings}
@@ -93,7 +89,7 @@ def test_a_step_that_stands_twice_is_told(run: Path) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_an_edit_of_any_field_of_any_line_is_found(run: Path, whole: Path, data) -> None:
+def test_an_edit_of_any_field_of_any_line_is_found(run, whole, data):
     lines = lines_of(whole)
     line = data.draw(st.sampled_from(lines))
     field = data.draw(st.sampled_from([*line, "new"]))
@@ -111,7 +107,7 @@ def test_an_edit_of_any_field_of_any_line_is_found(run: Path, whole: Path, data)
     assert status >= Status.MISSING
 
 
-def test_a_forged_chain_is_denied_by_the_checkpoints(run: Path) -> None:
+def test_a_forged_chain_is_denied_by_the_checkpoints(run):
     lines = lines_of(run)
     lines[2]["loss"] = 0.001
     write(run, lines, is_chained=True)
@@ -120,7 +116,7 @@ def test_a_forged_chain_is_denied_by_the_checkpoints(run: Path) -> None:
     assert "the ledger lacks the line it was saved at" in proof.faults[0]
 
 
-def test_a_checkpoint_of_another_step_is_told(run: Path) -> None:
+def test_a_checkpoint_of_another_step_is_told(run):
     path = run / "checkpoints" / "last.ckpt"
     torch.save({**read_checkpoint(path), "global_step": 13}, path)
     proof = verify_run(run)
@@ -128,7 +124,7 @@ def test_a_checkpoint_of_another_step_is_told(run: Path) -> None:
     assert "step 13, not 14" in proof.faults[0]
 
 
-def test_a_checkpoint_with_another_byte_is_told(run: Path) -> None:
+def test_a_checkpoint_with_another_byte_is_told(run):
     path = run / "checkpoints" / "last.ckpt"
     content = bytearray(path.read_bytes())
     value = read_checkpoint(path)["state_dict"]["model.0.weight"].numpy().tobytes()
@@ -139,7 +135,7 @@ def test_a_checkpoint_with_another_byte_is_told(run: Path) -> None:
     assert "last.ckpt is damaged" in proof.faults[0]
 
 
-def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run: Path) -> None:
+def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run):
     lines = lines_of(run)
     lines[3]["is_finite"] = False
     write(run, lines, is_chained=True)
@@ -149,7 +145,7 @@ def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run: Path) -> None:
     assert proof.num_steps == STEPS - 1
 
 
-def test_a_missing_step_and_another_plan_are_told(run: Path) -> None:
+def test_a_missing_step_and_another_plan_are_told(run):
     plan = json.loads((run / "plan.json").read_text())
     other = {**plan, "request": {**plan["request"], "seed": plan["request"]["seed"] + 1}}
     (run / "plan.json").write_text(json.dumps(other))
@@ -164,7 +160,7 @@ def test_a_missing_step_and_another_plan_are_told(run: Path) -> None:
     assert "steps are missing" in " ".join(verify_run(run).faults)
 
 
-def test_a_damaged_line_and_a_folder_without_a_run_are_named(run: Path, tmp_path: Path) -> None:
+def test_a_damaged_line_and_a_folder_without_a_run_are_named(run, tmp_path):
     lines = (run / "ledger.jsonl").read_text().splitlines()
     (run / "ledger.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
     with pytest.raises(ValueError, match=r"ledger\.jsonl, line 2 is damaged"):
@@ -173,7 +169,7 @@ def test_a_damaged_line_and_a_folder_without_a_run_are_named(run: Path, tmp_path
         verify_run(tmp_path)
 
 
-def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path: Path) -> None:
+def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path):
     class Miscounts(LitToy):
         def training_terms(self, batch):
             terms = self.losses(batch)
@@ -185,7 +181,7 @@ def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path: Path)
     assert "the loss counted" in proof.faults[0]
 
 
-def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_chain(tmp_path):
     fit(tmp_path, max_epochs=1)
     fit(tmp_path, resume=True)
     lines = lines_of(tmp_path)
@@ -199,16 +195,14 @@ def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
     assert lines_of(tmp_path) == lines
 
 
-def test_a_run_killed_behind_its_last_checkpoint_gets_its_end_when_started_again(
-    run: Path,
-) -> None:
+def test_a_run_killed_behind_its_last_checkpoint_gets_its_end_when_started_again(run):
     write(run, lines_of(run)[:-1])
     fit(run, resume=True)
     assert verify_run(run).status == Status.PROVEN
 
 
 @pytest.mark.parametrize(("given", "points"), [({}, 14), ({"log_every_n_steps": 5}, 2)])
-def test_a_short_run_is_logged_at_every_step(tmp_path: Path, given: dict, points: int) -> None:
+def test_a_short_run_is_logged_at_every_step(tmp_path, given, points):
     from lightning.pytorch.loggers import CSVLogger
 
     logger = CSVLogger(tmp_path, name="", version="")
