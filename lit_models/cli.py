@@ -2,6 +2,7 @@
 family."""
 
 import functools
+import json
 import logging
 import math
 import multiprocessing
@@ -19,12 +20,13 @@ from pydoc import locate
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
+import torch
 import torch.distributed as dist
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
 from lit_models import config_files
@@ -45,7 +47,7 @@ from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses, known_arguments
-from lit_models.training.ledger import Ledger, ledger_of, stop_reason
+from lit_models.training.ledger import Ledger, damaged_file, ledger_of, stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process
@@ -61,7 +63,7 @@ from lit_models.training.run import (
     locked,
     release,
 )
-from lit_models.training.strategies import DEPRECATIONS, replicated
+from lit_models.training.strategies import DEPRECATIONS, replicated, strategy_name
 
 TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
@@ -232,23 +234,31 @@ class UnisonoCLI(LightningCLI):
         assert verdict is not None
         is_fit, strategy = self.subcommand == "fit", given.strategy
         name, _ = rules.strategy_of(self.options.trainer.strategy)
-        if name == "auto":
-            chosen = choose_strategy(verdict, self.model, is_fit, given.precision)
-            if chosen is not None:
-                name = strategy = chosen[0]
-                say_first(chosen[1])
-        if is_fit and self.options.exactness == "bitwise":
+        is_bitwise = self.options.exactness == "bitwise"
+        precision = given.precision
+        if is_fit and precision is None:
             with usage_errors():
-                bitwise.check_run(name, given.precision, verdict.world_size)
+                precision = self._unasked_precision(name)
+            kwargs["precision"] = precision
+        if name == "auto":
+            chosen = choose_strategy(verdict, self.model, is_fit, precision)
+            if chosen is not None:
+                strategy, line = chosen
+                name = strategy_name(strategy) if isinstance(strategy, Strategy) else strategy
+                say_first(line)
+        if is_fit and is_bitwise:
+            with usage_errors():
+                bitwise.check_run(name, precision, verdict.world_size)
         if isinstance(strategy, str):
             kwargs["strategy"] = replicated(strategy) or strategy
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # Before the rehearsal of the default ones: the real dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        own += [*self._default_callbacks(), RunFolder(self.choice), Topology(verdict.warnings)]
+        own += [*self._default_callbacks(), RunFolder(self.choice)]
+        own += [Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
         own += [ProgressLine()] if given.enable_progress_bar is not False else []
-        own += [BitwiseSum()] if self.options.exactness == "bitwise" else []
+        own += [BitwiseSum()] if is_bitwise else []
         missing = missing_kinds(own, callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
@@ -263,6 +273,24 @@ class UnisonoCLI(LightningCLI):
         if given.limit_val_batches == 0:
             trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data
         return trainer
+
+    def _unasked_precision(self, strategy: str | None) -> str | None:
+        """Returns what `fit` takes where trainer.precision is not given: a run that goes on keeps
+        its own, and GPUs take bf16-mixed unless bits are promised; `None` is Lightning's.
+
+        Args:
+            strategy: its name; where it starts all processes, CUDA starts in them alone.
+        """
+        path, verdict = self.choice.ckpt_path, self.verdict
+        kept = precision_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
+        if kept is not None or verdict is None or verdict.accelerator not in ("gpu", "cuda"):
+            return kept
+        is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"
+        is_slow = is_rank and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if is_slow or self.options.exactness == "bitwise":
+            return "32-true"
+        say_first("precision bf16-mixed, as GPUs train; --trainer.precision=32-true is float32")
+        return "bf16-mixed"
 
     def _default_callbacks(self) -> list[Callback]:
         """Returns those that fit the module and the data; of plain ones none that needs a plan."""
@@ -445,6 +473,21 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
         say_first(f"{path} is of another version, whose {', '.join(gone)} has no effect any more")
     kept = {name: value for name, value in known.items() if name not in START_ONLY}
     return {"class_path": class_path, "init_args": kept}, step
+
+
+def precision_of(folder: Path) -> str | None:
+    """Returns the precision that the run of a folder trained in; `None` where there is none.
+
+    Raises:
+        ValueError: its topology.json is damaged.
+    """
+    path = folder / "topology.json"
+    if not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["precision"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged_file(path, error) from error
 
 
 def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:

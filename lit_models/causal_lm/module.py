@@ -79,6 +79,7 @@ class LitCausalLM(ExactModule):
         ValueError: there is no preset of this name.
     """
 
+    takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = TEXT_RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
     uneven_steps: ClassVar[tuple[str, ...]] = ("predict_step",)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
-from lit_models.cli import built, silence_noise
+from lit_models.cli import built, precision_of, silence_noise
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.training.checkpoints import read_checkpoint
@@ -271,6 +271,7 @@ def replay_step(
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
     at_step = AtStep(found, advance)
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    given.setdefault("precision", precision_of(found.run))
     non_finite = NonFinite("skip")
     non_finite.most_skipped = sys.maxsize  # as in the run, if it went on
     logging.disable(logging.WARNING)  # of a training: here it is none

@@ -166,7 +166,8 @@ class Verbalizer(nn.Module):
         if activation is None:
             yield
             return
-        mapped = torch.einsum("bd,led->lbe", activation, self.map_weight) + self.map_bias[:, None]
+        entering = activation.to(self.map_weight.dtype)
+        mapped = torch.einsum("bd,led->lbe", entering, self.map_weight) + self.map_bias[:, None]
         place = len(self.prompt)
 
         def enter(entering: Tensor, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -83,6 +83,7 @@ class LitConsistencyLens(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
+    takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = "lens_recipe"
     buffers_stand_still: ClassVar[bool] = True
 

@@ -85,6 +85,7 @@ class LitOccupationCoder(ExactModule):
     row_weights: Tensor | None
     # Only micro-batches with several codes per record search for the best order of them.
     calls_blocks_evenly: ClassVar[bool] = False
+    takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = RECIPE_KEY
     learnt_facts: ClassVar[tuple[str, ...]] = ("temperature",)
     settled_options: ClassVar[tuple[str, ...]] = ("temperature",)

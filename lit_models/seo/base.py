@@ -44,6 +44,7 @@ class EncodedTextModule(ExactModule):
         init_from: checkpoint to take weights from.
     """
 
+    takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
     network: Any

@@ -19,7 +19,7 @@ from datamodules.core.batches import ScoredTextBatch
 from datamodules.search.queries import NO_DOCUMENT
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.training.dropout import keyed_texts
-from lit_models.training.metrics import LossSum
+from lit_models.training.metrics import LossSum, in_float32
 
 TEMPERATURES = (0.005, 1.0)
 
@@ -58,7 +58,7 @@ class Temperature(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the temperature []."""
-        return (self.low + self.width * self.position.sigmoid()).exp().squeeze(0)
+        return (self.low + self.width * in_float32(self.position).sigmoid()).exp().squeeze(0)
 
 
 class BiEncoder(nn.Module):
@@ -70,7 +70,7 @@ class BiEncoder(nn.Module):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return unit vectors [R, W] of texts [R, T]."""
-        return F.normalize(self.encoder(input_ids, attention_mask), dim=-1)
+        return F.normalize(in_float32(self.encoder(input_ids, attention_mask)), dim=-1)
 
     def encode_samples(
         self,
@@ -181,7 +181,7 @@ class CrossEncoder(nn.Module):
             rows = (input_ids[columns], attention_mask[columns], segment_ids[columns])
             vector = self.encoder(*rows)
             scores.append(self.score(torch.tanh(self.dense(vector))).squeeze(-1))
-        return torch.cat(scores)
+        return in_float32(torch.cat(scores))
 
     def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
         """Return scores [B, K], -inf where there is no candidate.
@@ -351,7 +351,7 @@ class Head(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return [B, P] of vectors [B, D]: a value in standard deviations, logits, or of
         `cumulative` log-probabilities of the levels."""
-        scores = self.output(vectors)
+        scores = in_float32(self.output(vectors))
         return self._log_levels(scores) if self.loss_name == "cumulative" else scores
 
     def loss(self, outputs: Tensor, target: Tensor, is_labelled: Tensor, weight: Tensor) -> LossSum:
@@ -396,7 +396,7 @@ class Head(nn.Module):
     def _log_levels(self, scores: Tensor) -> Tensor:
         """Log-probabilities [B, L] of proportional odds: P(level <= k) = sigmoid(threshold k -
         score), thresholds ascending (McCullagh 1980, Regression Models for Ordinal Data)."""
-        steps = F.softplus(self.gaps) + SMALLEST_GAP
+        steps = F.softplus(in_float32(self.gaps)) + SMALLEST_GAP
         distance = torch.cat([self.first, self.first + steps.cumsum(0)]) - scores  # [B, L - 1]
         # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)), without cancellation
         lowest, highest = F.logsigmoid(distance[:, :1]), F.logsigmoid(-distance[:, -1:])

@@ -18,7 +18,7 @@ from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.seo.metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline
-from lit_models.training.metrics import LossSum, SampleResult, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, evaluating, in_float32
 
 
 class LitTextScorer(EncodedTextModule):
@@ -84,7 +84,7 @@ class LitTextScorer(EncodedTextModule):
         if self.task_weights == "fixed":
             return terms
         for name, (total, count) in terms.items():
-            log_variance = self.network.log_variances[PREFIX + name][0]
+            log_variance = in_float32(self.network.log_variances[PREFIX + name][0])
             factor = 0.5 if self._head(name).loss_name == "mse" else 1.0
             total = factor * torch.exp(-log_variance) * total + log_variance / 2 * count
             terms[name] = LossSum(total, count)

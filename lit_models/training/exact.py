@@ -70,6 +70,8 @@ class ExactModule(LightningModule):
     reaches_all_parameters: bool = True
     # Whether no buffer changes while it trains: all ranks then take those of rank 0 once, for good.
     buffers_stand_still: ClassVar[bool] = False
+    # Whether networks read a batch in float32 with weights in bfloat16, to losses in float32.
+    takes_half_weights: ClassVar[bool] = False
     # Whether a step may be cut into micro-batches: not where the loss couples its samples.
     may_accumulate: ClassVar[bool] = True
     recipe_key: ClassVar[str] = ""

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torchmetrics import Metric
 
 from datamodules.core.plan import (
@@ -26,6 +27,7 @@ from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks
 from lit_models.training.rules import Verdict
 from lit_models.training.sharding import is_compiled, local_parts
+from lit_models.training.strategies import FullyShardedStrategy
 
 GIB = 2**30
 VALUES_PER_WEIGHT = 4  # itself, its gradient and the two moments of Adam
@@ -51,26 +53,30 @@ def choose_strategy(
     module: LightningModule,
     is_training: bool = True,
     precision: str | int | None = None,
-) -> tuple[str, str] | None:
+) -> tuple[str | FullyShardedStrategy, str] | None:
     """Return what `trainer.strategy: auto` becomes and a line that says why; `None` for one device
-    and for those that are neither CPU nor GPU.
+    that needs none, and for those that are neither CPU nor GPU.
 
     Several devices take ddp; GPUs that train take fsdp where weights, gradients and moments, as
-    Adam has them, do not fit on each. A network that is built when the data is read takes ddp.
+    Adam has them, do not fit on each. A network that is built when the data is read counts as one
+    that fits. In bf16-mixed GPUs take fsdp's, with whole copies, where the module allows it.
     """
-    count, is_cpu = verdict.world_size, verdict.accelerator == "cpu"
-    if count == 1 or verdict.accelerator not in ("cpu", "gpu", "cuda"):
+    count, is_gpu = verdict.world_size, verdict.accelerator in ("gpu", "cuda")
+    trains = is_gpu and is_training
+    copies = trains and precision == "bf16-mixed" and getattr(module, "takes_half_weights", False)
+    if (count == 1 and not copies) or not (is_gpu or verdict.accelerator == "cpu"):
         return None
-    state = 0 if is_cpu or not is_training else state_bytes(module, precision)
-    if state == 0:
-        return "ddp", f"strategy ddp: {count} devices, each with all weights"
-    assert isinstance(verdict.devices, list)
-    memory = min(torch.cuda.get_device_properties(i).total_memory for i in verdict.devices)
-    name = "ddp" if state <= STATE_SHARE * memory else "fsdp"
-    return name, (
-        f"strategy {name}: weights, gradients and moments, as Adam has them, take "
-        f"{state / GIB:.2f} GiB of the {memory / GIB:.1f} GiB of each of {count} devices"
-    )
+    state = state_bytes(module, precision) if trains else 0
+    name, line = "ddp", f"{count} devices, each with all weights"
+    if state:
+        assert isinstance(verdict.devices, list)
+        memory = min(torch.cuda.get_device_properties(i).total_memory for i in verdict.devices)
+        name = "ddp" if state <= STATE_SHARE * memory else "fsdp"
+        line = "weights, gradients and moments, as Adam has them, take "
+        line += f"{state / GIB:.2f} GiB of the {memory / GIB:.1f} GiB of each of {count} devices"
+    if name == "ddp" and copies:
+        return FullyShardedStrategy(replicate_size=count), f"strategy fsdp, no shards: {line}"
+    return name, f"strategy {name}: {line}"
 
 
 class DeviceMeter:
@@ -146,8 +152,8 @@ class Rehearsal(Callback):
             raise RuntimeError(
                 f"a micro-batch of {size} does not fit: the longest sample, {lengths.argmax()} of "
                 f"the training split with {lengths.max()} positions, {took} of the {gib:.2f} GiB "
-                "of a device. Lower max_length, use --trainer.precision=bf16-mixed or "
-                "--trainer.strategy=fsdp."
+                "of a device. Lower max_length, or use --trainer.strategy=fsdp with "
+                "--trainer.precision=bf16-mixed, which keeps weights in float32 shards."
             )
         data.take_micro_batch(Rehearsed(size, load * gib, gib))
         if checkpoint is not None and hasattr(pl_module, "settle_progress"):
@@ -198,6 +204,8 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
         if is_distributed() and isinstance(trainer.strategy, ModelParallelStrategy):
             raise  # the others wait for the parameters of this rank
         load = math.inf  # outside of this block nothing holds the tensors of the forward pass
+        if isinstance(module, FSDPModule):
+            module.reset_iter_state()
         module.zero_grad(set_to_none=True)
     return max(of_all_ranks(load))
 

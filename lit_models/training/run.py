@@ -302,6 +302,7 @@ def status(trainer: Trainer) -> dict[str, Any]:
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "memory": [used for _, used in ranks],
         "precision": str(trainer.precision),
+        "takes_tf32": is_gpu and torch.get_float32_matmul_precision() == "high",
         "learning_rates": [g["lr"] for o in trainer.optimizers for g in o.param_groups],
         "plan": data.plan_facts if "train" in getattr(data, "datasets", {}) else {},
         "exactness": exactness,
@@ -340,11 +341,16 @@ class Topology(Callback):
 
     Args:
         warnings: lines of the check of the settings, `training/rules.py`.
+        takes_tf32: on CUDA products in float32 may round their factors to TF32.
     """
 
-    def __init__(self, warnings: list[str] | None = None) -> None:
-        self.warnings = warnings or []
+    def __init__(self, warnings: list[str] | None = None, takes_tf32: bool = False) -> None:
+        self.warnings, self.takes_tf32 = warnings or [], takes_tf32
         self.facts: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.takes_tf32 and trainer.strategy.root_device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         watching = [c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)]
@@ -380,7 +386,7 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     world, plan, exactness = facts["world_size"], facts["plan"], facts["exactness"]
     size = facts["tensor_parallel_size"]
     kind = [facts["strategy"], f"tensor parallel {size}" if size > 1 else "", facts["backend"]]
-    kind.append(facts["precision"])
+    kind += [facts["precision"], "TF32" if facts["takes_tf32"] else ""]
     lines = [
         ("run", folder),
         ("devices", f"{world} ({', '.join(filter(None, kind))})"),

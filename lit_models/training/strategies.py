@@ -26,6 +26,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import (
     DDPStrategy,
     FSDPStrategy,
@@ -45,6 +46,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
+    MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -234,7 +236,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     A block's parameters are gathered while it computes. A module's `uneven_steps` gather all for
     the length of a step: ranks may generate texts of different lengths. Checkpoints are those of
-    any other strategy, whole and by parameter name.
+    any other strategy, whole and by parameter name. Under `bf16-mixed` a module that
+    `takes_half_weights` computes in bfloat16 without autocast, with weights that are gathered so;
+    gradients are added up, and parameters kept and updated, in float32.
 
     Args:
         reshard_after_forward: free a block's gathered parameters before its backward pass, unless
@@ -279,13 +283,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
         self._blocks: list[FSDPModule] = []
-        self._frees = False
+        self._frees = self._gathers_half = False
         self.repeats_samples = False  # another rank of the tensor group tells of them
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """Lightning hands optimizer states to `load_optimizer_state_dict`, which shards them."""
-        return True
 
     def setup_environment(self) -> None:
         """Start the process group; every tensor group is a data-parallel replica."""
@@ -303,11 +302,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
 
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Weights are loaded whole, on the host, as under the other strategies, and then cut."""
-        return False
-
     def setup(self, trainer: Trainer) -> None:
         """Shard the module, as rank 0 has it, then make the optimizer over the shards."""
         module = self.lightning_module
@@ -321,6 +315,10 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                     "itself; set exact_dropout to true (the callback ExactDropout), or dropout "
                     "to 0."
                 )
+        if trainer.precision == "bf16-mixed" and getattr(module, "takes_half_weights", False):
+            # Autocast would keep a copy of each gathered weight until its backward pass.
+            self.precision_plugin, self._gathers_half = Precision(), True
+            self.precision_plugin.precision = "bf16-mixed"
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
             with torch.no_grad():  # every rank takes all bits of rank 0
@@ -344,18 +342,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             yield
         finally:
             self.model.set_requires_all_reduce(True)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._whole_parameters():
-            return super().validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._whole_parameters():
-            return super().test_step(*args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._whole_parameters():
-            return super().predict_step(*args, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return this rank's shards; `save_checkpoint` makes them whole."""
@@ -389,9 +375,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             whole = put_together(rest, tensors)
             self.checkpoint_io.save_checkpoint(whole, filepath, storage_options)
 
-    # A rank's own shards; and the whole checkpoint, mapped, of which each takes its shards.
+    # As other strategies: a rank's own shards; the whole checkpoint, mapped, of which each takes
+    # its shards, of weights before they are cut, of moments by `load_optimizer_state_dict`.
     optimizer_state = ParallelStrategy.optimizer_state
     load_checkpoint = ParallelStrategy.load_checkpoint
+    restore_checkpoint_after_setup = ParallelStrategy.restore_checkpoint_after_setup
+    lightning_restore_optimizer = ParallelStrategy.lightning_restore_optimizer
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
@@ -400,7 +389,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
         offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
-        options = {"mesh": inner, "offload_policy": offload}
+        dtypes = (torch.bfloat16, torch.float32) if self._gathers_half else (None, None)
+        policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # a batch holds counts
+        options = {"mesh": inner, "offload_policy": offload, "mp_policy": policy}
         # Two groups cannot share parameters, and the library refuses shared ones that learn: each
         # block gets frozen ones of its own.
         taken: set[int] = set()
@@ -419,7 +410,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 register_fsdp_forward_method(block, name)
         for name in getattr(module, "uneven_steps", EVALUATION_STEPS):
             setattr(module, name, self._after_gathering(getattr(module, name)))
-        fully_shard(module, mesh=outer, reshard_after_forward=False, offload_policy=offload)
+        fully_shard(module, reshard_after_forward=False, **{**options, "mesh": outer})
         if not calls_evenly:
             # The backward pass gathers ahead in the order of the forward calls, which then differs
             # between ranks: they would wait for each other. To gather oneself is to gather nothing.
@@ -427,6 +418,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 part.set_modules_to_backward_prefetch([part])
         for name in ("training_step", *EVALUATION_STEPS):
             register_fsdp_forward_method(module, name)
+        for name in EVALUATION_STEPS:
+            setattr(module, name, self._freed_after()(getattr(module, name)))
 
     def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
         """Split layers, and return the devices that shard blocks and those that shard the rest.
@@ -473,7 +466,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         return gathered
 
     @contextmanager
-    def _whole_parameters(self) -> Iterator[None]:
+    def _freed_after(self) -> Iterator[None]:
         """Frees what an evaluation step gathered; never in inference mode, whose tensors a later
         backward pass could not use."""
         with torch.inference_mode(False), torch.no_grad():

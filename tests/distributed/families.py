@@ -60,6 +60,7 @@ class LitTied(ExactModule):
     whose lengths depend on the sample, so that ranks call the blocks differently often."""
 
     NUM_SYMBOLS: ClassVar[int] = 32
+    takes_half_weights: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
