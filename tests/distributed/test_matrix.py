@@ -19,7 +19,7 @@ from tests.distributed.jobs import STEPS, run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.lens_family import story_files
 from tests.distributed.seo_family import SEO, seo_files
-from tests.toy import ledger_lines
+from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
 GLOBAL_BATCH = 16
@@ -32,6 +32,7 @@ PAIRS = [*DIAGONAL, (1, "fsdp", 4)]  # each two of them together in a cell
 # Families that share their base with others, and a count of processes that divides nothing.
 FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
 BY_PAIRS, BY_FEW = ("occupation_coder",), tuple(SEO)
+IN_HALF = [family for family in FAMILIES if family != "toy"]
 UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
 
 
@@ -68,6 +69,13 @@ def run_world(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> s
     return in_world(num_processes, run_jobs, folder, jobs)
 
 
+def half_jobs() -> list[dict[str, Any]]:
+    """Three steps of every family whose weights fsdp gathers in bfloat16."""
+    few = {"trainer": {"precision": "bf16-mixed", "max_steps": 3}, "stages": ()}
+    few |= {"strategy": "fsdp", "data": {"global_batch_size": GLOBAL_BATCH}}
+    return [{"name": f"half-{family}", "family": family, **few} for family in IN_HALF]
+
+
 def name_of(cell: Cell) -> str:
     return "-".join(map(str, cell))
 
@@ -102,8 +110,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for num_processes in (1, 2, 3, 4):
         jobs = matrix_jobs(FIRST_CELLS, num_processes)
         jobs += small_jobs(SMALL_SETS[:2], num_processes)
+        jobs += half_jobs() if num_processes == 2 else []
         printed = run_world(folder, num_processes, jobs)
-        writers = [job for job in jobs if job["family"] == "causal_lm"]
+        writers = [j for j in jobs if j["family"] == "causal_lm" and j.get("stages", True)]
         assert printed.count("a sample: the") == len(writers)  # by one rank of each
     return folder
 
@@ -171,6 +180,16 @@ def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
 @pytest.mark.parametrize("cell", FIRST_CELLS, ids=name_of)
 def test_a_run_does_not_depend_on_devices_strategy_or_accumulation(runs, cell):
     assert_one_device_ran_the_same(runs, cell)
+
+
+@pytest.mark.parametrize("family", IN_HALF)
+def test_weights_gathered_in_bfloat16_have_nearly_the_losses_of_float64(runs, family):
+    found = ledger_lines(runs / f"half-{family}")
+    precise = ledger_lines(runs / name_of((family, 1, "ddp", 1)))[: len(found)]
+    assert_same_samples(precise, found, rel=1e-2)
+    assert_same_samples(precise[:1], found[:1], rel=1e-3)  # a loss in bfloat16 is less precise
+    assert len(found) == 3
+    assert found[0]["loss"] != precise[0]["loss"]
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""No option of ddp without an effect: each is changed, and the change is seen in a world of one."""
+"""No option without an effect: each is changed, and the change is seen in a world of one."""
 
 import os
 import warnings
@@ -14,7 +14,8 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from lit_models.training import default_callbacks
-from lit_models.training.strategies import ReplicatedStrategy, leave_group
+from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy, leave_group
+from tests.distributed.families import LitTied
 from tests.toy import LitToy, ToyData, assert_same_samples, ledger_lines, toy_trainer
 
 
@@ -108,3 +109,44 @@ def test_batch_norms_are_warned_of(tmp_path: Path, world_of_one: None) -> None:
     norm = nn.BatchNorm1d(3).requires_grad_(False)
     assert fit(tmp_path, norm)["warns_of_norms"]
     assert torch.equal(norm.weight, torch.ones(3, dtype=norm.weight.dtype))
+
+
+class Kept(Callback):
+    """What a forward pass keeps of the blocks' weights until the backward pass, in bytes of each;
+    and the dtypes of parameters, gradients and moments."""
+
+    def on_train_batch_start(self, trainer, module, *_):
+        self.saved: list[torch.Tensor] = []
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor)
+        self.hooks.__enter__()
+
+    def keep(self, tensor):
+        self.saved.append(tensor)
+        return tensor
+
+    def on_before_backward(self, trainer, module, *_):
+        self.hooks.__exit__(None, None, None)
+        weights = [p for block in module.blocks() for p in block.parameters() if p.dim() > 1]
+        shapes = {frozenset(p.shape) for p in weights}
+        kept = [t.untyped_storage() for t in self.saved if frozenset(t.shape) in shapes]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in kept}
+        self.bytes_each = sum(sizes.values()) / sum(p.numel() for p in weights)
+
+    def on_train_batch_end(self, trainer, module, *_):
+        tensors = [t for p in module.parameters() for t in (p, p.grad)]
+        tensors += [m for state in trainer.optimizers[0].state.values() for m in state.values()]
+        self.dtypes = {t.dtype for t in tensors}
+
+
+def test_weights_gathered_in_bfloat16_are_not_kept_for_the_backward_pass(
+    tmp_path: Path, world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"precision": "bf16-mixed", "max_steps": 1, "limit_val_batches": 0}
+    for takes_half, bytes_each in ((True, 0), (False, 2)):  # the copies that autocast makes
+        monkeypatch.setattr(LitTied, "takes_half_weights", takes_half)
+        kept, folder = Kept(), tmp_path / str(takes_half)
+        trainer = toy_trainer(folder, strategy=FullyShardedStrategy(), callbacks=[kept], **few)
+        trainer.fit(LitTied(), ToyData())
+        assert kept.bytes_each == bytes_each
+        assert kept.dtypes == {torch.float32}
+        assert trainer.precision == "bf16-mixed"
