@@ -75,11 +75,15 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores the environment after a run in this process; launchers' variables are unset."""
+    """Restores the environment after a run in this process, which may leave a process group of
+    one; launchers' variables are unset."""
     before = dict(os.environ)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_JOB_NAME", "NODE_RANK"):
         os.environ.pop(name, None)
     yield
+    from lit_models.training.strategies import leave_group
+
+    leave_group()
     os.environ.clear()
     os.environ.update(before)
 

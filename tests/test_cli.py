@@ -6,11 +6,14 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 
 import lit_models
@@ -22,6 +25,7 @@ from lit_models.config_files import flat
 from lit_models.errors import UsageError, run_guarded, screen
 from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
+from lit_models.training.run import Topology
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 
 MISTAKES = [
@@ -418,3 +422,41 @@ def test_a_step_that_is_not_finite_is_one_screen(unisono, toy_config):
     assert "Traceback" not in output
     assert re.search(r"error: step \d+: loss or gradient is not finite", output)
     assert "Samples: " in output
+
+
+@pytest.mark.parametrize(
+    ("given", "of_run", "has_half", "precision", "matmul"),
+    [
+        ([], None, True, "bf16-mixed", "high"),
+        ([], None, False, "32-true", "high"),
+        ([], "64-true", True, "64-true", "high"),
+        (["--exactness=bitwise"], None, True, "32-true", "highest"),
+        (["--trainer.precision=16-mixed"], "64-true", True, "as given", "high"),
+        (["--trainer.accelerator=cpu"], None, True, None, "highest"),
+    ],
+)
+def test_gpus_train_in_bf16_mixed_unless_something_else_is_asked_for_or_begun(
+    unisono, toy_config, monkeypatch, given, of_run, has_half, precision, matmul
+):
+    asked: dict[str, Any] = {}
+
+    def noted(self: LightningCLI, **kwargs: Any) -> None:
+        asked.update(kwargs)
+        raise RuntimeError("no trainer is needed")
+
+    monkeypatch.setattr(LightningCLI, "instantiate_trainer", noted)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_half)
+    if of_run is not None:
+        Path("runs/toy").mkdir(parents=True)
+        Path("runs/toy/topology.json").write_text(json.dumps({"precision": of_run}))
+    gpu = [f"--config={toy_config}", "--trainer.accelerator=gpu", *given]
+    assert "no trainer is needed" in unisono("fit", *gpu)[1]
+    assert asked.get("precision", "as given") == precision
+    (topology,) = (c for c in asked["callbacks"] if isinstance(c, Topology))
+    device = torch.device("cpu" if asked["accelerator"] == "cpu" else "cuda")
+    try:
+        topology.setup(SimpleNamespace(strategy=SimpleNamespace(root_device=device)), None, "fit")
+        assert torch.get_float32_matmul_precision() == matmul
+    finally:
+        torch.set_float32_matmul_precision("highest")

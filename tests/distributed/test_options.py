@@ -1,11 +1,8 @@
 """No option without an effect: each is changed, and the change is seen in a world of one."""
 
-import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -38,14 +35,6 @@ class Seen(Callback):
         }
 
 
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    """Lightning leaves a process group, and its variables in the environment."""
-    with mock.patch.dict(os.environ):
-        yield
-        leave_group()
-
-
 def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str, Any]:
     seen, module = Seen(), LitToy()
     module.more = more  # a layer that no loss depends on
@@ -64,7 +53,9 @@ def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str
     return {**seen.facts, "warns_of_norms": "the run depends on the number of devices" in words}
 
 
-def test_every_option_is_seen_and_none_changes_the_run(tmp_path: Path, world_of_one: None) -> None:
+def test_every_option_is_seen_and_none_changes_the_run(
+    tmp_path: Path, own_environment: None
+) -> None:
     plain = {
         "buckets": 1,
         "static_graph": False,
@@ -87,7 +78,7 @@ def test_every_option_is_seen_and_none_changes_the_run(tmp_path: Path, world_of_
 
 
 def test_a_module_says_what_of_it_gets_no_gradient_and_stands_still(
-    tmp_path: Path, world_of_one: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LitToy, "reaches_all_parameters", False, raising=False)
     monkeypatch.setattr(LitToy, "buffers_stand_still", True, raising=False)
@@ -96,7 +87,7 @@ def test_a_module_says_what_of_it_gets_no_gradient_and_stands_still(
 
 
 def test_a_parameter_without_a_gradient_is_an_error_that_names_the_option(
-    tmp_path: Path, world_of_one: None
+    tmp_path: Path, own_environment: None
 ) -> None:
     unused = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="strategy='ddp_find_unused_parameters_true'"):
@@ -105,7 +96,7 @@ def test_a_parameter_without_a_gradient_is_an_error_that_names_the_option(
     assert fit(tmp_path / "found", nn.Linear(2, 2), find_unused_parameters=True)["grads"] == 4
 
 
-def test_batch_norms_are_warned_of(tmp_path: Path, world_of_one: None) -> None:
+def test_batch_norms_are_warned_of(tmp_path: Path, own_environment: None) -> None:
     norm = nn.BatchNorm1d(3).requires_grad_(False)
     assert fit(tmp_path, norm)["warns_of_norms"]
     assert torch.equal(norm.weight, torch.ones(3, dtype=norm.weight.dtype))
@@ -139,7 +130,7 @@ class Kept(Callback):
 
 
 def test_weights_gathered_in_bfloat16_are_not_kept_for_the_backward_pass(
-    tmp_path: Path, world_of_one: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {"precision": "bf16-mixed", "max_steps": 1, "limit_val_batches": 0}
     for takes_half, bytes_each in ((True, 0), (False, 2)):  # the copies that autocast makes

@@ -21,6 +21,7 @@ from lit_models.training.memory import GIB, Rehearsal, choose_strategy, heaviest
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.rules import Verdict
 from lit_models.training.run import Topology
+from lit_models.training.strategies import strategy_name
 from tests.distributed.jobs import bytes_here
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
@@ -80,6 +81,19 @@ def test_processors_evaluation_and_unbuilt_networks_take_ddp_and_one_device_none
     assert choose_strategy(Verdict("cpu", 2, 2), Built())[0] == "ddp"
     assert choose_strategy(Verdict("cuda", [0], 1), Built()) is None
     assert choose_strategy(Verdict("mps", 2, 2), Built()) is None
+    assert choose_strategy(Verdict("cuda", [0], 1), Built(), precision="bf16-mixed") is None
+
+
+@pytest.mark.parametrize("verdict", [Verdict("gpu", [0], 1), TWO])
+def test_gpus_that_train_in_bf16_mixed_hold_whole_copies_by_fsdp_where_they_fit(memory, verdict):
+    module = Built()
+    module.takes_half_weights = True
+    chosen, line = choose_strategy(verdict, module, precision="bf16-mixed")
+    assert (strategy_name(chosen), chosen.replicate_size) == ("fsdp", verdict.world_size)
+    assert line.startswith("strategy fsdp, no shards: weights, gradients and moments")
+    memory[0] = 9 * MIB
+    assert choose_strategy(verdict, module, precision="bf16-mixed")[0] == "fsdp"
+    assert choose_strategy(TWO, module, False, "bf16-mixed")[0] == "ddp"
 
 
 BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory
@@ -123,12 +137,19 @@ class HandMade:
 class TooLong(Noisy):
     """A network whose memory ends at a number of positions."""
 
-    most = 20
+    most, in_backward = 20, False
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         if batch["values"].numel() > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            if not self.in_backward:
+                self.ends_here()
+            self.handle = next(self.parameters()).register_hook(self.ends_here)
         return super().training_step(batch, batch_idx)
+
+    def ends_here(self, *_: Any) -> None:
+        if self.in_backward:
+            self.handle.remove()
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 def fit(
@@ -201,8 +222,13 @@ def as_text(value: Any) -> str:
     return json.dumps(value, default=lambda leaf: leaf.tolist(), sort_keys=True)
 
 
-def test_a_device_that_runs_out_of_memory_takes_less(tmp_path):
-    fit(tmp_path, ToyData(), TooLong(), most=10**6)
+@pytest.mark.parametrize(("strategy", "in_backward"), [("auto", False), ("fsdp", True)])
+def test_a_device_that_runs_out_of_memory_takes_less(
+    tmp_path, own_environment, strategy, in_backward
+):
+    module = TooLong()
+    module.in_backward = in_backward
+    fit(tmp_path, ToyData(), module, most=10**6, strategy=strategy)
     facts = json.loads((tmp_path / "topology.json").read_text())["plan"]
     assert facts["micro_batch_size"] == 2  # 2 rows of 9 positions, where 20 are there
     assert facts["rehearsal"]["micro_batch_size"] == 2
