@@ -24,11 +24,13 @@ import torch
 import torch.distributed as dist
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import ModelSummary
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
+from datamodules.core.store import write_whole
 from lit_models import config_files
 from lit_models.errors import (
     USAGE,
@@ -54,7 +56,6 @@ from lit_models.training.rules import is_first_process
 from lit_models.training.run import (
     ProgressLine,
     Run,
-    RunConfig,
     RunFolder,
     Topology,
     check_writable,
@@ -107,6 +108,15 @@ class UnisonoParser(LightningArgumentParser):
         raise SystemExit(USAGE)
 
 
+class GPUOfTask(CUDAAccelerator):
+    """The one GPU that a cluster shows each of its tasks, number 0 in all of them."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        """Returns the indices as they are; Lightning's own refuses equal ones."""
+        return devices
+
+
 @dataclass
 class Options:
     """Options of a run beside those of its model, data and trainer.
@@ -122,6 +132,37 @@ class Options:
     trust_checkpoint: bool = False
     exactness: Literal["gradient", "bitwise"] = "gradient"
     exact_dropout: bool = False
+
+
+class RunConfig(SaveConfigCallback):
+    """Writes `config.yaml`; one that differs from those already there is `config-2.yaml`, …
+
+    Lightning's own refuses to start in a folder that has one, or replaces it. It is written when
+    the run begins: a start that fails leaves none.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write nothing yet."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        text = self.parser.dump(self.config, skip_none=False)
+        verb = trainer.state.fn.value if trainer.state.fn else "fit"
+        stem = "config" if verb == "fit" else f"config-{verb}"
+        number, path = 1, folder / f"{stem}.yaml"
+        while path.exists() and path.read_text(encoding="utf-8") != text:
+            number += 1
+            path = folder / f"{stem}-{number}.yaml"
+        write_whole(path, text)
+        self.already_saved = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":  # not in the trial before a training
+            self.on_train_start(trainer, pl_module)
+
+    on_test_start = on_predict_start = on_validation_start
 
 
 class UnisonoCLI(LightningCLI):
@@ -266,6 +307,8 @@ class UnisonoCLI(LightningCLI):
             defaults = default_loggers(self.choice.folder, self.resumed_step if is_fit else None)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
+        if isinstance(verdict.devices, list) and verdict.devices.count(0) > 1:
+            kwargs["accelerator"] = GPUOfTask()
         if not any(isinstance(callback, ModelSummary) for callback in callbacks):
             kwargs["enable_model_summary"] = bool(given.enable_model_summary)  # else the banner's
         # The ledger before those that ask it whether a step has ended.

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
 from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
+from lit_models.training.optim import MuonAdamW
 from lit_models.training.strategies import ManagedProcesses
 
 USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
@@ -106,9 +107,9 @@ class Preemption(Callback):
 class NonFinite(Callback):
     """Leaves weights and moments as they are where the gradient is not finite.
 
-    An optimizer that knows `found_inf` (`fused: true`) skips the update on the device; for others
-    the flag is read, which on a GPU costs a wait per step. A loss that is not finite makes its
-    gradient so too (`ExactModule.exact_mean`): all ranks see the same.
+    Muon and optimizers that are `fused: true` skip the update on the device; for others the flag
+    is read, which on a GPU costs a wait per step. A loss that is not finite makes its gradient so
+    too (`ExactModule.exact_mean`): all ranks see the same.
 
     Args:
         policy: `stop` ends the run with an error; `skip` goes on with the next step.
@@ -130,7 +131,8 @@ class NonFinite(Callback):
         norm = None if record is None else record.gradient_norm(optimizer)
         if norm is None or has_scaler:  # a scaler of float16 skips by itself
             return
-        if norm.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False):
+        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if norm.device.type != "cpu" and (is_fused or isinstance(optimizer, MuonAdamW)):
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         elif not math.isfinite(float(norm)):

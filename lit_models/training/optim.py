@@ -2,13 +2,14 @@
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import LambdaLR
@@ -19,6 +20,7 @@ from lit_models.training.sharding import local_parts, sharded_like
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
 NUM_ITERATIONS, NORM_EPS = 5, 1e-7
 RMS_OF_ADAMW = 0.2
+AT_ONCE = 1 << 24  # elements of matrices that a GPU iterates in one product: small ones fill it so
 AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 CONFIGURED = "configured"  # key of a group: its settings as this run's configuration has them
 
@@ -171,8 +173,8 @@ class MuonAdamW(Optimizer):
     A matrix [n, m] is scaled by 0.2 sqrt(max(n, m)), which gives its update the size of AdamW's:
     rates and weight decay are those of an AdamW run. torch.optim.Muon has the same numbers in
     bfloat16. Here the iterations are so on a GPU alone: on a CPU a bit of rounding, as between one
-    device and two, would become one of bfloat16. A sharded matrix is gathered for the iterations;
-    the momentum stays sharded.
+    device and two, would become one of bfloat16. Of sharded matrices each is put together for the
+    iterations on one device; those of one shape are dealt evenly. The momentum stays sharded.
 
     Args:
         params: groups of `parameter_groups`, each with its kind.
@@ -182,6 +184,10 @@ class MuonAdamW(Optimizer):
         weight_decay: where a group does not say otherwise.
         betas: of AdamW.
         eps: of AdamW.
+
+    Attributes:
+        found_inf: [] float32, 1 where the next step must change nothing, which the host need not
+            know; `None` for never.
 
     Raises:
         ValueError: a value outside its range, or parameters without their kind.
@@ -223,44 +229,38 @@ class MuonAdamW(Optimizer):
                 "lit_models.training.optim.parameter_groups(module), not module.parameters()."
             )
         super().__init__(groups, defaults)
+        self.found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
             is_hidden = group["kind"] == "matrices"
-            for parameter in trained:
-                if is_hidden and parameter.ndim == 2:
-                    self._orthogonal_step(parameter, group)
+            for matrices in alike(p for p in trained if is_hidden and p.ndim == 2):
+                self._orthogonal_step(matrices, group)
             self._adamw_step([p for p in trained if not (is_hidden and p.ndim == 2)], group)
         return loss
 
-    def _orthogonal_step(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        grad, buffer, part = local_parts([parameter.grad, state["momentum_buffer"], parameter])
-        buffer.lerp_(grad, 1 - group["momentum"])
-        moved = grad.lerp(buffer, group["momentum"])
-        if isinstance(parameter, DTensor):
-            mesh = parameter.device_mesh
-            moved = DTensor.from_local(
-                moved.to(mesh.device_type),  # shards may be kept in the host's memory
-                mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            ).full_tensor()
-        update = orthogonal(moved if moved.device.type == "cpu" else moved.bfloat16())
-        part.mul_(1 - group["lr"] * group["weight_decay"])
-        factor = RMS_OF_ADAMW * max(parameter.shape) ** 0.5
-        [update] = local_parts([sharded_like(update, parameter)])
-        part.add_(update, alpha=-group["lr"] * factor)
+    def _orthogonal_step(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        """Move matrices of one shape."""
+        applied = 1.0 if self.found_inf is None else 1 - self.found_inf
+        moved: list[Tensor] = []
+        for matrix in matrices:
+            state = self.state[matrix]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            grad, buffer = local_parts([matrix.grad, state["momentum_buffer"]])
+            if self.found_inf is not None:
+                grad = torch.where(self.found_inf > 0, buffer, grad)
+            buffer.lerp_(grad, 1 - group["momentum"])
+            moved.append(grad.lerp(buffer, group["momentum"]))
+        factor = RMS_OF_ADAMW * max(matrices[0].shape) ** 0.5
+        updates = orthogonal_parts(moved, matrices[0])
+        for part, update in zip(local_parts(matrices), updates, strict=True):
+            part.mul_(1 - group["lr"] * group["weight_decay"] * applied)
+            part.add_(update.to(part.device) * applied, alpha=-group["lr"] * factor)
 
     def _adamw_step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
@@ -280,6 +280,7 @@ class MuonAdamW(Optimizer):
             [],
             [s["step"] for s in states],
             fused=True,
+            found_inf=self.found_inf,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -290,49 +291,87 @@ class MuonAdamW(Optimizer):
         )
 
 
+def alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield parameters of one shape and sharding together, at most what fills their devices."""
+    kinds: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    for p in parameters:
+        sharding = (p.device_mesh, p.placements) if isinstance(p, DTensor) else None
+        kinds[p.shape, p.dtype, sharding].append(p)
+    for (shape, _, sharding), members in kinds.items():
+        number = max(1, AT_ONCE // max(1, shape.numel())) * (sharding[0].size() if sharding else 1)
+        yield from (members[i : i + number] for i in range(0, len(members), number))
+
+
+def orthogonal_parts(parts: Iterable[Tensor], like: Tensor) -> Sequence[Tensor]:
+    """Return this rank's parts of matrices of one shape, each made orthogonal on one of the devices
+    that share them; a collective then.
+
+    Args:
+        parts: of this rank, used up.
+        like: a parameter of their shape and sharding.
+    """
+    mesh = like.device_mesh if isinstance(like, DTensor) else None
+    device = like.device.type if mesh is None else mesh.device_type  # shards may be on the host
+    own = [p.to(device, like.dtype if device == "cpu" else torch.bfloat16) for p in parts]
+    if mesh is not None:
+        size = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+        stack = torch.stack([DTensor.from_local(p, mesh, like.placements, **size) for p in own])
+        dealt = stack.redistribute(placements=[Shard(0)] * mesh.ndim)  # a rank may get none
+        own = list(dealt.to_local())
+    if device == "cpu" or not own:  # there the bits of one depend on the others in a product
+        done: Sequence[Tensor] = [orthogonal(matrix) for matrix in own]
+    else:
+        done = orthogonal(torch.stack(own)).unbind()
+    if mesh is None:
+        return done
+    for matrix, result in zip(own, done, strict=True):
+        matrix.copy_(result)
+    return dealt.redistribute(placements=stack.placements).to_local().unbind()
+
+
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return nearly the closest orthogonal matrix [n, m] to one that is used up: singular values
-    between 0.5 and 1.5."""
+    """Return nearly the closest orthogonal matrices [n, m] or [K, n, m] to those that are used up:
+    singular values between 0.5 and 1.5."""
     a, b, c = NEWTON_SCHULZ
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if is_tall else matrix
-    x.div_(x.norm().clamp(min=NORM_EPS))  # the spectral norm is then at most 1
+    is_batch = matrix.ndim > 2
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    x = matrix.mT if is_tall else matrix
+    norm = x.norm(dim=(-2, -1), keepdim=True) if is_batch else x.norm()
+    x.div_(norm.clamp(min=NORM_EPS))  # the spectral norm is then at most 1
+    add_product = torch.baddbmm if is_batch else torch.addmm
     for _ in range(NUM_ITERATIONS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if is_tall else x
+        gram = x @ x.mT
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
 
 
 def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a stored state in the order of this optimizer's parameters: by position, a checkpoint
     with other groups would give them each other's moments."""
-    saved_groups = state_dict["param_groups"]
-    groups = optimizer.param_groups
+    saved_groups, groups = state_dict["param_groups"], optimizer.param_groups
     if not all("param_names" in group for group in [*saved_groups, *groups]):
         return state_dict
-    position = {
-        name: index
+    saved = {  # name -> group and position
+        name: (group, index)
         for group in saved_groups
         for name, index in zip(group["param_names"], group["params"], strict=True)
     }
     names = [name for group in groups for name in group["param_names"]]
-    missing, extra = set(names) - set(position), set(position) - set(names)
+    missing, extra = set(names) - set(saved), set(saved) - set(names)
     if missing or extra:
         raise ValueError(
             f"the checkpoint's optimizer holds other parameters: without "
             f"{sorted(missing)[:3] or 'none'}, beyond {sorted(extra)[:3] or 'none'}; resume with "
             "the model of the checkpoint, or start from its weights with model.init_from."
         )
-    home = {name: group for group in saved_groups for name in group["param_names"]}
-    index_of = {name: index for index, name in enumerate(names)}
-    saved = state_dict["state"]
-    state = {index_of[name]: saved[position[name]] for name in names if position[name] in saved}
-    new_groups = []
+    states = [state_dict["state"].get(saved[name][1]) for name in names]
+    new_groups, first = [], 0
     for group in groups:
         own = list(group["param_names"])
-        settings = _settings(group, home[own[0]])  # they travel with its first parameter
-        indices = [index_of[name] for name in own]
-        new_groups.append({**settings, "param_names": own, "params": indices})
+        settings = _settings(group, saved[own[0]][0])  # they travel with its first parameter
+        places = list(range(first, first := first + len(own)))
+        new_groups.append({**settings, "param_names": own, "params": places})
+    state = {index: values for index, values in enumerate(states) if values is not None}
     return {**state_dict, "state": state, "param_groups": new_groups}
 
 

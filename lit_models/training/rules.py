@@ -28,12 +28,14 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
+SHELLS = ("bash", "interactive")  # SLURM's names of jobs in which a user types
 
 
 @dataclass
 class Verdict:
     """The run as it will be: the indices of its GPUs or the number of other devices, processes on
-    all machines, and warnings of a line each."""
+    all machines, and warnings of a line each. GPU 0 stands there once for each task of a launcher
+    that shows every task no other."""
 
     accelerator: str
     devices: int | list[int]
@@ -66,7 +68,7 @@ def check(config: Any, environ: Mapping[str, str], strategies: list[str]) -> Ver
     """
     strategy, _ = strategy_of(config.trainer.strategy)
     check_strategy(strategy, strategies)
-    verdict = resolve_devices(config.trainer)
+    verdict = resolve_devices(config.trainer, environ)
     nodes, placed = config.trainer.num_nodes, ("MASTER_ADDR", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID")
     if nodes > 1 and not any(environ.get(name) for name in placed):
         raise ValueError(
@@ -97,9 +99,9 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
     raise ValueError(f"trainer.strategy: there is no strategy `{strategy}`.{hint}")
 
 
-def resolve_devices(trainer: Any) -> Verdict:
+def resolve_devices(trainer: Any, environ: Mapping[str, str]) -> Verdict:
     """Returns the devices of this machine for the parsed `trainer` key, `auto` resolved, never
-    silently.
+    silently; where each task of a launcher sees one GPU, the devices are its tasks.
 
     Raises:
         ValueError: devices that are not there, or none at all.
@@ -113,7 +115,13 @@ def resolve_devices(trainer: Any) -> Verdict:
     takes_all = str(devices) in ("auto", "-1")
     try:
         if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
-            indices = CUDAAccelerator.parse_devices(-1 if takes_all else devices)
+            num_tasks = max(launched_worlds(environ).values()) // nodes
+            is_shown = "CUDA_VISIBLE_DEVICES" in environ or "ROCR_VISIBLE_DEVICES" in environ
+            is_one_each = num_tasks > 1 and is_shown and torch.cuda.device_count() == 1
+            if is_one_each and (takes_all or str(devices).isdigit()):
+                indices: Any = [0] * (num_tasks if takes_all else int(devices))
+            else:
+                indices = CUDAAccelerator.parse_devices(-1 if takes_all else devices)
             if not indices:
                 raise ValueError("it names none.")
             return Verdict("gpu", indices, len(indices) * nodes)
@@ -170,17 +178,20 @@ def check_share(batching: Batching, world_size: int) -> None:
         )
 
 
+def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
+    """Returns the processes that a launcher started, by the variables that say so."""
+    worlds = {"WORLD_SIZE": int(environ.get("WORLD_SIZE") or 1)}
+    # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
+    is_task = environ.get("SLURM_JOB_NAME") not in SHELLS or "SLURM_STEP_ID" in environ
+    if "TORCHELASTIC_RUN_ID" not in environ and is_task:  # torchrun wins over SLURM
+        worlds["SLURM_NTASKS"] = int(environ.get("SLURM_NTASKS") or 0)
+    return worlds
+
+
 def check_world(world_size: int, strategy: str | None, environ: Mapping[str, str]) -> list[str]:
     """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
     one silent rank of several. Returns warnings of a line each."""
-    is_torchrun = "TORCHELASTIC_RUN_ID" in environ  # it wins over SLURM
-    # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
-    is_shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    num_tasks = int(environ.get("SLURM_NTASKS") or 0)
-    worlds = {"WORLD_SIZE": int(environ.get("WORLD_SIZE") or 1)}
-    if not is_torchrun and (not is_shell or "SLURM_STEP_ID" in environ):
-        worlds["SLURM_NTASKS"] = num_tasks
-    for name, started in worlds.items():
+    for name, started in launched_worlds(environ).items():
         if started <= 1:
             continue
         if started != world_size:
@@ -194,8 +205,9 @@ def check_world(world_size: int, strategy: str | None, environ: Mapping[str, str
                 f"trainer.strategy={strategy} starts its own processes, but {name}={started} says "
                 "that a launcher did; use --trainer.strategy=ddp."
             )
-    if is_torchrun or is_shell:
+    if "TORCHELASTIC_RUN_ID" in environ or environ.get("SLURM_JOB_NAME") in SHELLS:
         return []
+    num_tasks = int(environ.get("SLURM_NTASKS") or 0)
     if num_tasks == 1 and world_size > 1:
         raise ValueError(
             f"SLURM has one task (SLURM_NTASKS=1), but trainer.devices x trainer.num_nodes is "

@@ -31,7 +31,6 @@ import torch.distributed as dist
 from filelock import SoftFileLock, Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_only
@@ -424,37 +423,6 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         if value:
             table.add_row(label, value)
     Console(stderr=False, highlight=False).print(table)
-
-
-class RunConfig(SaveConfigCallback):
-    """Writes `config.yaml`; one that differs from those already there is `config-2.yaml`, …
-
-    Lightning's own refuses to start in a folder that has one, or replaces it. It is written when
-    the run begins: a start that fails leaves none.
-    """
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.already_saved or not trainer.is_global_zero:
-            return
-        folder = Path(trainer.default_root_dir)
-        text = self.parser.dump(self.config, skip_none=False)
-        verb = trainer.state.fn.value if trainer.state.fn else "fit"
-        stem = "config" if verb == "fit" else f"config-{verb}"
-        number, path = 1, folder / f"{stem}.yaml"
-        while path.exists() and path.read_text(encoding="utf-8") != text:
-            number += 1
-            path = folder / f"{stem}-{number}.yaml"
-        write_whole(path, text)
-        self.already_saved = True
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit":  # not in the trial before a training
-            self.on_train_start(trainer, pl_module)
-
-    on_test_start = on_predict_start = on_validation_start
 
 
 class AppendingCSVLogger(Logger):

@@ -8,7 +8,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,31 +19,22 @@ from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import complete_lines, ledger_of
 
 FILE_NAME = "throughput.jsonl"
-# Dense TFLOP/s in bfloat16 and float16, by the beginning of a GPU's name: the longest that fits.
+# Dense TFLOP/s in bfloat16 and float16 of GPUs whose names begin so; the longest that fits counts.
 # NVIDIA's and AMD's sheets, most of which give twice as much, with structured sparsity.
 PEAKS = {
-    "NVIDIA GB300": 2500.0,
-    "NVIDIA GB200": 2500.0,
-    "NVIDIA B300": 2250.0,
-    "NVIDIA B200": 2250.0,
-    "NVIDIA GH200": 989.4,
-    "NVIDIA H200": 989.4,
-    "NVIDIA H200 NVL": 835.5,
-    "NVIDIA H100": 989.4,
-    "NVIDIA H100 PCIe": 756.5,
-    "NVIDIA H100 NVL": 835.5,
-    "NVIDIA H800": 989.4,
-    "NVIDIA H20": 148.0,
-    "NVIDIA A100": 312.0,
-    "NVIDIA A800": 312.0,
-    "NVIDIA A10": 125.0,
-    "NVIDIA L4": 121.0,
-    "NVIDIA L40S": 362.0,
-    "NVIDIA GeForce RTX 4090": 165.2,
-    "NVIDIA GeForce RTX 5090": 209.5,
-    "AMD Instinct MI300X": 1307.4,
-    "AMD Instinct MI325X": 1307.4,
-    "AMD Instinct MI355X": 2500.0,
+    2500.0: ("NVIDIA GB300", "NVIDIA GB200", "AMD Instinct MI355X"),
+    2250.0: ("NVIDIA B300", "NVIDIA B200"),
+    1307.4: ("AMD Instinct MI300X", "AMD Instinct MI325X"),
+    989.4: ("NVIDIA GH200", "NVIDIA H200", "NVIDIA H100", "NVIDIA H800"),
+    835.5: ("NVIDIA H200 NVL", "NVIDIA H100 NVL"),
+    756.5: ("NVIDIA H100 PCIe",),
+    362.0: ("NVIDIA L40S",),
+    312.0: ("NVIDIA A100", "NVIDIA A800"),
+    209.5: ("NVIDIA GeForce RTX 5090",),
+    165.2: ("NVIDIA GeForce RTX 4090",),
+    148.0: ("NVIDIA H20",),
+    125.0: ("NVIDIA A10",),
+    121.0: ("NVIDIA L4",),
 }
 
 
@@ -52,8 +43,9 @@ def peak_of(name: str, precision: str) -> float | None:
     `None` where it is unknown, of a slice, and with more than 16 bits."""
     if "MIG" in name or not re.fullmatch("(bf)?16-(mixed|true)", precision):
         return None
-    known = [known for known in PEAKS if re.match(rf"{known}\b", name)]
-    return PEAKS[max(known, key=len)] * 1e12 if known else None
+    pairs = [(known, peak) for peak, names in PEAKS.items() for known in names]
+    fitting = [(len(known), peak) for known, peak in pairs if re.match(rf"{known}\b", name)]
+    return max(fitting)[1] * 1e12 if fitting else None
 
 
 class Throughput(Callback):
@@ -69,16 +61,16 @@ class Throughput(Callback):
 
     def __init__(self, peak_flops: float | None = None) -> None:
         self.peak_flops = peak_flops
-        self._file: IO[str] | None = None  # on rank 0, while it trains
+        self._path: Path | None = None  # on rank 0, once it trains
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self._path = None
         if trainer.fast_dev_run or not trainer.is_global_zero:
             return
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        complete_lines(folder / FILE_NAME)
-        self._file = open(folder / FILE_NAME, "a", encoding="utf-8")  # noqa: SIM115
+        self._path = Path(trainer.default_root_dir) / FILE_NAME
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        complete_lines(self._path)
         self._attempt = getattr(ledger_of(trainer), "attempt", 1)  # it begins before this
         self._seen_step = trainer.global_step
         device, self._peak = trainer.strategy.root_device, self.peak_flops
@@ -96,7 +88,7 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._file is None:
+        if self._path is None:
             return
         load = batch.get("load") if isinstance(batch, dict) else None
         if load is not None:
@@ -115,24 +107,17 @@ class Throughput(Callback):
         self._evaluation_begun = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._file is not None:
+        if self._path is not None:
             self._evaluation_s += time.perf_counter() - self._evaluation_begun
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is left."""
-        if self._file is not None and self._steps:
+        if self._path is not None and self._steps:
             self._write(trainer)
-
-    def teardown(self, *_: Any, **__: Any) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    on_exception = teardown  # Lightning tears nothing down then
 
     def _write(self, trainer: Trainer) -> None:
         """Add the line of the interval that ends here, and begin the next."""
-        assert self._file is not None
+        assert self._path is not None
         seconds = max(time.perf_counter() - self._begun, 1e-9)
         loader: Any = trainer.train_dataloader
         data_s = getattr(loader, "wait_s", 0.0) - self._loader_before
@@ -156,8 +141,8 @@ class Throughput(Callback):
             if self._peak is not None and isinstance(trainer.lightning_module, ExactModule):
                 flops = trainer.lightning_module.flops(used)
                 line["mfu"] = round(flops / seconds / self._peak / trainer.world_size, 4)
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         figures = {f"throughput/{name}_seconds": value for name, value in line["split"].items()}
         for name in line.keys() - {"attempt", "step", "split"}:
             figures[f"throughput/{name}"] = line[name]

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from lit_models.causal_lm.module import Samples
-from lit_models.training import AveragedWeights, Rehearsal, default_callbacks
+from lit_models.training import AveragedWeights, Rehearsal, default_callbacks, optim
 from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import num_copies, whole
 from lit_models.training.strategies import FullyShardedStrategy, replicated
@@ -175,6 +176,19 @@ class GatheredBlocks(Callback):
         if trainer.is_global_zero:
             path = Path(trainer.default_root_dir) / "gathered.json"
             path.write_text(json.dumps(max(self.counts)))
+
+
+class OrthogonalMatrices(Callback):
+    """Writes how many matrices each rank made orthogonal in the training."""
+
+    def on_train_start(self, *_: Any) -> None:
+        self.counted = mock.patch.object(optim, "orthogonal", wraps=optim.orthogonal)
+        self.calls = self.counted.start()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.counted.stop()
+        path = Path(trainer.default_root_dir) / f"orthogonal-{trainer.global_rank}.json"
+        path.write_text(json.dumps(self.calls.call_count))
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:

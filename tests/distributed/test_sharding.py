@@ -12,7 +12,7 @@ from lit_models.commands.export import export
 from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
 from lit_models.training.optim import AVERAGED
-from tests.distributed.jobs import GatheredBlocks, GradientSums
+from tests.distributed.jobs import STEPS, GatheredBlocks, GradientSums, OrthogonalMatrices
 from tests.distributed.test_matrix import assert_same, facts, run_world
 from tests.toy import assert_same_samples, ledger_lines
 
@@ -39,6 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", trainer=HALF)])
+    callbacks = [GatheredBlocks(), OrthogonalMatrices()]
     two = [
         job("sharded"),
         job("half of fsdp-2", trainer=HALF),
@@ -50,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("half of shards", sharding=SHARDS, trainer=HALF),
         job("shards to two files", resume=shards),
         *(
-            job(f"evaluated {name}", family=name, callbacks=[GatheredBlocks()], stages=())
+            job(f"evaluated {name}", family=name, callbacks=callbacks, stages=())
             for name in ("tied", "causal_lm")
         ),
     ]
@@ -77,6 +78,15 @@ def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
 def test_an_evaluation_gathers_one_block_at_a_time_where_ranks_call_them_alike(runs):
     for name, most in (("tied", 3), ("causal_lm", 1)):  # of three blocks and of two
         assert json.loads((runs / f"evaluated {name}" / "gathered.json").read_text()) == most
+
+
+def test_one_rank_makes_a_matrix_orthogonal(runs):
+    run = runs / "evaluated causal_lm"
+    counts = [json.loads((run / f"orthogonal-{rank}.json").read_text()) for rank in (0, 1)]
+    [moments] = read_checkpoint(last(run))["optimizer_states"]
+    num_matrices = sum("momentum_buffer" in state for state in moments["state"].values())
+    assert sum(counts) == STEPS * num_matrices
+    assert counts[0] == counts[1] > 0  # of two blocks
 
 
 def test_hybrid_sharding_keeps_a_copy_in_each_group(runs):

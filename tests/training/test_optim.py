@@ -16,6 +16,7 @@ from lit_models.training.optim import (
     AVERAGED,
     MuonAdamW,
     WarmupDecay,
+    orthogonal,
     parameter_groups,
     reorder_by_name,
 )
@@ -161,6 +162,30 @@ def test_its_state_returns_by_name_whatever_the_order_of_groups():
         resumed.step()
     for (name, found), expected in zip(halved.named_parameters(), whole.parameters(), strict=True):
         assert torch.equal(found, expected), name
+
+
+def test_found_inf_leaves_a_step_out_where_it_is_computed():
+    nets = [network(), network()]
+    skipping, plain = (MuonAdamW(groups_of(net), lr=0.1) for net in nets)
+    for found_inf in (0.0, 1.0, 0.0):
+        for net in nets:
+            net.zero_grad()
+            loss_of(net).backward()
+        if found_inf:
+            nets[0][1].weight.grad.fill_(math.nan)
+        else:
+            plain.step()
+        skipping.found_inf = torch.tensor(found_inf)
+        skipping.step()
+    for found, expected in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(skipping.state[found], plain.state[expected])
+
+
+def test_matrices_of_one_shape_are_made_orthogonal_at_once_as_one_by_one():
+    matrices = torch.randn(4, 5, 3, dtype=torch.float64)
+    one_by_one = torch.stack([orthogonal(matrix.clone()) for matrix in matrices])
+    torch.testing.assert_close(orthogonal(matrices), one_by_one)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_only
 
+from lit_models.cli import GPUOfTask
 from lit_models.training.rules import check, check_world, resolve_devices, strategy_of
 
 
@@ -40,7 +43,7 @@ def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_devices_are_those_that_are_there_and_a_warning_says_what_was_meant(
     num_gpus: int, given: dict[str, Any], accelerator: str, devices: Any, warning: str | None
 ) -> None:
-    got = resolve_devices(trainer_of(**given))
+    got = resolve_devices(trainer_of(**given), {})
     assert (got.accelerator, got.devices) == (accelerator, devices)
     assert got.world_size == (devices if isinstance(devices, int) else len(devices))
     assert got.warnings == ([] if warning is None else [warning])
@@ -62,7 +65,31 @@ def test_devices_that_are_not_there_are_refused(
     num_gpus: int, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve_devices(trainer_of(**given))
+        resolve_devices(trainer_of(**given), {})
+
+
+@pytest.mark.parametrize("num_gpus", [1], indirect=True)
+def test_where_each_task_sees_one_gpu_the_devices_are_the_tasks(
+    num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # which a strategy sets for the whole process
+    place = {"PROCID": 7, "LOCALID": 3, "NODEID": 1, "STEP_ID": 0, "JOB_NAME": "train"}
+    srun = {f"SLURM_{name}": str(value) for name, value in place.items()}
+    srun |= {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"}
+    for name, value in srun.items():
+        monkeypatch.setenv(name, value)
+    for devices in ("auto", 4):
+        trainer = trainer_of(devices=devices, num_nodes=2)
+        verdict = resolve_devices(trainer, srun)
+        assert (verdict.devices, verdict.world_size) == ([0] * 4, 8)
+        assert check_world(verdict.world_size, "ddp", srun) == []
+    strategy = Trainer(GPUOfTask(), devices=verdict.devices, num_nodes=2).strategy
+    assert (strategy.local_rank, strategy.root_device) == (3, torch.device("cuda:0"))
+    assert (strategy.num_processes, strategy.world_size) == (4, 8)
+    with pytest.raises(ValueError, match="8 processes .* is 4"):
+        check_world(resolve_devices(trainer_of(devices=4), srun).world_size, "ddp", srun)
+    del srun["CUDA_VISIBLE_DEVICES"]  # the one GPU of this machine, which no two of them can use
+    assert resolve_devices(trainer_of(), srun).devices == [0]
 
 
 def test_a_strategy_class_is_known_by_its_name_or_its_options() -> None:
@@ -76,7 +103,7 @@ def test_a_strategy_class_is_known_by_its_name_or_its_options() -> None:
 
 def test_nodes_multiply_the_world() -> None:
     trainer = trainer_of(accelerator="cpu", devices=2, num_nodes=3)
-    assert resolve_devices(trainer).world_size == 6
+    assert resolve_devices(trainer, {}).world_size == 6
     with pytest.raises(ValueError, match="num_nodes is 3, but no launcher started this process"):
         check(Namespace(trainer=trainer), {}, [])
 
