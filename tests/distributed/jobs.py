@@ -158,8 +158,18 @@ class GradientSums(Callback):
             path.write_text(json.dumps(self.counts))
 
 
-class GatheredBlocks(Callback):
-    """Writes how many blocks were whole at once, at most, in an evaluation of training."""
+class OfRanks(Callback):
+    """Writes how many blocks were whole at once, at most, in an evaluation of training, and how
+    many matrices each rank made orthogonal."""
+
+    def on_train_start(self, *_: Any) -> None:
+        self.counting = mock.patch.object(optim, "orthogonal", wraps=optim.orthogonal)
+        self.orthogonal = self.counting.start()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.counting.stop()
+        path = Path(trainer.default_root_dir) / f"orthogonal-{trainer.global_rank}.json"
+        path.write_text(json.dumps(self.orthogonal.call_count))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         blocks, self.counts = pl_module.blocks(), [0]
@@ -176,19 +186,6 @@ class GatheredBlocks(Callback):
         if trainer.is_global_zero:
             path = Path(trainer.default_root_dir) / "gathered.json"
             path.write_text(json.dumps(max(self.counts)))
-
-
-class OrthogonalMatrices(Callback):
-    """Writes how many matrices each rank made orthogonal in the training."""
-
-    def on_train_start(self, *_: Any) -> None:
-        self.counted = mock.patch.object(optim, "orthogonal", wraps=optim.orthogonal)
-        self.calls = self.counted.start()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.counted.stop()
-        path = Path(trainer.default_root_dir) / f"orthogonal-{trainer.global_rank}.json"
-        path.write_text(json.dumps(self.calls.call_count))
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:

@@ -12,7 +12,7 @@ from lit_models.commands.export import export
 from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
 from lit_models.training.optim import AVERAGED
-from tests.distributed.jobs import STEPS, GatheredBlocks, GradientSums, OrthogonalMatrices
+from tests.distributed.jobs import STEPS, GradientSums, OfRanks
 from tests.distributed.test_matrix import assert_same, facts, run_world
 from tests.toy import assert_same_samples, ledger_lines
 
@@ -39,7 +39,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", trainer=HALF)])
-    callbacks = [GatheredBlocks(), OrthogonalMatrices()]
     two = [
         job("sharded"),
         job("half of fsdp-2", trainer=HALF),
@@ -51,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("half of shards", sharding=SHARDS, trainer=HALF),
         job("shards to two files", resume=shards),
         *(
-            job(f"evaluated {name}", family=name, callbacks=callbacks, stages=())
+            job(f"evaluated {name}", family=name, callbacks=[OfRanks()], stages=())
             for name in ("tied", "causal_lm")
         ),
     ]

@@ -19,46 +19,14 @@ from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
 NAP_S = 0.06
 
 
-class SleepyToy(LitToy):
-    """Sleeps once per training step, or per validation, where it is asked for."""
-
-    place = ""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        time.sleep(NAP_S if self.place == "steps" else 0)
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        time.sleep(NAP_S if self.place == "evaluation" else 0)
-        super().validation_step(batch, batch_idx)
-
-
-class SleepySequences(ToySequences):
-    """Sleeps in each micro-batch."""
-
-    def collate(self, examples: Any) -> dict[str, Any]:
-        time.sleep(NAP_S)
-        return super().collate(examples)
-
-
-class SleepyData(ToyData):
-    """Of the training alone."""
-
-    def build(self, stage: Any) -> Any:
-        return SleepySequences(16, 0) if stage == "train" else super().build(stage)
-
-
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "throughput.jsonl").read_text().splitlines()]
 
 
-def run(folder: Path, place: str = "", **options: Any) -> None:
+def run(folder: Path, **options: Any) -> None:
     """Train three epochs of two steps, a validation after each."""
-    module = SleepyToy()
-    module.place = place
-    data = (SleepyData if place == "data" else ToyData)(num_samples=16)
     settings = {"max_epochs": 3, "log_every_n_steps": 2, "num_sanity_val_steps": 0}
-    toy_trainer(folder, **{**settings, **options}).fit(module, data)
+    toy_trainer(folder, **{**settings, **options}).fit(LitToy(), ToyData(num_samples=16))
 
 
 def test_intervals_hold_whole_steps_and_what_they_learned_from(tmp_path):
@@ -75,18 +43,24 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "slept"),
-    [("data", [2, 2, 2]), ("steps", [2, 2, 2]), ("evaluation", [0, 3, 3])],
+    ("place", "slow", "slept"),
+    [
+        ("data", (ToySequences, "collate"), [2, 2, 2]),
+        ("steps", (LitToy, "training_step"), [2, 2, 2]),
+        ("evaluation", (LitToy, "validation_step"), [0, 3, 3]),
+    ],
 )
-def test_a_sleep_lands_in_its_column(tmp_path, place, slept, monkeypatch):
+def test_a_sleep_lands_in_its_column(tmp_path, place, slow, slept, monkeypatch):
     now = [0.0]  # of a clock that only sleeps move: a busy machine hides none, and adds none
+    quick = getattr(*slow)
 
-    def sleep(seconds):
-        now[0] += seconds
+    def sleepy(*given):
+        now[0] += NAP_S
+        return quick(*given)
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(*slow, sleepy)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    run(tmp_path, place)
+    run(tmp_path)
     # An evaluation follows the steps of its interval: it belongs to the next.
     found = [line["split"][place] for line in lines_of(tmp_path)]
     assert found == pytest.approx([times * NAP_S for times in slept], abs=1e-6)
