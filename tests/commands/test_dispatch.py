@@ -73,9 +73,7 @@ def test_options_of_a_command_are_read_by_their_types(given: str, values: dict) 
         ),
     ],
 )
-def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(
-    unisono: Unisono, given: str, message: str
-) -> None:
+def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(unisono, given, message):
     status, output = unisono(*given.split())
     assert status == 2, output
     assert message in " ".join(output.split())

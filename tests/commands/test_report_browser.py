@@ -138,9 +138,7 @@ def pages(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", ["run", "both"])
-def test_a_report_is_drawn_and_readable(
-    chromium: str, tmp_path: Path, kind: str, is_dark: bool
-) -> None:
+def test_a_report_is_drawn_and_readable(chromium, tmp_path, kind, is_dark):
     found, console = look_at(chromium, pages(tmp_path)[kind], tmp_path / "browser", WIDTHS, is_dark)
     assert console == []
     for seen, width in zip(found, WIDTHS, strict=True):

@@ -128,9 +128,7 @@ def test_a_missing_config_is_named() -> None:
         run_stages(wrong, wrong, Path("none"), 1)
 
 
-def test_the_command_line_reaches_the_stages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):
     import lit_models.commands.chain as command
 
     monkeypatch.chdir(tmp_path)

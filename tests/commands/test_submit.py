@@ -186,9 +186,7 @@ def test_other_scripts_are_never_overwritten(submit) -> None:
         (["--tasks-per-node=16"], "data.global_batch_size=8 is smaller than devices x"),
     ],
 )
-def test_a_job_that_would_not_run_is_refused_before_it_is_written(
-    submit, options: list[str], message: str
-) -> None:
+def test_a_job_that_would_not_run_is_refused_before_it_is_written(submit, options, message):
     status, output = submit(*options)
     assert status == 2
     assert message in output
@@ -295,9 +293,7 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
         (["--change.second.options.trainer.accelerator=cuda"], "accelerator=cuda"),
     ],
 )
-def test_the_accelerator_of_a_stage_is_that_of_its_job_unless_it_says_it(
-    chain, options: list[str], second: str
-) -> None:
+def test_the_accelerator_of_a_stage_is_that_of_its_job_unless_it_says_it(chain, options, second):
     text = Path("toy.yaml").read_text()  # its accelerator is cpu
     Path("silent.yaml").write_text(text.replace("  accelerator: cpu\n", ""))
     path = Path("mine/chain.yaml")
@@ -362,9 +358,7 @@ def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
     assert Path("cancelled").read_text() == "70 71\n"
 
 
-def test_without_sbatch_the_way_out_is_named(
-    unisono: Unisono, toy_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_sbatch_the_way_out_is_named(unisono, toy_config, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     status, output = unisono("submit", "--config", "toy.yaml")
     assert status == 1

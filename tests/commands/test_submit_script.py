@@ -110,9 +110,7 @@ def node(tmp_path: Path) -> Node:
         ({"STATUS": 75, "REFUSES": 1}, 75, REQUEUED),  # not hidden
     ],
 )
-def test_a_run_that_has_stopped_is_requeued_and_no_other(
-    node: Node, environ: dict[str, int], status: int, asked: list[str]
-) -> None:
+def test_a_run_that_has_stopped_is_requeued_and_no_other(node, environ, status, asked):
     assert node.run(**environ) == status
     assert (node.asked, node.srun) == (asked, ["started toy_7"])
 
@@ -125,9 +123,7 @@ def test_a_run_that_has_stopped_is_requeued_and_no_other(
         ({"TENTHS": 100, "HEARD": 1}, 1, []),  # a failure is one
     ],
 )
-def test_the_warning_is_passed_on_and_the_run_is_waited_for(
-    node: Node, environ: dict[str, int], status: int, asked: list[str]
-) -> None:
+def test_the_warning_is_passed_on_and_the_run_is_waited_for(node, environ, status, asked):
     assert node.signalled(signal.SIGUSR1, **environ) == status
     assert (node.asked, node.srun) == (asked, ["started toy_7", "heard"])
 
@@ -155,9 +151,7 @@ def test_a_warning_that_comes_before_the_run_can_hear_it_requeues(node: Node) ->
 @pytest.mark.parametrize(
     ("signum", "status", "asked"), [(signal.SIGUSR1, 0, REQUEUED), (signal.SIGTERM, 138, [])]
 )
-def test_a_warning_or_a_cancel_during_the_activation_starts_no_run(
-    node: Node, signum: signal.Signals, status: int, asked: list[str]
-) -> None:
+def test_a_warning_or_a_cancel_during_the_activation_starts_no_run(node, signum, status, asked):
     assert node.signalled(signum, after="begun", ACTIVATION_S=0.3) == status
     assert node.asked == asked
     assert not (node.folder / "srun.txt").exists()

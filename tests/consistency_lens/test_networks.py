@@ -318,9 +318,7 @@ def test_every_trainable_parameter_gets_a_gradient_and_the_blocks_above_are_cut(
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_choices_and_gradients_are_those_of_torch_with_the_same_noise(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_and_gradients_are_those_of_torch_with_the_same_noise(temperature, monkeypatch):
     logits = torch.randn(5, 9, dtype=torch.float64, generator=torch.manual_seed(1))
     logits.requires_grad_()
     weights = torch.randn(5, 9, dtype=torch.float64)

@@ -114,9 +114,7 @@ def check_schedule(weights: History) -> None:
 @pytest.mark.parametrize(
     "optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)], ids=["AdamW", "SGD"]
 )
-def test_until_its_step_a_network_is_moved_by_nothing(
-    stories: Path, optimizer: Any, request: pytest.FixtureRequest
-) -> None:
+def test_until_its_step_a_network_is_moved_by_nothing(stories, optimizer, request):
     check_schedule(fit(stories / request.node.name, LATE, optimizer=optimizer))
 
 

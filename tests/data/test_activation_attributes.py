@@ -61,9 +61,7 @@ def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wrong", ["owl", ["owl"], 3, {"pet": ["owl"]}])
-def test_other_than_a_mapping_to_words_is_refused_with_its_place(
-    tmp_path: Path, wrong: object
-) -> None:
+def test_other_than_a_mapping_to_words_is_refused_with_its_place(tmp_path, wrong):
     path = rows_file(tmp_path / "mine.jsonl", [ROWS[0], {"text": "x y", "attributes": wrong}])
     message = 'mine.jsonl:2: "attributes" must map names to words, .*; mend it, or give'
     with pytest.raises(ValueError, match=message):

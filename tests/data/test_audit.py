@@ -171,9 +171,7 @@ def test_the_audit_is_printed_in_80_columns(tmp_path: Path) -> None:
         assert finding in text
 
 
-def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(tmp_path, capsys):
     folder = write_beir(tmp_path / "beir")
     mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
     collection = {"folder": str(folder), "split": {"validation_share": 0.0}}

@@ -179,9 +179,7 @@ def test_without_a_book_the_codes_in_the_data_are_the_book() -> None:
         ('code,description\n01110,"a\n', "quote"),
     ],
 )
-def test_a_wrong_book_file_is_refused_with_its_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_wrong_book_file_is_refused_with_its_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         build_code_book(HISCO, text_file(tmp_path / "book.csv", text), [])
 

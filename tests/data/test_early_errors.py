@@ -52,9 +52,7 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
         (HardNegatives(2), r'negatives.source is "judged", but no document was judged and found'),
     ],
 )
-def test_negatives_that_are_not_there(
-    tmp_path: Path, negatives: HardNegatives, message: str
-) -> None:
+def test_negatives_that_are_not_there(tmp_path, negatives, message):
     request = collection_without(tmp_path / "files", "train")
     mix = TrainingMix(sentences=1)
     data = RetrievalDataModule(collection=request, negatives=negatives, mix=mix)

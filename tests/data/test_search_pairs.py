@@ -110,9 +110,7 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path
         ("*** .", ["*** ."], [0]),
     ],
 )
-def test_sentences_are_whole_and_short_ones_ask_nothing(
-    text: str, sentences: list[str], places: list[int]
-) -> None:
+def test_sentences_are_whole_and_short_ones_ask_nothing(text, sentences, places):
     assert document_sentences(text) == (sentences, places)
 
 

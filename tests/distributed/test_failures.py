@@ -161,9 +161,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_stops_the_run_and_keeps_a_sound_checkpoint(
-    toy_config: Path, small_disk: Path
-) -> None:
+def test_a_disk_that_fills_up_stops_the_run_and_keeps_a_sound_checkpoint(toy_config, small_disk):
     options = [f"--trainer.default_root_dir={small_disk / 'run'}", "--trainer.max_epochs=200"]
     output = in_world(1, unisono_here, "fit", "--config", "toy.yaml", *options, status=1)
     shown = " ".join(output.split())

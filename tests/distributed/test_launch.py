@@ -29,9 +29,7 @@ def ranks_of(folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(
-    tmp_path: Path, unisono: Unisono
-) -> None:
+def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(tmp_path, unisono):
     for _ in range(2):
         assert unisono(*command(tmp_path))[0] == 0
     two = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.num_workers=1")
@@ -66,9 +64,7 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_agree_on_the_folder_and_one_device_replays_their_step(
-    tmp_path: Path, unisono: Unisono
-) -> None:
+def test_ranks_of_torchrun_agree_on_the_folder_and_one_device_replays_their_step(tmp_path, unisono):
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "ledger.jsonl").write_text("")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -87,9 +83,7 @@ def test_ranks_of_torchrun_agree_on_the_folder_and_one_device_replays_their_step
     assert found["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-10)
 
 
-def test_a_launcher_with_another_world_is_refused(
-    toy_config: Path, unisono: Unisono, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_with_another_world_is_refused(toy_config, unisono, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     status, output = unisono("fit", "--config", "toy.yaml")
     assert status == 2

@@ -53,9 +53,7 @@ def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str
     return {**seen.facts, "warns_of_norms": "the run depends on the number of devices" in words}
 
 
-def test_every_option_is_seen_and_none_changes_the_run(
-    tmp_path: Path, own_environment: None
-) -> None:
+def test_every_option_is_seen_and_none_changes_the_run(tmp_path, own_environment):
     plain = {
         "buckets": 1,
         "static_graph": False,

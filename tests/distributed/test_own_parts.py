@@ -58,9 +58,7 @@ def test_an_own_family_is_exact_on_two_processes_and_verified(houses: Path) -> N
     assert verify_run(houses / "runs/mine-2").status == Status.PROVEN
 
 
-def test_module_and_data_of_the_page_train_in_a_plain_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_and_data_of_the_page_train_in_a_plain_trainer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{trade} {i},{code}\n" for i in range(8) for trade, code in TRADES)
     Path("mine.csv").write_text("job,code\n" + rows)

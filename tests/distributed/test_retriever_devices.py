@@ -30,9 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "one", "strategy"), CELLS[:-1])
-def test_two_devices_train_and_find_what_one_does(
-    runs: Path, name: str, one: str, strategy: str
-) -> None:
+def test_two_devices_train_and_find_what_one_does(runs, name, one, strategy):
     assert_same(runs / f"{one}-1", runs / f"{name}-2")
 
 

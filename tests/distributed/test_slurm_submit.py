@@ -80,9 +80,7 @@ def test_a_rank_that_fails_ends_the_job_which_is_not_requeued(slurm, tmp_path) -
     assert "a word that no dictionary has" in said(tmp_path)
 
 
-def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(
-    slurm, tmp_path
-) -> None:
+def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(slurm, tmp_path):
     """The warning comes while Python starts, long before the training can hear it."""
     write_config(tmp_path, 0.0)
     (tmp_path / "chain.yaml").write_text(CHAIN)

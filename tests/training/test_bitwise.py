@@ -117,9 +117,7 @@ def data_of(batching, devices, micro_batch_size="auto", given_accumulation=1):
         (8, 8, 1, 2, "8 devices x 1 accumulated are 8, and .* 8 in .* of 2 makes 4"),
     ],
 )
-def test_a_cut_that_follows_the_devices_is_refused(
-    total: int, devices: int, accumulation: int, size: int, message: str
-) -> None:
+def test_a_cut_that_follows_the_devices_is_refused(total, devices, accumulation, size, message):
     with pytest.raises(ValueError, match=message):
         check_cut(data_of(Batching(total, 1, accumulation), devices, size))
     check_cut(data_of(Batching(64, 8, 4), 2, given_accumulation=4))

@@ -191,9 +191,7 @@ def test_a_run_with_dropout_does_not_depend_on_the_micro_batches(tmp_path) -> No
     assert off != pytest.approx(other, rel=1e-3)
 
 
-def test_a_run_with_dropout_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_stopped(
-    tmp_path,
-) -> None:
+def test_a_run_with_dropout_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_stopped(tmp_path):
     whole = fit(tmp_path / "whole")
     fit(tmp_path / "cut", max_steps=10)
     last = tmp_path / "cut" / "checkpoints" / "last.ckpt"

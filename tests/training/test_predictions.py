@@ -143,9 +143,7 @@ def test_texts_that_a_sample_lacks_are_empty_and_long_ones_are_cut() -> None:
     assert as_table([]) == [heads[4:]]
 
 
-def test_a_run_lists_what_looking_at_each_sample_lists(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_lists_what_looking_at_each_sample_lists(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lit_models.training.predictions.MOST", 14)
     trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), ErrorTable()])
     module, data = LitToy(), ToyData(micro_batch_size=2)

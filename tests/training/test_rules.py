@@ -61,9 +61,7 @@ def test_devices_are_those_that_are_there_and_a_warning_says_what_was_meant(
     ],
     indirect=["num_gpus"],
 )
-def test_devices_that_are_not_there_are_refused(
-    num_gpus: int, given: dict[str, Any], message: str
-) -> None:
+def test_devices_that_are_not_there_are_refused(num_gpus, given, message):
     with pytest.raises(ValueError, match=message):
         resolve_devices(trainer_of(**given), {})
 
@@ -116,9 +114,7 @@ def test_nodes_multiply_the_world() -> None:
         ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "bash", "SLURM_STEP_ID": "0"}, "SLURM_NTASKS=2"),
     ],
 )
-def test_a_launched_world_of_another_size_is_refused(
-    environ: dict[str, str], variable: str
-) -> None:
+def test_a_launched_world_of_another_size_is_refused(environ, variable):
     with pytest.raises(ValueError, match=f"{variable}.*each would train a copy of its own"):
         check_world(1, "auto", environ)
     check_world(2, "ddp", environ)

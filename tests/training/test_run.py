@@ -84,9 +84,7 @@ def test_a_named_checkpoint_is_used_in_its_folder_unless_another_is_asked_for(
     assert decide(verb, tmp_path / root, path, newest, is_asked) == expected
 
 
-def test_a_run_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda where, _: Path(where) != tmp_path)
     with pytest.raises(PermissionError, match="Permission denied.*/new"):
         check_writable(tmp_path / "new")
@@ -113,9 +111,7 @@ def test_one_process_of_a_launch_is_the_first(environ: dict[str, str], is_first:
     assert is_first_process(environ) == is_first
 
 
-def test_ranks_that_chose_different_checkpoints_do_not_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_chose_different_checkpoints_do_not_train(tmp_path, monkeypatch):
     chosen = Run(str(tmp_path), "older.ckpt")
     trainer = toy_trainer(tmp_path, callbacks=[RunFolder(chosen)])
     first = Run(str(tmp_path), "newer.ckpt", "another line for the user")
@@ -171,9 +167,7 @@ def held(folder: Path, processes: int = 1) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_of_runs_started_at_once_in_one_folder_one_holds_it(
-    tmp_path: Path, is_resumed: bool
-) -> None:
+def test_of_runs_started_at_once_in_one_folder_one_holds_it(tmp_path, is_resumed):
     folder = make_run(tmp_path / "demo") if is_resumed else tmp_path / "demo"
     with held(folder, 4) as answers:
         assert answers[0] == ""
@@ -351,9 +345,7 @@ def test_a_log_gets_a_line_per_interval_and_a_last_one(clock: SimpleNamespace, c
     assert [text.split("step ")[1].split("/")[0] for text in lines] == ["10", "20", "30", "30"]
 
 
-def test_a_terminal_gets_one_line_that_is_overwritten(
-    clock: SimpleNamespace, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_one_line_that_is_overwritten(clock, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     progress(clock, ProgressLine(), range(3))
     shown = capsys.readouterr().out

@@ -83,9 +83,7 @@ def test_a_rank_started_by_hand_gets_the_rest_of_its_place(environ, added):
         complete_rendezvous({**BY_HAND, "RANK": "4"}, num_nodes=1)
 
 
-def test_the_status_of_a_plain_trainer_is_one_dictionary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_status_of_a_plain_trainer_is_one_dictionary(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     trainer = toy_trainer(tmp_path, max_epochs=1)
     trainer.fit(LitToy(), ToyData())
