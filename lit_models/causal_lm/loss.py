@@ -119,10 +119,12 @@ class _ChunkedNats(torch.autograd.Function):
                 if grad_rows is not None:
                     grad_rows[part] = grad @ head
                 if wants_weight:
-                    grad_weight = _with_product(grad_weight, grad.T, chunk, weight.dtype)
+                    sum_dtype = _softmax_dtype(weight.dtype)
+                    grad_weight = _with_product(grad_weight, grad.T, chunk, sum_dtype)
         if grad_weight is not None:
             grad_weight = grad_weight[: len(weight)]
         ctx.save_for_backward(grad_rows, grad_weight)
+        ctx.dtypes = rows.dtype, weight.dtype
         ctx.mark_non_differentiable(nats)
         return total, nats
 
@@ -130,12 +132,12 @@ class _ChunkedNats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # In rows, as parameters are, whatever the order of what was kept: at once, since a further
-        # copy would be as large as the head.
+        # copy would be as large as the head. A factor without a dimension would be rounded to half.
         gradients: list[Tensor | None] = [None] * 5
-        for place, kept in enumerate(ctx.saved_tensors):
+        for place, (kept, dtype) in enumerate(zip(ctx.saved_tensors, ctx.dtypes, strict=True)):
             if kept is not None:
-                whole = torch.empty_like(kept, memory_format=torch.contiguous_format)
-                gradients[place] = torch.mul(kept, grad_total.to(kept.dtype), out=whole)
+                rows = torch.empty_like(kept, dtype=dtype, memory_format=torch.contiguous_format)
+                gradients[place] = torch.mul(kept, grad_total.unsqueeze(0), out=rows)
         return tuple(gradients)
 
 

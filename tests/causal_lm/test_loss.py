@@ -145,6 +145,18 @@ def test_autocast_multiplies_in_half_and_sums_in_full_precision(chunks_of_4):
     torch.testing.assert_close(head.grad, reference[1].grad, rtol=0.05, atol=0.05)
 
 
+def test_gradients_of_halves_are_summed_and_weighed_in_full_precision(chunks_of_4):
+    hidden, head = inputs(torch.bfloat16)
+    factor = 0.0013  # between two numbers of bfloat16
+    (language_model_loss(hidden, head, a_batch()).total * factor).backward()
+    reference = [x.detach().double().requires_grad_() for x in (hidden, head)]
+    direct(*reference, a_batch()).backward()
+    for found, expected in zip((hidden.grad, head.grad), reference, strict=True):
+        assert found.dtype == torch.bfloat16
+        ratio = (found.double() * expected.grad).sum() / expected.grad.square().sum()
+        assert ratio.item() == pytest.approx(factor, rel=1e-3)
+
+
 def test_a_gpu_adds_products_of_halves_up_as_they_are():
     a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((V, 4), (4, D)))
     total = loss._with_product(None, a, b, torch.float32)
