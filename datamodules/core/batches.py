@@ -32,7 +32,7 @@ class PlannedBatch(TypedDict):
     step_denominators: dict[str, float]  # term -> its count over the optimizer step; no tensors,
     # which a run in half precision would round
     num_targets: dict[str, int]  # term -> its count over this micro-batch; for no GPU to be asked
-    load: NotRequired[dict[str, int]]  # samples, tokens, positions: `loader.load_of`; in training
+    load: NotRequired[dict[str, int]]  # samples and tokens without fillers, and all positions
 
 
 class OccupationBatch(PlannedBatch):

@@ -62,7 +62,7 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
 }
 
 
-class PlannedDataset:
+class PlannedDataset(Dataset):
     """One split with random access by sample id 0 … N - 1. It implements `example` and `collate`,
     or `batch` where all samples of a batch are read at once.
 
@@ -94,6 +94,10 @@ class PlannedDataset:
         """Return what the network sees of a sample in an epoch, as name -> text for a reader."""
         return {"length": str(self.lengths[sample_id])}
 
+    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
+        """Return a whole micro-batch, in whichever process the DataLoader asks."""
+        return collated(self, batch)
+
 
 @dataclass(frozen=True)
 class LoaderOptions:
@@ -124,16 +128,6 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-class _Collated(Dataset):
-    """Fetches a whole micro-batch at once, in whichever process the DataLoader asks."""
-
-    def __init__(self, dataset: PlannedDataset) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
-        return collated(self.dataset, batch)
-
-
 def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
     """Return the tensors of one micro-batch with the keys of `PlannedBatch`.
 
@@ -147,7 +141,8 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
             f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
             f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
         )
-    used = batch.ids[batch.weights > 0]
+    used, lengths = batch.ids[batch.weights > 0], dataset.lengths[batch.ids]
+    longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
     return {
         **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
@@ -156,19 +151,12 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "num_targets": {
             term: int(count) for term, count in count_targets(used, dataset.target_counts).items()
         },
-        "load": load_of(dataset, batch),
+        "load": {
+            "samples": len(used),
+            "tokens": int(lengths.dot(batch.weights)),
+            "positions": longest * len(lengths) if dataset.is_padded else int(lengths.sum()),
+        },
         "step_denominators": batch.denominators,
-    }
-
-
-def load_of(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, int]:
-    """Return a micro-batch's samples and tokens without fillers, and all computed positions."""
-    lengths = dataset.lengths[batch.ids]
-    longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
-    return {
-        "samples": int(np.count_nonzero(batch.weights)),
-        "tokens": int(lengths.dot(batch.weights)),
-        "positions": longest * len(lengths) if dataset.is_padded else int(lengths.sum()),
     }
 
 
@@ -210,7 +198,7 @@ class PlannedLoader:
         self._length = length
         self.wait_s = 0.0
         self.loader = DataLoader(
-            _Collated(dataset),
+            dataset,
             batch_sampler=_MicroBatchSampler(micro_batches),
             collate_fn=dict,  # of what is a batch already
             **loader_options,
