@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -523,16 +524,10 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    num_characters = 0
-
-    def counted() -> Iterable[str]:
-        nonlocal num_characters
-        for text in texts:
-            num_characters += len(text)
-            yield text
-
-    backend.train_from_iterator(counted(), trainer)
-    _check_vocabulary("bpe", num_characters)
+    rest = filter(None, texts)
+    first = next(rest, "")
+    _check_vocabulary("bpe", first)
+    backend.train_from_iterator(chain([first], rest), trainer)
     return _with_end(backend)
 
 
