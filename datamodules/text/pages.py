@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import demo
@@ -168,9 +167,7 @@ class SnippetDataset(InstructionDataset):
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the pages with their targets as one row, their prompts, and their texts."""
         pieces, texts = zip(*examples, strict=True)
-        prompt_ids, prompt_lengths = padded_prompts(
-            [torch.from_numpy(prompt_of(piece)) for piece in pieces]
-        )
+        prompt_ids, prompt_lengths = padded_prompts([prompt_of(piece) for piece in pieces])
         names = ("texts", "targets", "queries")
         columns = dict(zip(names, map(list, zip(*texts, strict=True)), strict=True))
         rows = super().collate([[piece] for piece in pieces])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.core.batches import IGNORED
+from datamodules.core.batches import IGNORED, PADDING_ID, padded
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import new_file
 from datamodules.files.rows import JsonRow, RowFault, check_characters, placed, read_json_rows
@@ -232,9 +232,7 @@ class PromptDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return input_ids [B, S], padded at the right, and lengths [B]."""
-        input_ids, lengths = padded_prompts(
-            [torch.tensor(prompts[0].ids, dtype=torch.int64) for prompts in examples]
-        )
+        input_ids, lengths = padded_prompts([np.asarray(prompts[0].ids) for prompts in examples])
         return {"input_ids": input_ids, "lengths": lengths}
 
     def columns(
@@ -305,10 +303,9 @@ def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list
     return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
 
 
-def padded_prompts(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return input_ids [B, S], padded at the right, and lengths [B]."""
-    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return input_ids, torch.tensor([len(row) for row in rows])
+def padded_prompts(rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Return input_ids [B, S], padded at the right, and lengths [B], both int64."""
+    return torch.from_numpy(padded(rows, PADDING_ID)), torch.tensor([len(row) for row in rows])
 
 
 def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
