@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
-from datamodules.files.tables import PARQUET_SUFFIXES, expand_files, undecodable
+from datamodules.files.tables import PARQUET_SUFFIXES, expand_files, first_bad_byte, undecodable
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
@@ -155,15 +155,6 @@ def html_encoding(content: bytes) -> HtmlEncoding:
 def decoded_html(content: bytes) -> str:
     """Return a page or another text of its bytes; what its encoding does not know is replaced."""
     return content.decode(html_encoding(content).read, "replace").removeprefix("\ufeff")
-
-
-def first_bad_byte(content: bytes) -> int | None:
-    """Return where bytes are no UTF-8; `None` where they are."""
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start
-    return None
 
 
 def visible_lines(tree: "LexborHTMLParser") -> list[str]:

@@ -383,13 +383,18 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
             raise undecodable(path, file.read(), encoding) from error
 
 
-def undecodable(path: Path, content: bytes, encoding: str) -> ValueError:
-    """The error that names the first byte of a file's content that is not in an encoding."""
-    start = 0
+def first_bad_byte(content: bytes, encoding: str = "utf-8") -> int | None:
+    """Return where bytes are not in an encoding; `None` where all are."""
     try:
         content.decode(encoding)
     except UnicodeDecodeError as error:
-        start = error.start
+        return error.start
+    return None
+
+
+def undecodable(path: Path, content: bytes, encoding: str) -> ValueError:
+    """The error that names the first byte of a file's content that is not in an encoding."""
+    start = first_bad_byte(content, encoding) or 0
     line = content.count(b"\n", 0, start) + 1
     return ValueError(
         f"{path}:{line}: byte 0x{content[start]:02X} is not in the encoding {encoding}; correct "

@@ -18,15 +18,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import pyarrow as pa
 
-from datamodules.files.documents import (
-    decoded_html,
-    files_in,
-    first_bad_byte,
-    html_encoding,
-    parsed,
-    visible_lines,
-)
-from datamodules.files.tables import write_batches
+from datamodules.files.documents import decoded_html, files_in, html_encoding, parsed, visible_lines
+from datamodules.files.tables import first_bad_byte, write_batches
 from datamodules.text.encoding import words_of
 from lit_models.errors import run_guarded
 
