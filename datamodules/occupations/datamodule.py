@@ -25,7 +25,6 @@ from datamodules.files.tables import (
     SUFFIXES,
     Files,
     TableOptions,
-    check_file,
     expand_files,
     files_to_predict,
     output_like,
@@ -294,9 +293,7 @@ class OccupationDataModule(PlannedDataModule):
         request, book, bad_rows = self.store_request(), None, BadRows("collect")
         system = request.system
         if request.book.path is not None:
-            check_file(Path(request.book.path), "data.code_book")
             book = build_code_book(system, Path(request.book.path), ())
-            system = book.system
         text, columns = request.text.normalisation, request.columns
         rules = (columns, text, system, bad_rows, book, request.table)
         audit = Audit("rows", "characters", limit=request.text.max_length)

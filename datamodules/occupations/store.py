@@ -7,7 +7,7 @@ import difflib
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from datamodules.core.store import (
 )
 from datamodules.files.rows import BadRows, RowFault
 from datamodules.files.splitting import PART_NAMES, TRAIN, SplitOptions, parse_part, split_by_stem
-from datamodules.files.tables import Table, TableOptions, check_file, value_rows
+from datamodules.files.tables import Table, TableOptions, check_file
 from datamodules.tokenizers.codes import (
     MOST_CODES,
     CodeBook,
@@ -235,8 +235,7 @@ class RowReader:
         if split is not None:
             table.check([split], "columns.split")
             wanted.append(split)
-        rows = value_rows(path, list(dict.fromkeys(wanted)), self.bad_rows.add, self.table)
-        for line, row in rows:
+        for line, row in table.rows(list(dict.fromkeys(wanted)), self.bad_rows.add):
             try:
                 raw = row[columns.text]
                 text = self._normalised(raw)
@@ -254,9 +253,8 @@ class RowReader:
     def inputs(self, path: Path) -> Iterator[tuple[str | None, str]]:
         """Yields normalised text, `None` where there is none, and language of every row to code;
         what is not as it should be stays as it is, see `notes`."""
-        columns = self.columns
-        wanted = columns.text_columns(Table(path, self.table))
-        for _, row in value_rows(path, wanted, self.bad_rows.add, self.table):
+        table, columns = Table(path, self.table), self.columns
+        for _, row in table.rows(columns.text_columns(table), self.bad_rows.add):
             text = self._normalised(row[columns.text])
             if not text:
                 self.num_without_text += 1
@@ -420,16 +418,13 @@ class OccupationStore(ArrayFolder):
         return np.diff(self.arrays["text_offsets"])[self.arrays["text_id"][rows]]
 
 
-def text_arrays(texts: Iterable[str], max_length: int) -> dict[str, np.ndarray]:
+def text_arrays(texts: Collection[str], max_length: int) -> dict[str, np.ndarray]:
     """The code points of cut texts one behind the other, their offsets, and which were longer."""
-    kept, is_truncated = [], []
-    for text in texts:
-        kept.append(text[:max_length])
-        is_truncated.append(len(text) > max_length)
+    kept = [text[:max_length] for text in texts]
     return {
         "code_points": np.frombuffer("".join(kept).encode("utf-32-le"), "<u4"),
         "text_offsets": np.cumsum([0, *map(len, kept)], dtype=np.int64),
-        "is_truncated": np.array(is_truncated, dtype=bool),
+        "is_truncated": np.array([len(text) > max_length for text in texts], dtype=bool),
     }
 
 

@@ -383,11 +383,9 @@ def _write(request: ScoredRequest, folder: Path) -> None:
     if not number_of:
         raise ValueError(f"{', '.join(files)}: no row can be used.")
     values = np.array(labels, np.float64).reshape(len(part_of), width)
-    facts, start = {}, 0
-    for head in heads:  # classes get their final order
-        columns = slice(start, start + head.width)
-        start += head.width
-        values[:, columns], classes = head.finish(values[:, columns])
+    facts, ends = {}, np.cumsum([head.width for head in heads], dtype=int)
+    for head, own in zip(heads, np.split(values, ends, axis=1), strict=False):
+        own[:], classes = head.finish(own)  # in their final order
         facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
     content.update(values.tobytes() + part_of.tobytes() + keys.tobytes())
     arrays: dict[str, Any] = {
