@@ -129,6 +129,7 @@ def _documented(
 
 
 T = TypeVar("T")
+FilesToMake = Callable[[], Iterable[tuple[str, str]]]  # gives their names and contents
 
 NAMES = {
     "she": ["mira", "anna", "lena", "rosa", "ivy", "nora", "zoe", "ella"],
@@ -254,13 +255,13 @@ QUERY_SPLIT = Split(validation_share=0.15, test_share=0.15, seed=0)
 NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
-def _made(name: str, files: Iterator[tuple[str, str]], of_python: bool = False) -> Path:
+def _made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
     """Return the folder of these files; those made of Python's sources are other ones with another
     version of it."""
     facts = [platform.python_version(), TEXT_VERSION, sources_digest()] if of_python else []
 
     def write(folder: Path) -> None:
-        for path, content in files:
+        for path, content in files():
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_text(content, "utf-8", newline="")
 
@@ -274,10 +275,8 @@ def _file_of_python(rows: Callable[[], Iterable[dict[str, Any]]]) -> Callable[[]
 
     @wraps(rows)
     def path() -> Path:
-        def files() -> Iterator[tuple[str, str]]:
-            yield f"{name}.jsonl", _jsonl(rows())
-
-        return _made(name, files(), of_python=True) / f"{name}.jsonl"
+        file = f"{name}.jsonl"
+        return _made(name, lambda: [(file, _jsonl(rows()))], of_python=True) / file
 
     return path
 
@@ -311,7 +310,7 @@ def demo_occupations() -> Path:
         yield "occupations.csv", _csv([columns, *rows])
         yield "codes.csv", _csv([("code", "description"), *grammar.code_book().items()])
 
-    return _made("occupations", files()) / "occupations.csv"
+    return _made("occupations", files) / "occupations.csv"
 
 
 def demo_stories() -> Path:
@@ -327,7 +326,7 @@ def demo_stories() -> Path:
             rows[part].append(story)
         yield from ((f"{part}.jsonl", _jsonl(own)) for part, own in rows.items())
 
-    return _made("stories", files())
+    return _made("stories", files)
 
 
 @_file_of_python
@@ -435,7 +434,7 @@ def demo_collection() -> Path:
                     lines += [f"how-{source}\t{page}\t{g}\n" for page, g in grades[source].items()]
             yield f"qrels/{name}.tsv", "".join(lines)
 
-    return _made("collection", files(), of_python=True)
+    return _made("collection", files, of_python=True)
 
 
 def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:

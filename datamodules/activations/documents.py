@@ -20,7 +20,7 @@ from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import TEXT_SUFFIXES, read_documents
 from datamodules.files.rows import read_json_rows
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, TextSplit
 from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import CorpusDataModule, TokenStore
 from datamodules.tokenizers.text import TextTokenizer
@@ -212,11 +212,9 @@ class DocumentsDataModule(CorpusDataModule):
 
     def demo_files(self) -> dict[int, list[Path]]:
         folder = demo.demo_stories()
-        return {
-            TRAIN: [folder / "train.jsonl"],
-            VALIDATION: [folder / "validation.jsonl"],
-            TEST: [folder / "test.jsonl", folder / "combinations.jsonl"],
-        }
+        files = {part: [folder / f"{name}.jsonl"] for part, name in enumerate(PART_NAMES)}
+        files[TEST].append(folder / "combinations.jsonl")
+        return files
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
         """Return the documents of a part, and the piece [N] and position [N] of each activation."""

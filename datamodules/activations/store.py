@@ -36,7 +36,6 @@ SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 3
 CHUNK = 4096  # activations that are summed at once; another value moves the last bits
 NO_POSITION = -1
-PARTS = range(len(PART_NAMES))
 COPY_AGAIN = "copy the store again, or dump the activations again"
 
 
@@ -335,7 +334,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
         super().setup(stage)
 
     def build(self, stage: Stage) -> DumpDataset:
-        places = [self.places(part) for part in PARTS]
+        places = [self.places(part) for part in range(len(PART_NAMES))]
         check_activations(len(places[TRAIN][1]), PART_NAMES[TRAIN])
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
 

@@ -180,7 +180,11 @@ def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
     """
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(target)
+    # What processes of this host that are gone left of it, and what this one did.
+    for path in target.parent.glob(f".{escape(target.name)}.unfinished-{platform.node()}-*"):
+        process = int(path.name.rpartition("-")[2])
+        if process == os.getpid() or not psutil.pid_exists(process):
+            remove(path)
     # No other process, here or on another host, writes under this name.
     unfinished = target.with_name(f".{target.name}.unfinished-{platform.node()}-{os.getpid()}")
     try:
@@ -193,14 +197,6 @@ def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
         put_in_place(unfinished, target)
     finally:
         remove(unfinished)
-
-
-def remove_unfinished(target: Path) -> None:
-    """Remove what processes of this host that are gone left of `target`, and what this one did."""
-    for path in target.parent.glob(f".{escape(target.name)}.unfinished-{platform.node()}-*"):
-        process = int(path.name.rpartition("-")[2])
-        if process == os.getpid() or not psutil.pid_exists(process):
-            remove(path)
 
 
 @contextmanager

@@ -137,19 +137,18 @@ def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
     terms: defaultdict[str, int] = defaultdict()
     terms.default_factory = terms.__len__  # a new word gets the next number
     lengths = np.zeros(len(collection.documents), np.int64)
-    columns = array("i"), array("i"), array("i")  # term, document and count of each posting
+    term_of, document_of, count_of = array("i"), array("i"), array("i")  # of each posting
     words = options.words()
     for number, text in enumerate(collection.documents):
         numbers = [terms[word] for word in words(f"{text.title} {text.text}")]
         counts = Counter(numbers)
         lengths[number] = len(numbers)
-        for column, values in zip(
-            columns, (counts, [number] * len(counts), counts.values()), strict=True
-        ):
-            column.extend(values)
-    term, document, count = (np.array(column, np.int32) for column in columns)
-    order = np.argsort(term, kind="stable")  # documents stay ascending within a term
-    term, document, count = term[order], document[order], count[order]
+        term_of.extend(counts)
+        document_of.extend([number] * len(counts))
+        count_of.extend(counts.values())
+    order = np.argsort(np.array(term_of), kind="stable")  # documents ascend within a term
+    columns = (term_of, document_of, count_of)
+    term, document, count = (np.array(column, np.int32)[order] for column in columns)
     frequency = np.bincount(term, minlength=len(terms))
     mean_length = max(lengths.mean(), 1.0)
     weight = np.log1p((len(lengths) - frequency[term] + 0.5) / (frequency[term] + 0.5))

@@ -82,10 +82,9 @@ class CollectionRequest:
             FileNotFoundError: a file or folder is not there.
             ValueError: a file cannot be assigned to a part.
         """
-        if (layout := self.layout) == "demo":
-            return BeirReader(demo_collection(), self.files)
-        make = BeirReader if layout == "beir" else PagesReader
-        return make(Path(self.folder or "").expanduser(), self.files)
+        make = PagesReader if self.layout == "pages" else BeirReader
+        folder = demo_collection() if self.folder is None else Path(self.folder).expanduser()
+        return make(folder, self.files)
 
 
 class Judgements(NamedTuple):
@@ -169,10 +168,8 @@ def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadR
         for record, path, line in rows:
             rule, kind = "", name
             if (key := _key(record.id)) in known:
-                rule, kind = (
-                    "a row further up has this id; every id must be there once.",
-                    "repeated id",
-                )
+                kind = "repeated id"
+                rule = "a row further up has this id; every id must be there once."
             elif name == "queries" and not record.text.strip():
                 rule = "the query is empty; write what was asked, or take it out."
             if rule:

@@ -332,6 +332,5 @@ def page_record(page: Path, folder: Path) -> TextRecord:
         title = MARKUP.sub(r"\1", heading[1]) if heading else title
     title = title or page.stem.replace("-", " ").replace("_", " ")
     text = "\n".join(line for line in lines if line.casefold() != title.casefold())
-    return TextRecord(
-        re.sub(r"\s", "%20", page.relative_to(folder).as_posix()), title, text, address
-    )
+    id = re.sub(r"\s", "%20", page.relative_to(folder).as_posix())
+    return TextRecord(id, title, text, address)
