@@ -124,21 +124,21 @@ def search(
         queries = F.normalize(queries + feedback.weight * mean, dim=-1)
     kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
     best = Found(
-        torch.full((num_queries, kept), NO_DOCUMENT),
-        torch.full((num_queries, kept), -torch.inf, dtype=torch.float32),
+        torch.full((num_queries, kept), NO_DOCUMENT, device=device),
+        torch.full((num_queries, kept), -torch.inf, dtype=torch.float32, device=device),
     )
     for start in range(0, documents.shape[0], DOCUMENTS_AT_ONCE):
         part = _on(documents[start : start + DOCUMENTS_AT_ONCE], device)
-        numbers = torch.arange(start, start + len(part))
+        numbers = torch.arange(start, start + len(part), device=device)
         for first in range(0, num_queries, QUERIES_AT_ONCE):
             rows = slice(first, first + QUERIES_AT_ONCE)
-            scores = (_on(queries[rows], device) @ part.T).float().cpu()
+            scores = (_on(queries[rows], device) @ part.T).float()
             # Those of earlier chunks stand first, and so come first among equals.
             scores = torch.cat([best.scores[rows], scores], 1)
             known = torch.cat([best.documents[rows], numbers.expand(len(scores), -1)], 1)
             best.scores[rows], columns = _best(scores, kept)
             best.documents[rows] = known.gather(1, columns)
-    return best
+    return Found(*(each.cpu() for each in best))
 
 
 def _on(values: Vectors, device: torch.device | str) -> Tensor:
