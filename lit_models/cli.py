@@ -597,7 +597,7 @@ def launch(argv: list[str]) -> int:
             UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], Run("runs"))
             return 0
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
-        rules.complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
+        complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
         root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
         is_asked = config_files.given_option(argv, config_files.ROOT) is not None
@@ -637,6 +637,29 @@ def launch(argv: list[str]) -> int:
         return 0
     say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")
     return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
+
+
+def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
+    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
+
+    Raises:
+        ValueError: a variable is missing, or the numbers contradict each other.
+    """
+    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
+    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
+        return
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = {name: environ.get(name) for name in names}
+    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
+    if not all(given.values()) or rank >= world_size or world_size % num_nodes:
+        raise ValueError(
+            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
+            f"on each of {num_nodes} node(s); got "
+            f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
+            "unset RANK."
+        )
+    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
 
 
 def forward_signals() -> set[int]:

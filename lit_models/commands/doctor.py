@@ -254,7 +254,8 @@ def _group(
     rank, world, host = int(environ["RANK"]), int(environ["WORLD_SIZE"]), socket.gethostname()
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():
-        device, backend = torch.device("cuda", int(environ["LOCAL_RANK"])), "nccl"
+        index = int(environ["LOCAL_RANK"]) % torch.cuda.device_count()  # each may see its own alone
+        device, backend = torch.device("cuda", index), "nccl"
         torch.cuda.set_device(device)
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))

@@ -241,26 +241,3 @@ def check_rendezvous(environ: Mapping[str, str]) -> None:
                 f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
                 "the name or the address of the node with rank 0, or unset it for one machine."
             ) from error
-
-
-def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
-    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
-
-    Raises:
-        ValueError: a variable is missing, or the numbers contradict each other.
-    """
-    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
-    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
-        return
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = {name: environ.get(name) for name in names}
-    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
-    if not all(given.values()) or rank >= world_size or world_size % num_nodes:
-        raise ValueError(
-            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
-            f"on each of {num_nodes} node(s); got "
-            f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
-            "unset RANK."
-        )
-    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))

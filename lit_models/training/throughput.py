@@ -1,7 +1,7 @@
 """Throughput: samples, tokens, seconds, the wait for data, and the use of a GPU.
 
 Rank 0 appends a line per log interval to `throughput.jsonl`; samples and tokens are those of all
-ranks, from the plan. No step waits for a device or another rank.
+ranks, from the plan. No step waits for a device or another rank: what they send is read one later.
 """
 
 import json
@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from datamodules.core.planned import PlannedDataModule
 from lit_models.training.exact import ExactModule
-from lit_models.training.ledger import complete_lines, ledger_of
+from lit_models.training.ledger import HostCopy, complete_lines, is_distributed, ledger_of
 
 FILE_NAME = "throughput.jsonl"
 # Dense TFLOP/s in bfloat16 and float16 of GPUs whose names begin so; the longest that fits counts.
@@ -53,6 +54,7 @@ class Throughput(Callback):
 
     `mfu` is the share of the device's peak that the arithmetic of useful tokens takes, as the
     module's `flops` counts it: of what the plan knows, which of a retriever is one document a pair.
+    Of several ranks `slowest_rank` waited most for data; `data_of_ranks` has the spread in seconds.
 
     Args:
         peak_flops: of a device in the run's precision, dense, in FLOP/s; `None` takes it from a
@@ -61,16 +63,16 @@ class Throughput(Callback):
 
     def __init__(self, peak_flops: float | None = None) -> None:
         self.peak_flops = peak_flops
-        self._path: Path | None = None  # on rank 0, once it trains
+        self._is_on = False
+        self._pending: tuple[dict[str, Any], HostCopy | None] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._path = None
-        if trainer.fast_dev_run or not trainer.is_global_zero:
-            return
+        self._is_on, self._pending = not trainer.fast_dev_run, None
         self._path = Path(trainer.default_root_dir) / FILE_NAME
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        complete_lines(self._path)
+        if self._is_on and trainer.is_global_zero:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            complete_lines(self._path)
         self._attempt = getattr(ledger_of(trainer), "attempt", 1)  # it begins before this
         self._seen_step = trainer.global_step
         device, self._peak = trainer.strategy.root_device, self.peak_flops
@@ -88,7 +90,7 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._path is None:
+        if not self._is_on:
             return
         load = batch.get("load") if isinstance(batch, dict) else None
         if load is not None:
@@ -98,26 +100,27 @@ class Throughput(Callback):
         if step == self._seen_step:
             return  # in the middle of an accumulation
         self._seen_step = step
+        self._write(trainer)
         epoch = 0 if trainer.overfit_batches else trainer.current_epoch
         self._steps.append((epoch, batch["step_index"] if load is not None else 0))
         if step % trainer.log_every_n_steps == 0:
-            self._write(trainer)
+            self._end_interval(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._evaluation_begun = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._path is not None:
+        if self._is_on:
             self._evaluation_s += time.perf_counter() - self._evaluation_begun
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is left."""
-        if self._path is not None and self._steps:
-            self._write(trainer)
+        if self._is_on and self._steps:
+            self._end_interval(trainer)
+        self._write(trainer)
 
-    def _write(self, trainer: Trainer) -> None:
-        """Add the line of the interval that ends here, and begin the next."""
-        assert self._path is not None
+    def _end_interval(self, trainer: Trainer) -> None:
+        """Make the line of the interval that ends here, and begin the next."""
         seconds = max(time.perf_counter() - self._begun, 1e-9)
         loader: Any = trainer.train_dataloader
         data_s = getattr(loader, "wait_s", 0.0) - self._loader_before
@@ -141,11 +144,33 @@ class Throughput(Callback):
             if self._peak is not None and isinstance(trainer.lightning_module, ExactModule):
                 flops = trainer.lightning_module.flops(used)
                 line["mfu"] = round(flops / seconds / self._peak / trainer.world_size, 4)
+        self._pending = line, None
+        if is_distributed():
+            waits = torch.zeros(trainer.world_size, device=trainer.strategy.root_device)
+            waits[trainer.global_rank].fill_(data_s)
+            self._pending = line, HostCopy(waits, dist.all_reduce(waits, async_op=True))
+        else:
+            self._write(trainer)
+        self._begin(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        """Add the line that is pending, if any."""
+        if self._pending is None:
+            return
+        (line, waits), self._pending = self._pending, None
+        if waits is not None:
+            seconds = np.array(waits.read())
+            spread = np.quantile(seconds, [0, 0.5, 1]).round(6).tolist()
+            line["data_of_ranks"] = dict(zip(("min", "median", "max"), spread, strict=True))
+            line["slowest_rank"] = int(seconds.argmax())
+        if not trainer.is_global_zero:
+            return
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        figures = {f"throughput/{name}_seconds": value for name, value in line["split"].items()}
-        for name in line.keys() - {"attempt", "step", "split"}:
+        of_ranks = {f"data_{name}": value for name, value in line.get("data_of_ranks", {}).items()}
+        times = line["split"] | of_ranks
+        figures = {f"throughput/{name}_seconds": value for name, value in times.items()}
+        for name in line.keys() - {"attempt", "step", "split", "data_of_ranks"}:
             figures[f"throughput/{name}"] = line[name]
         for logger in trainer.loggers:
-            logger.log_metrics(figures, trainer.global_step)
-        self._begin(trainer)
+            logger.log_metrics(figures, line["step"])

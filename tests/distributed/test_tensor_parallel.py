@@ -124,13 +124,18 @@ def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
     assert all(a["loss"] != b["loss"] for a, b in zip(single, mixed, strict=True))
 
 
-def test_throughput_counts_the_samples_of_a_group_once(runs):
+def test_throughput_counts_the_samples_of_a_group_once_and_says_who_waited(runs):
     expected = sum(line["samples"] for line in ledger_lines(runs / "one"))
-    for name in ("pair", "hybrid"):
+    for name, num_ranks in (("pair", 2), ("hybrid", 4)):
         text = (runs / name / "throughput.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         samples = sum(line["samples_per_s"] * line["seconds"] for line in lines)
         assert samples == pytest.approx(expected, rel=1e-3)
+        for line in lines:
+            waits = line["data_of_ranks"]
+            assert 0 < waits["min"] <= line["split"]["data"] <= waits["max"]
+            assert waits["min"] <= waits["median"] <= waits["max"]
+            assert line["slowest_rank"] in range(num_ranks)
 
 
 def test_shards_of_split_layers_are_exported_whole(runs, tmp_path):
