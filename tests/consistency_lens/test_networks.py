@@ -292,6 +292,8 @@ def test_without_a_gradient_words_are_rows_of_the_table_also_in_half_precision()
     table = lens.subject.network.embedding.weight
     assert torch.equal(found.embeddings, table[found.token_ids])
     assert not torch.equal(found.embeddings, found.embeddings.bfloat16().float())
+    half = lens.bfloat16().verbalizer.explain(activations().float(), KEYS)  # of a store
+    assert half.embeddings.dtype == torch.bfloat16
 
 
 WORDS = torch.tensor([[3, 7, 1, 9], [2, 2, 5, 8]])
