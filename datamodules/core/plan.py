@@ -52,12 +52,17 @@ def _key(*parts: int) -> int:
     return key
 
 
+def keys_for(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
+    """Return the keys of samples [N] in one epoch, [N] uint64: hashes of them are their draws."""
+    return hash_ids(sample_ids, _key(seed, epoch))
+
+
 def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
     """Return [N, count] float64 in [0, 1): the draws of samples [N] in one epoch, all at once.
 
     They are unrelated to what `rng_for` draws for the same sample.
     """
-    keys = hash_ids(sample_ids, _key(seed, epoch))
+    keys = keys_for(seed, epoch, sample_ids)
     words = np.stack([hash_ids(keys, draw) for draw in range(count)], axis=-1)
     return (words >> np.uint64(11)) * 2.0**-53  # the 53 bits of a double
 
@@ -72,7 +77,7 @@ def rngs_for(seed: int, epoch: int, sample_ids: np.ndarray) -> Iterator[np.rando
     it is one generator with another key, since a new one takes ten times as long."""
     philox = np.random.Philox(key=0)
     generator, state = np.random.Generator(philox), philox.state
-    for key in hash_ids(sample_ids, _key(seed, epoch)).tolist():
+    for key in keys_for(seed, epoch, sample_ids).tolist():
         state["state"]["key"][0] = key
         philox.state = state
         yield generator

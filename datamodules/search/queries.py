@@ -80,6 +80,22 @@ class JudgedQueries:
         part = self.part(place)
         return QueryJudgements(self.judgements.document[part], self.judgements.grade[part])
 
+    def padded(self, places: np.ndarray, width: int = 0) -> QueryJudgements:
+        """Return the judgements of several queries [n], each [n, W], filled up on the right with
+        `NO_DOCUMENT` and `NO_GRADE`.
+
+        Args:
+            width: the least W.
+        """
+        first, end = self._offsets[places], self._offsets[places + 1]
+        index = first[:, None] + np.arange((end - first).max(initial=width))
+        is_there = index < end[:, None]
+        index = np.minimum(index, len(self.judgements.query) - 1)
+        documents = np.where(is_there, self.judgements.document[index], NO_DOCUMENT)
+        return QueryJudgements(
+            documents, np.where(is_there, self.judgements.grade[index], NO_GRADE)
+        )
+
 
 @dataclass(frozen=True)
 class Queries:

@@ -6,7 +6,6 @@ among the texts of a batch, J most judgements of one query, F documents of a fir
 
 import json
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from datamodules.core.batches import padded
-from datamodules.core.plan import check_range, hash_ids, rng_for, rngs_for
+from datamodules.core.plan import check_range, hash_ids, keys_for, uniforms_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import (
     cache_folder,
@@ -45,18 +43,29 @@ from datamodules.search.datamodule import (
 )
 from datamodules.search.queries import (
     NO_DOCUMENT,
-    NO_GRADE,
     RELEVANT_ABOVE,
     JudgedQueries,
     Queries,
     numbers_digest,
 )
-from datamodules.text.encoding import TextEncoding, TokenRows, sentences_of, write_token_rows
+from datamodules.text.encoding import (
+    TextEncoding,
+    TokenRows,
+    joined,
+    sentences_of,
+    write_token_rows,
+)
 
 KINDS = ("judged", "titles", "sentences")  # of training pairs
 FEWEST_WORDS = 4  # of a sentence that can stand for a query
 SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
-OWN_VERSION = 2  # of the rows of a document's own texts
+OWN_VERSION = 3  # of the rows of a document's own texts
+DRAWS_VERSION = 2  # of what a sample draws: a run does not go on with other draws
+NUM_DRAWS = 2  # of a sample, which have the keys 0 and 1; those of its other draws follow
+NEGATIVES, OF_QUERY, OF_DOCUMENTS = 2, 3, 4
+NO_HASH = np.uint64(2**64 - 1)  # behind all others
+QUERIES, DOCUMENTS, OWN = range(3)  # arrays that tokens come from
+TITLES = KINDS.index("titles")
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class TrainingMix:
             time, and itself as answer.
         removal: probability that such a sentence is then missing from the document.
         token_dropout: probability that a distinct token is missing from a query or a document in
-            this epoch; a text of one token keeps it.
+            this epoch; one that would lose all of them keeps them.
 
     Raises:
         ValueError: a negative number, nothing at all, or a removal or dropout that is no
@@ -125,53 +134,50 @@ def document_sentences(text: str) -> tuple[list[str], list[int]]:
 
 
 class OwnTexts(TokenRows):
-    """Titles and sentences of documents, and the documents without them, as mapped tokens.
-
-    The rows of a document of S sentences: its title, its text without it, its sentences, title and
-    second sentence, title and first sentence, and the S - 1 others as they stand behind another.
+    """The queries that documents ask themselves, and the documents without them, as mapped tokens.
 
     Attributes:
-        first_rows: [documents + 1] int64, the first row of each document.
-        can_ask: [rows] bool, whether a row can stand for a query.
+        asking: [queries, 3, 2] int64, from which token to before which one goes the query, then
+            what stands before it and what behind it; of a document its title, where it has one,
+            then the sentences that can stand for a query.
+        first_asking: [documents + 1] int64, where those of each document begin there.
+        has_title: [documents] bool.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.first_rows, self.can_ask = self.arrays["first_rows"], self.arrays["can_ask"]
+        self.asking, self.has_title = self.arrays["asking"], self.arrays["has_title"]
+        self.first_asking = self.arrays["first_asking"]
 
     def drawn(
-        self, number: int, kind: str, removal: float, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the tokens of a query that a document asks itself, and those of the document
-        without it; `None` is all of it.
+        self, numbers: np.ndarray, is_title: np.ndarray, removal: float, draws: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw a query of each document: [n, 3, 2] as in `asking`, and [n] bool, whether it is then
+        missing from the document.
 
         Args:
-            number: of the document.
-            kind: `titles`, which a document without one passes over, or `sentences`.
-            removal: probability that a sentence is taken out; a single one stays.
+            numbers: [n] of the documents.
+            is_title: [n] bool, whether the title asks; where there is none, a sentence does.
+            removal: probability that a sentence is missing then; a single one never is.
+            draws: [n, 2] float64 in [0, 1), of the sentence and of its removal.
         """
-        first, end = self.first_rows[number : number + 2].tolist()
-        if kind == "titles" and self.can_ask[first]:
-            return self[first], self[first + 1]
-        num_sentences = (end - first - 2) // 2
-        places = self.can_ask[first + 2 : first + 2 + num_sentences].nonzero()[0]
-        place = int(places[rng.integers(len(places)) if len(places) > 1 else 0])
-        query = self[first + 2 + place]
-        if rng.random() >= removal or num_sentences == 1:
-            return query, None
-        starts, part = self.starts, end - num_sentences
-        before = self.tokens[starts[part - (place == 0)] : starts[part + place]]
-        behind = self.tokens[starts[part + max(place, 1) + 1] : starts[end]]
-        return query, np.concatenate([before, behind])
+        has_title = self.has_title[numbers]
+        first, end = self.first_asking[numbers] + has_title, self.first_asking[numbers + 1]
+        sentence = first + (draws[:, 0] * (end - first)).astype(np.int64)
+        is_title = is_title & has_title
+        ranges = self.asking[np.where(is_title, first - 1, sentence)]
+        is_missing = is_title | (draws[:, 1] < removal)
+        return ranges, is_missing & (ranges[:, 1:, 0] < ranges[:, 1:, 1]).any(axis=1)
 
 
 def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
     """Return the texts that documents have of their own, tokenised once into the cache."""
 
     def make(folder: Path) -> None:
-        first_rows, can_ask = array("q", [0]), array("b")
+        asking, first_asking, has_title = array("q"), array("q", [0]), array("b")
 
         def rows() -> Iterator[np.ndarray]:
+            start = 0
             for document in collection.documents:
                 title, (sentences, places) = document.title, document_sentences(document.text)
                 # Some texts begin with their title, by which they would be found without learning.
@@ -180,13 +186,25 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
                 own = encoding.ids_of([title, body, *sentences, *heads])
                 own += encoding.ids_behind(sentences[1:])
                 yield from own
-                first_rows.append(first_rows[-1] + len(own))
-                asks = {0} if title else set()
-                asks |= {2 + place for place in places}
-                can_ask.extend(row in asks for row in range(len(own)))
+                # Title, body, sentences, title and second sentence, title and first sentence, and
+                # the other sentences as they stand behind another.
+                ends = [start, *(np.cumsum([len(ids) for ids in own]) + start).tolist()]
+                start, part = ends[-1], len(own) - len(sentences)
+                has_title.append(len(own[0]) > 0)
+                if has_title[-1]:
+                    asking.extend([*ends[:2], *ends[1:3], 0, 0])
+                for place in places:
+                    asking.extend(ends[2 + place : 4 + place])
+                    if len(sentences) == 1:
+                        asking.extend([0] * 4)
+                    else:
+                        asking.extend([ends[part - (place == 0)], ends[part + place]])
+                        asking.extend([ends[part + max(place, 1) + 1], start])
+                first_asking.append(len(asking) // 6)
 
         write_token_rows(folder, encoding, rows())
-        write_arrays(folder, {"first_rows": first_rows, "can_ask": np.array(can_ask, bool)})
+        own = {"asking": np.reshape(asking, (-1, 3, 2)), "first_asking": first_asking}
+        write_arrays(folder, {**own, "has_title": np.array(has_title, bool)})
 
     facts = [OWN_VERSION, collection.fingerprint, encoding.digest]
     return OwnTexts(made_once(cache_folder("own_texts", facts), make))
@@ -200,15 +218,22 @@ def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndar
     return np.clip(positions + encoding.num_marks, 1, encoding.limits.max_length)
 
 
-class Pair(NamedTuple):
-    """One draw: its kind, token ids of the query, numbers of the document that answers and of hard
-    negatives [K], their token ids, and all documents known to answer [R]."""
+class Pairs(NamedTuple):
+    """What B samples are in an epoch.
 
-    kind: str
-    query: np.ndarray
+    Args:
+        kinds: [B] int64, indices of `KINDS`.
+        documents: [B, K] int64, that which answers, then hard negatives; -1 = there are fewer.
+        known: [B, R] int64, all that are known to answer; -1 = none.
+        tokens: [N] int64, ids of the queries, then of the documents, one text behind the other.
+        sizes: [B + B K] int64, how many each of them has.
+    """
+
+    kinds: np.ndarray
     documents: np.ndarray
-    texts: list[np.ndarray]
     known: np.ndarray
+    tokens: np.ndarray
+    sizes: np.ndarray
 
 
 class PairDataset(PlannedDataset):
@@ -249,98 +274,125 @@ class PairDataset(PlannedDataset):
                     "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
                 )
         self.lists = lists
-        self.counts = mix.counts(collection, judged)
-        self.ends = np.cumsum([self.counts[kind] * getattr(mix, kind) for kind in KINDS]).tolist()
+        self.counts = np.array(list(mix.counts(collection, judged).values()))
+        self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
         of_document = estimated_lengths(encoding, collection)
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
         is_relevant = judgements.grade > RELEVANT_ABOVE
-        self.relevant = JudgedQueries(Judgements(*(column[is_relevant] for column in judgements)))
+        relevant = JudgedQueries(Judgements(*(column[is_relevant] for column in judgements)))
         # Of the relevant documents of a query, cumulated in their order: for the draw of one.
-        self.shares = np.ones(len(self.relevant.judgements.query))
+        shares = np.ones(len(relevant.judgements.query))
         of_query = np.zeros(len(queries), np.int64)
         for place in range(len(queries)):
-            documents, grades = self.relevant.judged(place)
+            documents, grades = relevant.judged(place)
             of_query[place] = of_document[documents].mean()
-            if len(documents) > 1:
-                shares = np.cumsum(grades.astype(np.float64) / grades.sum(dtype=np.float64))
-                self.shares[self.relevant.part(place)] = shares / shares[-1]
+            own = np.cumsum(grades.astype(np.float64) / grades.sum(dtype=np.float64))
+            shares[relevant.part(place)] = own / own[-1]
+        self.relevant = JudgedQueries(relevant.judgements._replace(grade=shares))
         of_kinds = zip(KINDS, (of_query, of_document, of_document), strict=True)
         self.lengths = np.concatenate([np.tile(own, getattr(mix, kind)) for kind, own in of_kinds])
         drawn = asdict(negatives) | {"run": None, "bm25": bm25 and asdict(bm25)}
         pool = [drawn, lists and lists.fingerprint]
-        self.fingerprint = digest_of([asdict(mix), pool, collection.fingerprint, encoding.digest])
+        facts = [DRAWS_VERSION, asdict(mix), pool, collection.fingerprint, encoding.digest]
+        self.fingerprint = digest_of(facts)
         self.target_counts = {TERM: None}
 
-    def pool(self, place: int) -> np.ndarray:
-        """Return the documents [n] int64 that negatives of a query are drawn from, those of lists
-        in the order of their ranks; relevant ones may be there."""
+    def pools(self, places: np.ndarray) -> np.ndarray:
+        """Return the documents [n, P] that negatives of queries [n] are drawn from, -1 = none;
+        relevant ones may be there."""
         if self.lists is not None:
-            return self.lists.of(place)[0][self.negatives.skip :]
-        documents, grades = self.judged.judged(place)
-        return documents[grades <= RELEVANT_ABOVE]
+            return self.lists.documents[places, self.negatives.skip :]
+        documents, grades = self.judged.padded(places)
+        return np.where(grades <= RELEVANT_ABOVE, documents, NO_DOCUMENT)
 
-    def pair(self, sample_id: int, rng: np.random.Generator) -> Pair:
-        """Draw the pair of a sample."""
-        place = bisect_right(self.ends, sample_id)
-        kind, first = KINDS[place], self.ends[place - 1] if place else 0
-        number = (sample_id - first) % self.counts[kind]
-        if kind == "judged":
-            part = self.relevant.part(number)
-            known = self.relevant.judgements.document[part]
-            # As `rng.choice` draws, but faster.
-            place = int(self.shares[part].searchsorted(rng.random(), side="right"))
-            documents = known[place : place + 1]
-            if self.negatives.count:
-                pool = np.setdiff1d(self.pool(number), known)
-                count = min(self.negatives.count, len(pool))
-                documents = np.append(documents, rng.choice(pool, count, replace=False))
-            query = self.query_tokens[number]
-            texts = [self.document_tokens[document] for document in documents.tolist()]
-        else:
-            assert self.own is not None
-            query, rest = self.own.drawn(number, kind, self.mix.removal, rng)
-            documents = known = np.array([number])
-            texts = [self.document_tokens[number] if rest is None else rest]
+    def pairs(self, sample_ids: np.ndarray, epoch: int) -> Pairs:
+        """Draw the pairs of several samples [B] as they are in this epoch."""
+        keys = keys_for(self.seed, epoch, sample_ids)
+        draws = uniforms_for(self.seed, epoch, sample_ids, NUM_DRAWS)
+        kinds = np.searchsorted(self.ends, sample_ids, side="right")
+        numbers = (sample_ids - self.ends[kinds]) % self.counts[kinds]
+        judged, own = np.flatnonzero(kinds == 0), np.flatnonzero(kinds)
+        places = numbers[judged]
+        relevant, shares = self.relevant.padded(places, 1)
+        known = np.full((len(kinds), relevant.shape[1]), NO_DOCUMENT)
+        known[:, 0], known[judged] = numbers, relevant
+        documents = np.full((len(kinds), 1 + self.negatives.count), NO_DOCUMENT)
+        chosen = (shares <= draws[judged, :1]).sum(axis=1)
+        documents[:, 0], documents[judged, 0] = numbers, relevant[np.arange(len(judged)), chosen]
+        if self.negatives.count:
+            drawn = self._negatives(self.pools(places), relevant, hash_ids(keys[judged], NEGATIVES))
+            documents[judged, 1 : 1 + drawn.shape[1]] = drawn
+
+        # Each text is joined from one or two ranges of tokens.
+        ranges = np.zeros((len(kinds) + documents.size, 2, 2), np.int64)
+        which = np.repeat([QUERIES, DOCUMENTS], [len(kinds), documents.size])
+        arrays = [self.query_tokens.tokens, self.document_tokens.tokens]
+        ranges[judged, 0] = self.query_tokens.ranges(places)
+        ranges[len(kinds) :, 0] = self.document_tokens.ranges(documents.ravel())
+        ranges[len(kinds) :][documents.ravel() == NO_DOCUMENT] = 0
+        if self.own is not None:
+            arrays.append(self.own.tokens)
+            options = (self.mix.removal, draws[own])
+            drawn, is_cut = self.own.drawn(numbers[own], kinds[own] == TITLES, *options)
+            cut = len(kinds) + own[is_cut] * documents.shape[1]
+            which[own], ranges[own, 0] = OWN, drawn[:, 0]
+            which[cut], ranges[cut] = OWN, drawn[is_cut, 1:]
+        limits = [self.encoding.limits.max_query_length, self.encoding.room]
+        most = np.repeat(limits, [len(kinds), documents.size])
+        tokens, sizes = joined(arrays, which, ranges, most)
         if self.mix.token_dropout:
-            texts = [self._kept(ids, rng) for ids in texts]
-            query = self._kept(query, rng)
-        return Pair(kind, query, documents, texts, known)
+            tokens, sizes = self._kept(tokens, sizes, keys)
+        return Pairs(kinds, documents, known, tokens, sizes)
+
+    def _negatives(self, pools: np.ndarray, known: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Draw documents from pools [n, P] that are not among the known ones [n, R]: [n, k], those
+        with the lowest hashes; -1 = there are fewer."""
+        is_out = (pools == NO_DOCUMENT) | (pools[:, :, None] == known[:, None]).any(axis=2)
+        hashes = np.where(is_out, NO_HASH, hash_ids(keys[:, None] + pools.astype(np.uint64)))
+        first = hashes.argsort(axis=1, kind="stable")[:, : self.negatives.count]
+        return np.take_along_axis(np.where(is_out, NO_DOCUMENT, pools), first, axis=1)
+
+    def _kept(
+        self, tokens: np.ndarray, sizes: np.ndarray, keys: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of texts that are not dropped, and how many each has, as of `Pairs`."""
+        numbers = np.arange(len(sizes) // len(keys) - 1, dtype=np.uint64)
+        of_documents = hash_ids(hash_ids(keys, OF_DOCUMENTS)[:, None] + numbers)
+        text_keys = np.concatenate([hash_ids(keys, OF_QUERY), of_documents.ravel()])
+        text = np.repeat(np.arange(len(sizes)), sizes)
+        hashes = hash_ids(text_keys[text] + tokens.astype(np.uint64))
+        is_kept = hashes >= self.mix.token_dropout * 2.0**64
+        kept = np.bincount(text[is_kept], minlength=len(sizes))
+        is_kept |= (kept == 0)[text]
+        return tokens[is_kept], np.where(kept == 0, sizes, kept)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """Return the padded batch of several samples [B] as they are in this epoch."""
-        rngs = rngs_for(self.seed, epoch, sample_ids)
-        pairs = [self.pair(*own) for own in zip(sample_ids.tolist(), rngs, strict=True)]
-        width, most = 1 + self.negatives.count, self.encoding.limits.max_query_length
-        missing = [np.zeros(0, np.int64)] * width
-        texts = [ids for pair in pairs for ids in [*pair.texts, *missing[len(pair.texts) :]]]
-        queries = self.encoding.rows([pair.query[:most] for pair in pairs])
-        rows = self.encoding.rows(texts)
-        documents = padded([pair.documents for pair in pairs], NO_DOCUMENT, width)
+        pairs = self.pairs(sample_ids, epoch)
+        sizes, others = np.split(pairs.sizes, [len(sample_ids)])
+        asked, texts = np.split(pairs.tokens, [sizes.sum()])
+        queries, texts = self.encoding.marked((asked, sizes)), self.encoding.marked((texts, others))
         return {
             "query_ids": queries["input_ids"],
             "query_mask": queries["attention_mask"],
-            "document_ids": rows["input_ids"],
-            "document_mask": rows["attention_mask"],
-            "document": torch.from_numpy(documents.ravel()),
-            "known": torch.from_numpy(padded([pair.known for pair in pairs], NO_DOCUMENT)),
+            "document_ids": texts["input_ids"],
+            "document_mask": texts["attention_mask"],
+            "document": torch.from_numpy(pairs.documents.ravel()),
+            "known": torch.from_numpy(pairs.known),
         }
-
-    def _kept(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return token ids without those that are dropped in this epoch."""
-        if not len(ids):
-            return ids
-        distinct, which = np.unique(ids, return_inverse=True)
-        is_kept = rng.random(len(distinct)) >= self.mix.token_dropout
-        return ids[is_kept[which]] if is_kept.any() else ids
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query as it is read, and the ids of the documents."""
-        pair = self.pair(sample_id, rng_for(self.seed, epoch, sample_id))
-        query = self.encoding.tokenizer.decode(pair.query)
-        answer, *others = (self.collection.documents[n].id for n in pair.documents.tolist())
-        return {"kind": pair.kind, "query": query, "answer": answer, "negatives": " ".join(others)}
+        pairs = self.pairs(np.array([sample_id]), epoch)
+        names = [self.collection.documents[n].id for n in pairs.documents[0].tolist() if n >= 0]
+        return {
+            "kind": KINDS[pairs.kinds[0]],
+            "query": self.encoding.tokenizer.decode(pairs.tokens[: pairs.sizes[0]]),
+            "answer": names[0],
+            "negatives": " ".join(names[1:]),
+        }
 
 
 class TextsDataset(PlannedDataset):
@@ -397,15 +449,14 @@ class TextsDataset(PlannedDataset):
         }
         if self.judged is None:
             return batch
-        judged = [self.judged.judged(place) for place in places]
+        judged = self.judged.padded(places, self.judged.most)
         first = Hits(np.zeros((len(places), 0), np.int64), np.zeros((len(places), 0), np.float32))
         if self.bm25 is not None:
             asked = [self.queries[place].text for place in places]
             first = self.bm25.search(asked, self.depth, self.documents)
-        width = self.judged.most
         columns = {
-            "judged": padded([own.documents for own in judged], NO_DOCUMENT, width),
-            "grade": padded([own.grades for own in judged], NO_GRADE, width),
+            "judged": judged.documents,
+            "grade": judged.grades,
             "first_document": first.documents,
             "first_score": first.scores,
         }

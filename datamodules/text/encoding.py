@@ -210,8 +210,7 @@ class TextEncoding:
     def rows(
         self, texts: Sequence[np.ndarray], queries: Sequence[np.ndarray] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return texts between their marks: input_ids [R, T] int64, attention_mask [R, T] bool and
-        segment_ids [R, T] int64, 1 of a text behind a query, else 0.
+        """Return texts between their marks, see `marked`.
 
         Args:
             texts: token ids of R texts; their ends are cut.
@@ -223,22 +222,32 @@ class TextEncoding:
             rooms = [self.room - 1 - len(ids) for ids in columns[0]]
         columns.append([ids[:most] for ids, most in zip(texts, rooms, strict=True)])
         sizes = [np.fromiter(map(len, column), np.int64, len(texts)) for column in columns]
+        return self.marked(*zip(map(np.concatenate, columns), sizes, strict=True))
+
+    def marked(self, *columns: tuple[np.ndarray, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Return texts between their marks: input_ids [R, T] int64, attention_mask [R, T] bool and
+        segment_ids [R, T] int64, 1 of a text behind a query, else 0.
+
+        Args:
+            columns: of R queries, where they have some, then of R texts: token ids, one text
+                behind the other, and [R] int64 how many each has.
+        """
         first = self.num_marks - 1
-        lengths = first + np.sum(sizes, axis=0) + len(sizes)
+        lengths = first + sum(size for _, size in columns) + len(columns)
         place = np.arange(lengths.max())
-        ids = np.zeros((len(texts), len(place)), np.int64)
+        ids = np.zeros((len(lengths), len(place)), np.int64)
         if self.begin_id is not None:
             ids[:, 0] = self.begin_id
-        start = np.full(len(texts), first)
-        for column, size in zip(columns, sizes, strict=True):
+        start = np.full(len(lengths), first)
+        for tokens, size in columns:
             end = start + size
-            ids[(place >= start[:, None]) & (place < end[:, None])] = np.concatenate(column)
-            ids[np.arange(len(texts)), end] = self.separator_id
+            ids[(place >= start[:, None]) & (place < end[:, None])] = tokens
+            ids[np.arange(len(lengths)), end] = self.separator_id
             start = end + 1
         mask = place < lengths[:, None]
         segments = np.zeros_like(ids)
-        if queries is not None:
-            segments[mask & (place > (first + sizes[0])[:, None])] = 1
+        if len(columns) > 1:
+            segments[mask & (place > (first + columns[0][1])[:, None])] = 1
         return {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask),
@@ -282,6 +291,36 @@ class TokenRows(ArrayFolder):
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
+
+    def ranges(self, numbers: np.ndarray) -> np.ndarray:
+        """Return from which token to before which one texts [n] go, [n, 2] int64."""
+        return np.stack([self.starts[numbers], self.starts[numbers + 1]], axis=-1)
+
+
+def joined(
+    arrays: Sequence[np.ndarray], which: np.ndarray, ranges: np.ndarray, most: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of texts that are joined from ranges of token arrays, [N] int64, one text
+    behind the other, and [texts] int64, how many each has.
+
+    Args:
+        arrays: of tokens.
+        which: [texts] int64, the array of each.
+        ranges: [texts, 2, 2] int64, two ranges each, from the first token to before the last.
+        most: [texts] int64, of the tokens of each; the others are cut.
+    """
+    sizes = np.minimum(ranges[:, :, 1] - ranges[:, :, 0], most[:, None])
+    sizes[:, 1] = np.minimum(sizes[:, 1], most - sizes[:, 0])
+    flat = sizes.ravel()
+    # How far a token's place in its array is ahead of its place here.
+    ahead = np.repeat(ranges[:, :, 0].ravel() - (flat.cumsum() - flat), flat)
+    places, sizes = np.arange(len(ahead)) + ahead, sizes.sum(axis=1)
+    which = np.repeat(which, sizes)
+    tokens = np.empty(len(places), np.int64)
+    for number, array in enumerate(arrays):
+        mine = which == number
+        tokens[mine] = array[places[mine]]
+    return tokens, sizes
 
 
 def write_token_rows(folder: Path, encoding: TextEncoding, rows: Iterable[np.ndarray]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import hash_ids, keys_for, uniforms_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search.candidates import Bm25Options, HardNegatives, open_bm25
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
@@ -68,7 +68,7 @@ def test_no_relevant_document_is_a_negative(collection: Collection, source: str)
             assert not set(others) & set(known)
             assert answer in known
             if source == "judged":
-                assert set(others) <= set(dataset.pool(sample_id))
+                assert set(others) <= set(dataset.pools(np.array([sample_id]))[0].tolist())
     assert found > 0
 
 
@@ -149,9 +149,13 @@ def test_wrong_options_are_refused(make, message) -> None:
 DRAWS = TrainingMix(judged=1, titles=1, sentences=1, removal=0.5, token_dropout=0.3)
 
 
-def kept(ids: np.ndarray, rng: np.random.Generator) -> list[int]:
-    stays = {token: rng.random() >= DRAWS.token_dropout for token in sorted({*ids.tolist()})}
-    return [token for token in ids.tolist() if stays[token]] or ids.tolist()
+def hashed(number: int, key: int = 0) -> int:
+    return int(hash_ids(np.array([number % 2**64], np.uint64), key)[0])
+
+
+def kept(ids: np.ndarray, key: int) -> list[int]:
+    drop = DRAWS.token_dropout * 2**64
+    return [n for n in ids.tolist() if hashed(key + n) >= drop] or ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -166,15 +170,18 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
     epoch, ways = 4, Counter[str]()
     encoding, encode = dataset.encoding, dataset.encoding.ids
     for sample_id in range(len(dataset.lengths)):
-        rng, number = rng_for(5, epoch, sample_id), (sample_id - SIZES["train"]) % 40
+        sample, number = np.array([sample_id]), (sample_id - SIZES["train"]) % 40
+        (key,), ((first, second),) = keys_for(5, epoch, sample), uniforms_for(5, epoch, sample, 2)
         others: list[int] = []
         if sample_id < SIZES["train"]:
-            relevant, grades = dataset.relevant.judged(sample_id)
+            judged, of_judged = dataset.judged.judged(sample_id)
+            relevant, grades = judged[of_judged > 0], of_judged[of_judged > 0]
             shares = grades.astype(np.float64) / grades.sum()
-            answer = collection.documents[int(rng.choice(relevant, p=shares))].whole
+            chosen = next(n for n, end in enumerate(np.cumsum(shares)) if first < end)
+            answer = collection.documents[int(relevant[chosen])].whole
             query_number = int(dataset.judged.queries[sample_id])
-            pool = np.setdiff1d(dataset.pool(sample_id), relevant)
-            others = rng.choice(pool, min(2, len(pool)), replace=False).tolist()
+            pool = set(dataset.pools(np.array([sample_id]))[0].tolist()) - {-1, *relevant.tolist()}
+            others = sorted(pool, key=lambda other: hashed(hashed(int(key), 2) + other))[:2]
             query, way = collection.queries[query_number].text, f"judged, {len(others)} negatives"
         elif sample_id < SIZES["train"] + 40 and collection.documents[number].title:
             document, way = collection.documents[number], "title"
@@ -183,17 +190,19 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
             document = collection.documents[number]
             sentences, _ = document_sentences(document.text)
             long = [text for text in sentences if len(text.split()) >= 4] or sentences
-            query = long[int(rng.integers(len(long))) if len(long) > 1 else 0]
-            is_removed = rng.random() < DRAWS.removal and len(sentences) > 1
+            query = long[int(first * len(long))]
+            is_removed = second < DRAWS.removal and len(sentences) > 1
             left = list(sentences)
             left.remove(query)
             rest = document._replace(text=" ".join(left))
             answer, way = (rest if is_removed else document).whole, f"sentence, {is_removed}"
         texts = [answer, *(collection.documents[other].whole for other in others)]
-        expected = encoding.rows([np.array(kept(encode(text), rng), np.int64) for text in texts])
-        asked = np.array(kept(encode(query), rng), np.int64)[: LIMITS["max_query_length"]]
+        of_texts = [hashed(hashed(int(key), 4) + n) for n in range(len(texts))]
+        read = zip([encode(text)[: encoding.room] for text in texts], of_texts, strict=True)
+        expected = encoding.rows([np.array(kept(*own), np.int64) for own in read])
+        asked = kept(encode(query)[: LIMITS["max_query_length"]], hashed(int(key), 3))
         batch = dataset.batch(np.array([sample_id]), epoch)
-        assert torch.equal(batch["query_ids"], encoding.rows([asked])["input_ids"])
+        assert torch.equal(batch["query_ids"], encoding.rows([np.array(asked)])["input_ids"])
         width = expected["input_ids"].shape[1]
         assert torch.equal(batch["document_ids"][: len(texts), :width], expected["input_ids"])
         lengths = expected["attention_mask"].sum(1)
@@ -208,4 +217,4 @@ def test_lists_of_negatives_are_made_before_the_run(collection: Collection) -> N
     assert len(pickle.dumps(dataset.lists)) < 500
     hits = open_bm25(collection).search([dataset.queries[0].text], 9)
     expected = [number for number in hits.documents[0].tolist()[3:] if number >= 0]
-    assert dataset.pool(0).tolist() == expected
+    assert [n for n in dataset.pools(np.array([0]))[0].tolist() if n >= 0] == expected
