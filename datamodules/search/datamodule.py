@@ -35,7 +35,6 @@ from datamodules.text.encoding import (
 
 TERM = "queries"  # of the losses: a query is one target
 MOST_TOKENIZER_TEXTS = 200_000
-LENGTH_PROBES = 64  # documents of which bytes per token are counted
 NUM_FOUND = 10  # documents of a query in the table for people
 FOUND_COLUMNS = ("query_id", "query", "rank", "score", "address", "title", "snippet")
 SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
@@ -51,15 +50,6 @@ def kept_queries(queries: Queries, encoding: TextEncoding) -> TokenRows:
     """Return the tokens of queries, by their place, as `kept_documents`."""
     facts = ["queries", queries.digest]
     return kept_tokens(facts, encoding, lambda: (query.text for query in queries), None)
-
-
-def tokens_per_byte(encoding: TextEncoding, collection: Collection) -> float:
-    """Return the tokens per byte of some documents of a collection, evenly drawn."""
-    sizes = collection.documents.lengths
-    probes = np.unique(np.linspace(0, len(sizes) - 1, LENGTH_PROBES).astype(np.int64))
-    texts = (collection.documents[number].whole for number in probes.tolist())
-    tokens = sum(len(encoding.ids(text)) for text in texts)
-    return tokens / max(1, int(sizes[probes].sum()))
 
 
 class SearchDataModule(EncodedTextDataModule):

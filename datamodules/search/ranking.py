@@ -29,7 +29,6 @@ from datamodules.search.datamodule import (
     SearchDataModule,
     kept_documents,
     kept_queries,
-    tokens_per_byte,
 )
 from datamodules.search.queries import (
     NO_DOCUMENT,
@@ -80,10 +79,9 @@ class RankingDataset(PlannedDataset):
         self.lists = candidate_lists(options, bm25, *listed)
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
-        self._tokens_per_byte = tokens_per_byte(encoding, collection)
-        places = range(len(queries))
-        lengths = np.fromiter(map(self._length, places), np.int64, len(places))
-        self.lengths = np.maximum(1, lengths)
+        places, sizes = range(len(queries)), self.document_tokens.sizes
+        lengths = [self._length(place, sizes) for place in places]
+        self.lengths = np.maximum(1, np.array(lengths, np.int64))
         lists = [self.lists.fingerprint] if self.lists else []
         drawn = self.groups and asdict(self.groups)
         facts = [collection.fingerprint, encoding.digest, lists, len(places), drawn]
@@ -210,22 +208,16 @@ class RankingDataset(PlannedDataset):
         shown = (f"{name}:{grade:g}" for name, grade in zip(names, grades.tolist(), strict=True))
         return {"query": self.queries[sample_id].text, "candidates": " ".join(shown)}
 
-    def _length(self, place: int) -> int:
-        """Return about how many positions the rows of a query have together; of a group that is
-        drawn, of its size times a mean document."""
-        limits = self.encoding.limits
-        longest = limits.max_length - limits.max_query_length
-
-        def rows(documents: np.ndarray) -> np.ndarray:
-            num_bytes = self.collection.documents.lengths[documents] * self._tokens_per_byte
-            return np.minimum(num_bytes.astype(np.int64), longest) + limits.max_query_length // 2
-
+    def _length(self, place: int, sizes: np.ndarray) -> int:
+        """Return how many positions the rows of a query have together; of a group that is drawn,
+        its size times the mean. Args: sizes, tokens of each document of the collection."""
+        of_query = 1 + min(len(self.query_tokens[place]), self.encoding.limits.max_query_length)
         if self.groups is None:
-            return int(rows(self.candidates(place)).sum())
+            return int(self.encoding.positions(of_query + sizes[self.candidates(place)]).sum())
         judged = self.judged(place).documents
         minable = self.groups.minable(self.listed(place), judged)
-        size = sum(self.groups.sizes(len(judged), len(minable)))
-        return int(size * rows(np.append(judged, minable)).mean())
+        positions = self.encoding.positions(of_query + sizes[np.append(judged, minable)])
+        return int(sum(self.groups.sizes(len(judged), len(minable))) * positions.mean())
 
 
 class RankingDataModule(SearchDataModule):

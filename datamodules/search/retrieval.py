@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ from datamodules.search.datamodule import (
     SearchDataModule,
     kept_documents,
     kept_queries,
-    tokens_per_byte,
 )
 from datamodules.search.queries import (
     NO_DOCUMENT,
@@ -203,37 +202,12 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
                 first_asking.append(len(asking) // 6)
 
         write_token_rows(folder, encoding, rows())
-        own = {"asking": np.reshape(asking, (-1, 3, 2)), "first_asking": first_asking}
-        write_arrays(folder, {**own, "has_title": np.array(has_title, bool)})
+        titles, queries = np.array(has_title, bool), np.reshape(asking, (-1, 3, 2))
+        own = {"asking": queries, "first_asking": first_asking, "has_title": titles}
+        write_arrays(folder, own)
 
     facts = [OWN_VERSION, collection.fingerprint, encoding.digest]
     return OwnTexts(made_once(cache_folder("own_texts", facts), make))
-
-
-def estimated_lengths(encoding: TextEncoding, collection: Collection) -> np.ndarray:
-    """Return about how many positions each document takes, [documents] int64: its bytes by the
-    tokens per byte of some, cut at the encoder's length."""
-    sizes = collection.documents.lengths
-    positions = np.ceil(sizes * tokens_per_byte(encoding, collection)).astype(np.int64)
-    return np.clip(positions + encoding.num_marks, 1, encoding.limits.max_length)
-
-
-class Pairs(NamedTuple):
-    """What B samples are in an epoch.
-
-    Args:
-        kinds: [B] int64, indices of `KINDS`.
-        documents: [B, K] int64, that which answers, then hard negatives; -1 = there are fewer.
-        known: [B, R] int64, all that are known to answer; -1 = none.
-        tokens: [N] int64, ids of the queries, then of the documents, one text behind the other.
-        sizes: [B + B K] int64, how many each of them has.
-    """
-
-    kinds: np.ndarray
-    documents: np.ndarray
-    known: np.ndarray
-    tokens: np.ndarray
-    sizes: np.ndarray
 
 
 class PairDataset(PlannedDataset):
@@ -278,7 +252,7 @@ class PairDataset(PlannedDataset):
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
-        of_document = estimated_lengths(encoding, collection)
+        of_document = encoding.positions(self.document_tokens.sizes)
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
         is_relevant = judgements.grade > RELEVANT_ABOVE
         relevant = JudgedQueries(Judgements(*(column[is_relevant] for column in judgements)))
@@ -307,92 +281,81 @@ class PairDataset(PlannedDataset):
         documents, grades = self.judged.padded(places)
         return np.where(grades <= RELEVANT_ABOVE, documents, NO_DOCUMENT)
 
-    def pairs(self, sample_ids: np.ndarray, epoch: int) -> Pairs:
-        """Draw the pairs of several samples [B] as they are in this epoch."""
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        """Return the padded batch of several samples [B] as they are in this epoch."""
         keys = keys_for(self.seed, epoch, sample_ids)
         draws = uniforms_for(self.seed, epoch, sample_ids, NUM_DRAWS)
-        kinds = np.searchsorted(self.ends, sample_ids, side="right")
-        numbers = (sample_ids - self.ends[kinds]) % self.counts[kinds]
+        kinds, numbers = self._pairs(sample_ids)
         judged, own = np.flatnonzero(kinds == 0), np.flatnonzero(kinds)
-        places = numbers[judged]
+        places, num_queries = numbers[judged], len(sample_ids)
         relevant, shares = self.relevant.padded(places, 1)
-        known = np.full((len(kinds), relevant.shape[1]), NO_DOCUMENT)
+        known = np.full((num_queries, relevant.shape[1]), NO_DOCUMENT)
         known[:, 0], known[judged] = numbers, relevant
-        documents = np.full((len(kinds), 1 + self.negatives.count), NO_DOCUMENT)
+        documents = np.full((num_queries, 1 + self.negatives.count), NO_DOCUMENT)
         chosen = (shares <= draws[judged, :1]).sum(axis=1)
         documents[:, 0], documents[judged, 0] = numbers, relevant[np.arange(len(judged)), chosen]
         if self.negatives.count:
-            drawn = self._negatives(self.pools(places), relevant, hash_ids(keys[judged], NEGATIVES))
+            pools = self.pools(places)
+            is_out = (pools == NO_DOCUMENT) | (pools[:, :, None] == relevant[:, None]).any(axis=2)
+            own_keys = hash_ids(keys[judged], NEGATIVES)[:, None]
+            hashes = np.where(is_out, NO_HASH, hash_ids(own_keys + pools.astype(np.uint64)))
+            first = hashes.argsort(axis=1, kind="stable")[:, : self.negatives.count]
+            drawn = np.take_along_axis(np.where(is_out, NO_DOCUMENT, pools), first, axis=1)
             documents[judged, 1 : 1 + drawn.shape[1]] = drawn
 
-        # Each text is joined from one or two ranges of tokens.
-        ranges = np.zeros((len(kinds) + documents.size, 2, 2), np.int64)
-        which = np.repeat([QUERIES, DOCUMENTS], [len(kinds), documents.size])
+        # The queries, then the documents, each joined from one or two ranges of tokens.
+        ranges = np.zeros((num_queries + documents.size, 2, 2), np.int64)
+        which = np.repeat([QUERIES, DOCUMENTS], [num_queries, documents.size])
         arrays = [self.query_tokens.tokens, self.document_tokens.tokens]
         ranges[judged, 0] = self.query_tokens.ranges(places)
-        ranges[len(kinds) :, 0] = self.document_tokens.ranges(documents.ravel())
-        ranges[len(kinds) :][documents.ravel() == NO_DOCUMENT] = 0
+        ranges[num_queries:, 0] = self.document_tokens.ranges(documents.ravel())
+        ranges[num_queries:][documents.ravel() == NO_DOCUMENT] = 0
         if self.own is not None:
             arrays.append(self.own.tokens)
             options = (self.mix.removal, draws[own])
             drawn, is_cut = self.own.drawn(numbers[own], kinds[own] == TITLES, *options)
-            cut = len(kinds) + own[is_cut] * documents.shape[1]
+            cut = num_queries + own[is_cut] * documents.shape[1]
             which[own], ranges[own, 0] = OWN, drawn[:, 0]
             which[cut], ranges[cut] = OWN, drawn[is_cut, 1:]
         limits = [self.encoding.limits.max_query_length, self.encoding.room]
-        most = np.repeat(limits, [len(kinds), documents.size])
+        most = np.repeat(limits, [num_queries, documents.size])
         tokens, sizes = joined(arrays, which, ranges, most)
         if self.mix.token_dropout:
-            tokens, sizes = self._kept(tokens, sizes, keys)
-        return Pairs(kinds, documents, known, tokens, sizes)
-
-    def _negatives(self, pools: np.ndarray, known: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Draw documents from pools [n, P] that are not among the known ones [n, R]: [n, k], those
-        with the lowest hashes; -1 = there are fewer."""
-        is_out = (pools == NO_DOCUMENT) | (pools[:, :, None] == known[:, None]).any(axis=2)
-        hashes = np.where(is_out, NO_HASH, hash_ids(keys[:, None] + pools.astype(np.uint64)))
-        first = hashes.argsort(axis=1, kind="stable")[:, : self.negatives.count]
-        return np.take_along_axis(np.where(is_out, NO_DOCUMENT, pools), first, axis=1)
-
-    def _kept(
-        self, tokens: np.ndarray, sizes: np.ndarray, keys: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of texts that are not dropped, and how many each has, as of `Pairs`."""
-        numbers = np.arange(len(sizes) // len(keys) - 1, dtype=np.uint64)
-        of_documents = hash_ids(hash_ids(keys, OF_DOCUMENTS)[:, None] + numbers)
-        text_keys = np.concatenate([hash_ids(keys, OF_QUERY), of_documents.ravel()])
-        text = np.repeat(np.arange(len(sizes)), sizes)
-        hashes = hash_ids(text_keys[text] + tokens.astype(np.uint64))
-        is_kept = hashes >= self.mix.token_dropout * 2.0**64
-        kept = np.bincount(text[is_kept], minlength=len(sizes))
-        is_kept |= (kept == 0)[text]
-        return tokens[is_kept], np.where(kept == 0, sizes, kept)
-
-    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        """Return the padded batch of several samples [B] as they are in this epoch."""
-        pairs = self.pairs(sample_ids, epoch)
-        sizes, others = np.split(pairs.sizes, [len(sample_ids)])
-        asked, texts = np.split(pairs.tokens, [sizes.sum()])
-        queries, texts = self.encoding.marked((asked, sizes)), self.encoding.marked((texts, others))
+            of_documents = np.arange(documents.shape[1], dtype=np.uint64)
+            of_documents = hash_ids(hash_ids(keys, OF_DOCUMENTS)[:, None] + of_documents)
+            text_keys = np.concatenate([hash_ids(keys, OF_QUERY), of_documents.ravel()])
+            text = np.repeat(np.arange(len(sizes)), sizes)
+            hashes = hash_ids(text_keys[text] + tokens.astype(np.uint64))
+            is_kept = hashes >= self.mix.token_dropout * 2.0**64
+            kept = np.bincount(text[is_kept], minlength=len(sizes))
+            is_kept |= (kept == 0)[text]
+            tokens, sizes = tokens[is_kept], np.where(kept == 0, sizes, kept)
+        end = sizes[:num_queries].sum()
+        queries = self.encoding.marked((tokens[:end], sizes[:num_queries]))
+        texts = self.encoding.marked((tokens[end:], sizes[num_queries:]))
         return {
             "query_ids": queries["input_ids"],
             "query_mask": queries["attention_mask"],
             "document_ids": texts["input_ids"],
             "document_mask": texts["attention_mask"],
-            "document": torch.from_numpy(pairs.documents.ravel()),
-            "known": torch.from_numpy(pairs.known),
+            "document": torch.from_numpy(documents.ravel()),
+            "known": torch.from_numpy(known),
         }
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query as it is read, and the ids of the documents."""
-        pairs = self.pairs(np.array([sample_id]), epoch)
-        names = [self.collection.documents[n].id for n in pairs.documents[0].tolist() if n >= 0]
-        return {
-            "kind": KINDS[pairs.kinds[0]],
-            "query": self.encoding.tokenizer.decode(pairs.tokens[: pairs.sizes[0]]),
-            "answer": names[0],
-            "negatives": " ".join(names[1:]),
-        }
+        sample = np.array([sample_id])
+        batch, kind = self.batch(sample, epoch), KINDS[self._pairs(sample)[0][0]]
+        query = self.encoding.tokenizer.decode(batch["query_ids"][0].numpy())
+        documents = [n for n in batch["document"].tolist() if n != NO_DOCUMENT]
+        answer, *others = (self.collection.documents[n].id for n in documents)
+        return {"kind": kind, "query": query, "answer": answer, "negatives": " ".join(others)}
+
+    def _pairs(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the kinds of samples, indices of `KINDS`, and the places of their queries, of
+        judged pairs, or the numbers of their documents."""
+        kinds = np.searchsorted(self.ends, sample_ids, side="right")
+        return kinds, (sample_ids - self.ends[kinds]) % self.counts[kinds]
 
 
 class TextsDataset(PlannedDataset):
@@ -419,9 +382,9 @@ class TextsDataset(PlannedDataset):
         self.query_tokens = kept_queries(queries, encoding)
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
         self.depth = min(FIRST_DEPTH, len(documents)) if bm25 else 0
-        of_queries = np.full(len(queries), encoding.limits.max_query_length)
-        of_documents = estimated_lengths(encoding, collection)[documents]
-        self.lengths = np.concatenate([of_queries, of_documents]).astype(np.int64)
+        of_queries = np.minimum(self.query_tokens.sizes, encoding.limits.max_query_length)
+        sizes = np.concatenate([of_queries, self.document_tokens.sizes[documents]])
+        self.lengths = encoding.positions(sizes)
         chosen = digest_of([queries.digest, numbers_digest(documents)])
         options = [bm25 and asdict(bm25), self.depth, judged is not None]
         self.fingerprint = digest_of([collection.fingerprint, encoding.digest, chosen, options])

@@ -194,6 +194,10 @@ class TextEncoding:
         """Most tokens of a single text."""
         return self.limits.max_length - self.num_marks
 
+    def positions(self, sizes: np.ndarray) -> np.ndarray:
+        """Return how many positions single texts of so many tokens take."""
+        return np.minimum(sizes + self.num_marks, self.limits.max_length)
+
     def ids(self, text: str) -> np.ndarray:
         """Return the token ids of a text, [n] int64, whole and without marks."""
         return self.tokenizer.encode(self.limits.normalised(text))
@@ -233,7 +237,7 @@ class TextEncoding:
                 behind the other, and [R] int64 how many each has.
         """
         first = self.num_marks - 1
-        lengths = first + sum(size for _, size in columns) + len(columns)
+        lengths = first + len(columns) + np.sum([size for _, size in columns], axis=0)
         place = np.arange(lengths.max())
         ids = np.zeros((len(lengths), len(place)), np.int64)
         if self.begin_id is not None:
@@ -285,6 +289,11 @@ class TokenRows(ArrayFolder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.tokens, self.starts = self.arrays["tokens"], self.arrays["starts"]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many tokens each text has, [N] int64."""
+        return np.diff(self.starts)
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -79,7 +79,7 @@ def test_a_test_measures_what_a_plain_reference_measures(retriever_run, trained)
 def test_one_batch_is_learnt_by_heart(retriever_run, tmp_path):
     module, data = retriever(retriever_run, {})
     options = {"overfit_batches": 1, "limit_val_batches": 0}
-    toy_trainer(tmp_path, max_steps=30, max_epochs=30, **options).fit(module, data)
+    toy_trainer(tmp_path, max_steps=60, max_epochs=60, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
     assert losses[-1] < 0.5 * losses[0]
 
