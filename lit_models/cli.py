@@ -32,15 +32,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import write_whole
 from lit_models import config_files
-from lit_models.errors import (
-    USAGE,
-    UsageError,
-    explained,
-    say,
-    say_first,
-    screen,
-    usage_errors,
-)
+from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint

@@ -69,18 +69,8 @@ def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> n
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
     """Return the generator of one sample in one epoch, whichever rank draws from it."""
-    return next(rngs_for(seed, epoch, np.array([sample_id])))
-
-
-def rngs_for(seed: int, epoch: int, sample_ids: np.ndarray) -> Iterator[np.random.Generator]:
-    """Yield the generators of samples [N] in one epoch, as `rng_for`, each valid until the next:
-    it is one generator with another key, since a new one takes ten times as long."""
-    philox = np.random.Philox(key=0)
-    generator, state = np.random.Generator(philox), philox.state
-    for key in keys_for(seed, epoch, sample_ids).tolist():
-        state["state"]["key"][0] = key
-        philox.state = state
-        yield generator
+    (key,) = keys_for(seed, epoch, np.array([sample_id])).tolist()
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 @dataclass(frozen=True)

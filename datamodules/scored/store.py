@@ -27,12 +27,7 @@ from datamodules.core.store import (
 from datamodules.files.rows import JSON_SUFFIXES, BadRows, OnBadRows, RowFault, check_characters
 from datamodules.files.splitting import TRAIN, SplitOptions, split_by_stem, stem_key
 from datamodules.files.tables import SUFFIXES as TABLES
-from datamodules.files.tables import (
-    TableOptions,
-    cell_text,
-    value_rows,
-    write_beside,
-)
+from datamodules.files.tables import TableOptions, cell_text, value_rows, write_beside
 from datamodules.text.prompts import read_rows, write_rows
 
 log = logging.getLogger(__name__)

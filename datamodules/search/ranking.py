@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from datamodules.core.batches import padded
-from datamodules.core.plan import rng_for, rngs_for
+from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
 from datamodules.search.candidates import (
@@ -24,12 +24,7 @@ from datamodules.search.candidates import (
     open_bm25,
 )
 from datamodules.search.collection import Collection
-from datamodules.search.datamodule import (
-    TERM,
-    SearchDataModule,
-    kept_documents,
-    kept_queries,
-)
+from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
 from datamodules.search.queries import (
     NO_DOCUMENT,
     NO_GRADE,
@@ -160,8 +155,8 @@ class RankingDataset(PlannedDataset):
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
         """Return the padded batch of queries with their candidates of this epoch."""
-        places, rngs = sample_ids.tolist(), rngs_for(self.seed, epoch, sample_ids)
-        groups = [self.graded(*own) for own in zip(places, rngs, strict=True)]
+        places = sample_ids.tolist()
+        groups = [self.graded(place, rng_for(self.seed, epoch, place)) for place in places]
         own_documents = [documents for documents, _ in groups]
         each = list(zip(places, own_documents, strict=True))
         sizes = np.array([len(documents) for documents in own_documents])

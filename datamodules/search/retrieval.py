@@ -34,12 +34,7 @@ from datamodules.search.candidates import (
     open_bm25,
 )
 from datamodules.search.collection import Collection, Judgements
-from datamodules.search.datamodule import (
-    TERM,
-    SearchDataModule,
-    kept_documents,
-    kept_queries,
-)
+from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
 from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
@@ -203,8 +198,7 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
 
         write_token_rows(folder, encoding, rows())
         titles, queries = np.array(has_title, bool), np.reshape(asking, (-1, 3, 2))
-        own = {"asking": queries, "first_asking": first_asking, "has_title": titles}
-        write_arrays(folder, own)
+        write_arrays(folder, {"asking": queries, "first_asking": first_asking, "has_title": titles})
 
     facts = [OWN_VERSION, collection.fingerprint, encoding.digest]
     return OwnTexts(made_once(cache_folder("own_texts", facts), make))
@@ -285,7 +279,9 @@ class PairDataset(PlannedDataset):
         """Return the padded batch of several samples [B] as they are in this epoch."""
         keys = keys_for(self.seed, epoch, sample_ids)
         draws = uniforms_for(self.seed, epoch, sample_ids, NUM_DRAWS)
-        kinds, numbers = self._pairs(sample_ids)
+        kinds = np.searchsorted(self.ends, sample_ids, side="right")
+        # Of judged pairs the places of their queries, else the numbers of the documents.
+        numbers = (sample_ids - self.ends[kinds]) % self.counts[kinds]
         judged, own = np.flatnonzero(kinds == 0), np.flatnonzero(kinds)
         places, num_queries = numbers[judged], len(sample_ids)
         relevant, shares = self.relevant.padded(places, 1)
@@ -344,18 +340,12 @@ class PairDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query as it is read, and the ids of the documents."""
-        sample = np.array([sample_id])
-        batch, kind = self.batch(sample, epoch), KINDS[self._pairs(sample)[0][0]]
+        batch = self.batch(np.array([sample_id]), epoch)
+        kind = KINDS[np.searchsorted(self.ends, sample_id, side="right")]
         query = self.encoding.tokenizer.decode(batch["query_ids"][0].numpy())
         documents = [n for n in batch["document"].tolist() if n != NO_DOCUMENT]
         answer, *others = (self.collection.documents[n].id for n in documents)
         return {"kind": kind, "query": query, "answer": answer, "negatives": " ".join(others)}
-
-    def _pairs(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the kinds of samples, indices of `KINDS`, and the places of their queries, of
-        judged pairs, or the numbers of their documents."""
-        kinds = np.searchsorted(self.ends, sample_ids, side="right")
-        return kinds, (sample_ids - self.ends[kinds]) % self.counts[kinds]
 
 
 class TextsDataset(PlannedDataset):

@@ -11,13 +11,7 @@ from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, NoReturn, get_args, get_origin
 
-from lit_models.config_files import (
-    did_you_mean,
-    find_config,
-    load_yaml,
-    one_word_each,
-    read_config,
-)
+from lit_models.config_files import did_you_mean, find_config, load_yaml, one_word_each, read_config
 from lit_models.errors import UsageError, bare_word, unknown_option, usage_errors
 
 COMMANDS = {  # name -> the file of its function, what it does

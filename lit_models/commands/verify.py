@@ -12,14 +12,7 @@ from rich.console import Console
 
 from datamodules.core.plan import PlanRequest, digest_ids, make_plan
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.ledger import (
-    FILE_NAME,
-    Row,
-    chained,
-    damaged_file,
-    json_lines,
-    plan_hash,
-)
+from lit_models.training.ledger import FILE_NAME, Row, chained, damaged_file, json_lines, plan_hash
 
 SHOWN_FINDINGS = 10
 
