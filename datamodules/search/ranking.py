@@ -165,7 +165,7 @@ class RankingDataset(PlannedDataset):
         texts = [self.document_tokens[number] for _, own in each for number in own.tolist()]
         queries = [self.query_tokens[place] for place, own in each for _ in own]
         # Where no query has a candidate there is one empty row.
-        rows = self.encoding.rows(texts or [NO_TEXT], queries or None)
+        rows = self.encoding.rows(texts or [NO_TEXT], queries or [NO_TEXT])
         order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
         rows = {name: values[order] for name, values in rows.items()}
         index[np.arange(width) < sizes[:, None]] = order.argsort()[: len(texts)]

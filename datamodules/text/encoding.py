@@ -229,8 +229,8 @@ class TextEncoding:
         return self.marked(*zip(map(np.concatenate, columns), sizes, strict=True))
 
     def marked(self, *columns: tuple[np.ndarray, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Return texts between their marks: input_ids [R, T] int64, attention_mask [R, T] bool and
-        segment_ids [R, T] int64, 1 of a text behind a query, else 0.
+        """Return texts between their marks: input_ids [R, T] int64, attention_mask [R, T] bool and,
+        where there are queries, segment_ids [R, T] int64, 0 of a query and 1 of a text.
 
         Args:
             columns: of R queries, where they have some, then of R texts: token ids, one text
@@ -249,14 +249,11 @@ class TextEncoding:
             ids[np.arange(len(lengths)), end] = self.separator_id
             start = end + 1
         mask = place < lengths[:, None]
-        segments = np.zeros_like(ids)
+        rows = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
         if len(columns) > 1:
-            segments[mask & (place > (first + columns[0][1])[:, None])] = 1
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(mask),
-            "segment_ids": torch.from_numpy(segments),
-        }
+            is_text = mask & (place > (first + columns[0][1])[:, None])
+            rows["segment_ids"] = torch.from_numpy(is_text.astype(np.int64))
+        return rows
 
     def chunk_rows(
         self, texts: Sequence[np.ndarray], stride: int | None, most: int
@@ -273,7 +270,6 @@ class TextEncoding:
         starts = [range(0, max(0, len(ids) - room) + step, step)[:most] for ids in texts]
         pairs = zip(texts, starts, strict=True)
         rows = self.rows([ids[start : start + room] for ids, own in pairs for start in own])
-        del rows["segment_ids"]  # a single text is all one segment
         chunk_of = np.repeat(np.arange(len(texts)), [len(own) for own in starts])
         return {**rows, "chunk_of": torch.from_numpy(chunk_of)}
 

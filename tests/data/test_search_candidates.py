@@ -130,7 +130,7 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     batch = data.batch(np.array([1, 1]), 0)  # not in the run: counts, and scores 0
     assert batch["document"].tolist() == [[-1], [-1]]
     assert batch["pair_index"].tolist() == [[-1], [-1]]
-    assert batch["input_ids"].shape == (1, 2)  # marks
+    assert batch["input_ids"].shape == (1, 3)  # marks
     assert sorted(batch["baselines"]) == ["bm25", "first"]
     # Outside its list a run gives a document the lowest score that it has given.
     assert data.first_scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
