@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_models.causal_lm import loss
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.exact import ExactModule
+from lit_models.training.faults import NonFinite
+from lit_models.training.optim import MuonAdamW
 from lit_models.training.sharding import whole
 from lit_models.training.strategies import leave_group
 from tests.distributed.families import (
@@ -124,6 +127,8 @@ def step(module: ExactModule, batch: Any) -> None:
     optimizer = settings["optimizer"] if isinstance(settings, dict) else settings
     module.training_step(batch, 0).backward()
     module.on_after_backward()
+    if isinstance(optimizer, MuonAdamW):  # AdamW's own knows `found_inf` where it is fused
+        NonFinite().on_before_optimizer_step(Mock(precision_plugin=None), module, optimizer)
     module.step_record.gradient_norm(optimizer)
     module.configure_gradient_clipping(optimizer, 1.0, "norm")
     optimizer.step()

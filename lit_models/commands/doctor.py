@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_models.errors import UsageError
-from lit_models.training.rules import check_rendezvous
+from lit_models.training.rules import SHELLS, check_rendezvous
 
 Level = Literal["ok", "warning", "error"]
 SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "numpy")
@@ -205,7 +205,7 @@ def check_launcher(environ: Mapping[str, str]) -> list[Diagnosis]:
         todo = "each task starts a world of its own, and all train the same: start torchrun once "
         todo += "per machine (srun --ntasks-per-node=1), or srun unisono fit … without it"
         out.append(Diagnosis("launcher", "error", what, todo))
-    elif name in ("bash", "interactive") and tasks > 1 and is_step:
+    elif name in SHELLS and tasks > 1 and is_step:
         what = f'srun started {tasks} tasks in a job called "{name}"'
         todo = "Lightning takes that for a shell, and each task trains a copy: give the job another"
         todo += " name, srun -J train …, sbatch -J train"

@@ -34,6 +34,7 @@ from lit_models.config_files import (
     run_root,
 )
 from lit_models.errors import UsageError, usage_errors
+from lit_models.training import rules
 
 TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
@@ -43,8 +44,6 @@ CPUS_BESIDE_A_GPU = 4  # which make its batches
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-# In a job of these names Lightning does not look for SLURM, and each task trains a copy.
-NO_NAMES = ("bash", "interactive")
 
 
 @dataclass(frozen=True)
@@ -208,10 +207,10 @@ def submit(
     if name is None:
         namesake = config_paths(options)[0].resolve().parent if is_chain else run_root(options)
         name = namesake.name
-    if not NAME.fullmatch(name) or name in NO_NAMES:
+    if not NAME.fullmatch(name) or name in rules.SHELLS:
         raise UsageError(
             f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
-            f"is none of {', '.join(NO_NAMES)}, in which Lightning does not see SLURM."
+            f"is none of {', '.join(rules.SHELLS)}, in which Lightning does not see SLURM."
         )
     python = "python" if lines else sys.executable  # the one that the activation finds
     found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
@@ -372,7 +371,6 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
     from lightning.pytorch.strategies import StrategyRegistry
 
     from lit_models.cli import ParsedCLI
-    from lit_models.training import rules
 
     with usage_errors():
         config = ParsedCLI(argv, is_stage).options

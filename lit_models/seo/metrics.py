@@ -151,7 +151,6 @@ def measure(name: str) -> Callable[[RankedQueries], Tensor]:
     """Return the function that a name stands for: a key of MEASURES, also with its ranks, as in
     `ndcg@10`."""
     key, _, ranks = name.partition("@")
-    # A partial is sent to the processes of `ddp_spawn`, unlike a lambda.
     return partial(MEASURES[key], k=int(ranks) if ranks else None)
 
 
@@ -164,7 +163,6 @@ class RankingMetrics(nn.ModuleDict):
 
     def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
         super().__init__()
-        self._measures = {name: measure(name) for name in names}
         for name in names:
             self[name] = SumCount()
 
@@ -177,7 +175,7 @@ class RankingMetrics(nn.ModuleDict):
 
     def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
         """Return each metric of each query, [B] float64, evaluated or not."""
-        return {name: measured(ranked) for name, measured in self._measures.items()}
+        return {name: measure(name)(ranked) for name in self}
 
 
 class GatheredRows(Metric):

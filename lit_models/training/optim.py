@@ -248,8 +248,7 @@ class MuonAdamW(Optimizer):
         applied = 1.0 if self.found_inf is None else 1 - self.found_inf
         moved: list[Tensor] = []
         for matrix in matrices:
-            state = self.state[matrix]
-            if not state:
+            if not (state := self.state[matrix]):
                 state["momentum_buffer"] = torch.zeros_like(matrix)
             grad, buffer = local_parts([matrix.grad, state["momentum_buffer"]])
             if self.found_inf is not None:
@@ -266,8 +265,7 @@ class MuonAdamW(Optimizer):
         if not parameters:
             return
         for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
+            if not (state := self.state[parameter]):
                 state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)

@@ -28,7 +28,7 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
-SHELLS = ("bash", "interactive")  # SLURM's names of jobs in which a user types
+SHELLS = ("bash", "interactive")  # jobs of SLURM of these names, which Lightning does not see
 
 
 @dataclass
