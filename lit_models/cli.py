@@ -317,9 +317,9 @@ class UnisonoCLI(LightningCLI):
             strategy: its name; where it starts all processes, CUDA starts in them alone.
         """
         path, verdict = self.choice.ckpt_path, self.verdict
-        kept = precision_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
-        if kept is not None or verdict is None or verdict.accelerator not in ("gpu", "cuda"):
-            return kept
+        begun = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
+        if begun or verdict is None or verdict.accelerator not in ("gpu", "cuda"):
+            return begun.get("precision")
         is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"
         is_slow = is_rank and not torch.cuda.is_bf16_supported(including_emulation=False)
         if is_slow or self.options.exactness == "bitwise":
@@ -510,18 +510,12 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     return {"class_path": class_path, "init_args": kept}, step
 
 
-def precision_of(folder: Path) -> str | None:
-    """Returns the precision that the run of a folder trained in; `None` where there is none.
-
-    Raises:
-        ValueError: its topology.json is damaged.
-    """
+def topology_of(folder: Path) -> dict[str, Any]:
+    """Returns what a run wrote of its devices, {} where none has begun; ValueError: damaged."""
     path = folder / "topology.json"
-    if not path.exists():
-        return None
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["precision"])
-    except (KeyError, TypeError, ValueError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (TypeError, ValueError) as error:
         raise damaged_file(path, error) from error
 
 

@@ -35,10 +35,7 @@ MISTAKES = [
     (["--seeed=1"], "no option `--seeed`.*--seed_everything"),
     (["--model.init_form=x"], "no option `init_form`.*init_from"),
     (["--data.globalbatch_size=3"], "Did you mean global_batch_size"),
-    (
-        ["--model.optimzer.lr=3"],
-        "`--model.optimzer.lr`.*Did you mean.*--model.optimizer.lr",
-    ),
+    (["--model.optimzer.lr=3"], "`--model.optimzer.lr`.*Did you mean.*--model.optimizer.lr"),
     (["--model=tests.toy.LitTooy"], "no class `tests.toy.LitTooy`.*tests.toy.LitToy"),
     (["--model=LitOccupationCodr"], "Did you mean.*lit_models.LitOccupationCoder"),
     (["--model=tests.toyy.LitToy"], "no class `tests.toyy.LitToy`.*import path"),
@@ -106,10 +103,7 @@ def _found(pattern: str, output: str) -> bool:
         ("data:\n  - {a: 1,\n    a: 2}", "bad.yaml:3: .*key `a` stands twice, first in line 2"),
         ("a: " + "[" * 100_000, "bad.yaml: this is not readable YAML: maximum recursion"),
         ("a: " + "9" * 10_000, "bad.yaml: .*limit.*for integer"),
-        (
-            "model: sub.yaml\n",
-            "file sub.yaml: .*the key `a` stands twice, first in line 1",
-        ),
+        ("model: sub.yaml\n", "file sub.yaml: .*the key `a` stands twice, first in line 1"),
     ],
 )
 def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, text, message):
@@ -364,10 +358,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_
 
 def test_a_logger_of_the_config_joins_the_default_ones(unisono, toy_config):
     status, output = unisono(
-        "fit",
-        "--config=toy.yaml",
-        "--trainer.logger+=CSVLogger",
-        "--trainer.logger.save_dir=mine",
+        "fit", "--config=toy.yaml", "--trainer.logger+=CSVLogger", "--trainer.logger.save_dir=mine"
     )
     assert status == 0, output
     assert Path("runs/toy/metrics.csv").exists()

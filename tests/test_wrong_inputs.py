@@ -53,11 +53,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         {},
         "train.csv has no column code_1; it has: text,language,code_1. Name its code columns",
     ),
-    "an empty file": (
-        FIT,
-        {"train.csv": ""},
-        "train.csv is empty; it needs a header and rows",
-    ),
+    "an empty file": (FIT, {"train.csv": ""}, "train.csv is empty; it needs a header and rows"),
     "two rows glued by a quote": (
         FIT,
         {"train.csv": GLUED},

@@ -10,7 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,13 @@ from torch import Tensor
 
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
-from lit_models.cli import built, precision_of, silence_noise
+from lit_models.cli import built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
-from lit_models.training.ledger import damaged_file
 
 WIDTH, LABEL = 80, 11  # of the screen, of its first column
 NUM_SHOWN = 8  # ids of samples
@@ -271,7 +270,7 @@ def replay_step(
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
     at_step = AtStep(found, advance)
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
-    given.setdefault("precision", precision_of(found.run))
+    given.setdefault("precision", topology_of(found.run).get("precision"))
     non_finite = NonFinite("skip")
     non_finite.most_skipped = sys.maxsize  # as in the run, if it went on
     logging.disable(logging.WARNING)  # of a training: here it is none
@@ -312,13 +311,8 @@ def follow_one_device(
     micro = data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
-        path, micro = found.run / "topology.json", math.ceil(data.global_batch_size / slots)
-        try:
-            rehearsal = loads(path.read_text(encoding="utf-8"))["plan"].get("rehearsal")
-        except FileNotFoundError:  # of a script
-            rehearsal = None
-        except (ValueError, KeyError) as error:
-            raise damaged_file(path, error) from error
+        micro = math.ceil(data.global_batch_size / slots)
+        rehearsal = topology_of(found.run).get("plan", {}).get("rehearsal")  # a script has none
         micro = rehearsal["micro_batch_size"] if rehearsal else micro
     data.micro_batch_size = micro
 

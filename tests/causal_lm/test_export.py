@@ -117,11 +117,7 @@ def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
     export(tmp_path / "a.ckpt", to=tmp_path / "model")
     told = json.loads((tmp_path / "model" / "unisono.json").read_text())
     assert told["class_path"] == "lit_models.LitCausalLM"
-    assert told["source"] == {
-        "checkpoint": str(tmp_path / "a.ckpt"),
-        "global_step": 7,
-        "epoch": 1,
-    }
+    assert told["source"] == {"checkpoint": str(tmp_path / "a.ckpt"), "global_step": 7, "epoch": 1}
     assert told["init_args"] == {"optimizer": SGD}
     assert told["extra"][TEXT_RECIPE_KEY]["lora"] is None
     files = {path.name for path in (tmp_path / "model").iterdir()}

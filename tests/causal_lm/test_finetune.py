@@ -111,11 +111,7 @@ def test_dropout_hits_the_adapter_alone():
 def test_a_base_in_bfloat16_has_adapters_in_float32():
     adapted = with_lora(decoder(), base_dtype="bfloat16")
     kinds = {n.rpartition(".")[2]: p.dtype for n, p in adapted.named_parameters()}
-    assert kinds == {
-        "weight": torch.bfloat16,
-        "lora_A": torch.float32,
-        "lora_B": torch.float32,
-    }
+    assert kinds == {"weight": torch.bfloat16, "lora_A": torch.float32, "lora_B": torch.float32}
     assert adapted.head.weight is adapted.embedding.weight
     assert outputs(adapted).dtype == torch.bfloat16
     outputs(adapted).sum().backward()

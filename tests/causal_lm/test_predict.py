@@ -77,10 +77,7 @@ def test_a_session_in_python_completes_as_predict_does(tmp_path, trained):
 
 
 def test_choices_are_scored(tmp_path, trained):
-    rows = [
-        {"prompt": "abc", "choices": ["def", "zzz", "d"]},
-        {"prompt": "", "choices": ["abc"]},
-    ]
+    rows = [{"prompt": "abc", "choices": ["def", "zzz", "d"]}, {"prompt": "", "choices": ["abc"]}]
     (first, second), _ = predict(tmp_path, trained, rows, mode="score")
     assert first["num_tokens"] == [3, 3, 1]
     assert first["best"] == first["scores"].index(max(first["scores"]))

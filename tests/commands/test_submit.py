@@ -224,10 +224,7 @@ def chain_call(
     Path("mine").mkdir()
     Path("mine/chain.yaml").write_text(CHAIN)
     Path("most.txt").write_text("3")
-    for name, text in (
-        ("sbatch", SBATCH),
-        ("scancel", SCANCEL),
-    ):
+    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
         Path(name).write_text(text)
         Path(name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{Path.cwd()}:{os.environ['PATH']}")

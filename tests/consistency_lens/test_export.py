@@ -81,11 +81,7 @@ def test_a_lens_from_a_checkpoint_is_tested_as_the_run_was(trained, tmp_path):
     path = trained / "run" / "checkpoints" / "last.ckpt"
     subject = SubjectOptions(path=str(trained / "gpt2"), layer=1)
     by_path = trainer(tmp_path / "a", precision=32).test(
-        lens_module(subject),
-        data,
-        ckpt_path=path,
-        weights_only=True,
-        verbose=False,
+        lens_module(subject), data, ckpt_path=path, weights_only=True, verbose=False
     )
     loaded = LitConsistencyLens.load_from_checkpoint(path)
     assert trainer(tmp_path / "b", precision=32).test(loaded, data, verbose=False) == by_path

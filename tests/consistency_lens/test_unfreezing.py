@@ -29,10 +29,7 @@ from tests.distributed.launch import run
 from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 
 UNFREEZE_AT, STEPS = 4, 7
 BASES = {

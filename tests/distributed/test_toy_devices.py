@@ -20,10 +20,7 @@ from tests.toy import assert_same_samples, ledger_lines
 
 EPOCHS = {"max_epochs": 2, "max_steps": 14, "gradient_clip_val": None}
 ONE = {"name": "one", "family": "toy", "strategy": "auto", "trainer": EPOCHS}
-TWO = {
-    "ddp": {"strategy": "ddp"},
-    "ddp of Lightning": {"strategy": "ddp", "is_named": True},
-}
+TWO = {"ddp": {"strategy": "ddp"}, "ddp of Lightning": {"strategy": "ddp", "is_named": True}}
 STEPS, CHUNKS, SIZE = 10, 8, 16
 SPLIT = "2, then 4 devices"
 

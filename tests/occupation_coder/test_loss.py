@@ -119,10 +119,7 @@ def test_a_filler_counts_nowhere_even_if_it_is_infinite():
         memory, logits, decoder, batch_of(codes, torch.tensor([1.0, 0.0]))
     )
     alone = occupation_losses(
-        memory.select(torch.tensor([0])),
-        logits[:1],
-        decoder,
-        batch_of(codes[:1]),
+        memory.select(torch.tensor([0])), logits[:1], decoder, batch_of(codes[:1])
     )
     for term in ("seq2seq", "flat"):
         torch.testing.assert_close(with_filler[term].total, alone[term].total)

@@ -143,7 +143,6 @@ def test_every_option_is_a_key_of_a_yaml(unisono, toy_config: Path) -> None:
 
 OPTION = "--trainer.strategy.tensor_parallel_size=2"
 NAMED = "--trainer.strategy=fsdp"
-AS_CLASS = f"--trainer.strategy={STRATEGY_CLASSES['fsdp']}"
 
 
 @pytest.mark.parametrize(
