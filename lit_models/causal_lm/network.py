@@ -226,10 +226,9 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     if q.device.type != "cpu" and not is_half:
         k, v = _one_each(q, k, v)
     grouped = k.shape[1] != q.shape[1]
-    is_causal = q.shape[2] == k.shape[2]  # else one position, which sees all before it
-    return F.scaled_dot_product_attention(
-        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=grouped
-    )
+    # A condition, for where lengths are open to compiled code the comparison is no bool.
+    options = {"is_causal": True} if q.shape[2] == k.shape[2] else {}  # one, which sees all before
+    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped, **options)
 
 
 def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -387,14 +386,14 @@ class Decoder(nn.Module):
             layer.recomputes = True
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile each block in place, which leaves names and parameters as they are.
+        """Compile each block whole and in place, which leaves names and parameters as they are.
 
         Documents are then told apart by a mask on a CPU too: code for the documents of one batch
         would not fit the next.
         """
         self.is_compiled = True
         for layer in self.layers:
-            layer.compile(backend=backend)
+            layer.compile(backend=backend, fullgraph=True)
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache(len(self.layers))

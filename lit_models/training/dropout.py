@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_models.training.metrics import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
-_CHANNELS = -1  # the axis of a site's table of channels
+_CHANNELS, _MOST_AXES = -1, 8  # the axis of a site's table of channels, and the last that it has
 
 
 def mixed(*parts: int | Tensor) -> Tensor:
@@ -73,6 +73,8 @@ class SampleKeys:
                 f"exact_dropout: {place} ran in training mode outside a training step, where no "
                 "sample is known; call eval() first."
             )
+        if torch.compiler.is_compiling():
+            return 0, self.rows
         if not self.is_backward:
             self._calls[module] += 1
             self._seen[module].append(self.rows)
@@ -88,12 +90,15 @@ class SampleKeys:
 
 
 class KeyedDropout(nn.Dropout):
-    """Dropout with masks by key, in the place of a plain one; row r belongs to sample r // O."""
+    """Dropout with masks by key, in the place of a plain one; row r belongs to sample r // O.
+    Compiled code keeps no tables and counts no calls: each is the first one of its module."""
 
     def __init__(self, plain: nn.Dropout, index: int, place: str, keys: SampleKeys) -> None:
         super().__init__(plain.p, plain.inplace)
         self.train(plain.training)
         self.index, self.place, self.keys = index, place, keys
+        self.sites = hash_ids(mixed(index, 0, torch.arange(_CHANNELS, _MOST_AXES)))
+        self.least = round(self.p * 2**32) - 2**31  # compiled code would round the first rate alone
         self.tables: dict[tuple[int, int], Tensor] = {}
 
     def forward(self, values: Tensor) -> Tensor:
@@ -119,21 +124,21 @@ class KeyedDropout(nn.Dropout):
         for axis, size in enumerate([len(values) // len(rows), *values.shape[1:-1]]):
             rows = rows[..., None] + self._table(call, axis, size, rows.device)
         words = hash_ids(rows).to(torch.int32)[..., None]  # [B, O, ...] and an axis of size 1
-        words = words ^ self._table(call, _CHANNELS, channels, rows.device)
+        words = words ^ self._table(call, _CHANNELS, channels, rows.device).to(torch.int32)
         words.mul_(_MIX_1)  # the high bits then depend on all bits
         words.bitwise_xor_((words >> 15).bitwise_and_((1 << 17) - 1))  # a logical shift
-        keep = words.mul_(_MIX_2) >= round(self.p * 2**32) - 2**31
+        keep = words.mul_(_MIX_2) >= self.least
         noise = keep.view(values.shape).to(values.dtype).mul_(1 / (1 - self.p))
         return values * noise
 
     def _table(self, call: int, axis: int, size: int, device: torch.device) -> Tensor:
         """Return one key per index of an axis [size]."""
+        if torch.compiler.is_compiling():
+            return hash_ids(self.sites[axis - _CHANNELS] + torch.arange(size, device=device))
         table = self.tables.get((call, axis))
         if table is None or len(table) < size or table.device != device:
             site = int(mixed(self.index, call, axis))
             table = mixed(site, torch.arange(size, device=device))
-            if axis == _CHANNELS:
-                table = table.to(torch.int32)
             self.tables[call, axis] = table
         return table[:size]
 
@@ -141,10 +146,11 @@ class KeyedDropout(nn.Dropout):
 def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
     """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them."""
     keyed: dict[nn.Module, KeyedDropout] = {}  # one for a dropout that has several names
-    for place, module in list(network.named_modules(remove_duplicate=False)):
-        if type(module) is nn.Dropout:
-            new = keyed.setdefault(module, KeyedDropout(module, len(keyed), place, keys))
-            network.set_submodule(place, new)
+    with next((p.device for p in network.parameters()), torch.device("cpu")):
+        for place, module in list(network.named_modules(remove_duplicate=False)):
+            if type(module) is nn.Dropout:
+                new = keyed.setdefault(module, KeyedDropout(module, len(keyed), place, keys))
+                network.set_submodule(place, new)
     return list(keyed.values())
 
 
@@ -172,9 +178,6 @@ def keys_in(network: nn.Module) -> SampleKeys | None:
 
 class DrawGuard:
     """Notices random numbers that a training step draws from the device's generator."""
-
-    def __init__(self) -> None:
-        self._states: list[Tensor] = []
 
     def begin(self, device: torch.device) -> None:
         self._states = [torch.get_rng_state()]

@@ -103,6 +103,26 @@ def test_a_mask_is_the_hash_that_its_description_says() -> None:
     assert net[0](torch.ones(1, 4, 5)).gt(0)[0].tolist() == expected
 
 
+def test_compiled_code_draws_the_same_masks_and_is_one_for_all_modules() -> None:
+    def masks(compiles: bool) -> list[Tensor]:
+        net = nn.Sequential(*(nn.Dropout(rate) for rate in (0.25, 0.25, 0.5, 0.5)))
+        key_dropout(net, keys := SampleKeys())
+        found = []
+        for samples, length in ((4, 12), (5, 7), (3, 9)):
+            keys.begin(7, torch.arange(samples) * 99_991)
+            for module in net:
+                call = torch.compile(module, backend=backend, fullgraph=True)
+                ones = torch.ones(samples, length, 33)
+                found.append(call(ones) if compiles else module(ones))
+        return found
+
+    graphs: list[int] = []
+    backend = lambda graph, inputs: graphs.append(1) or graph  # noqa: E731
+    torch._dynamo.reset()
+    assert all(map(torch.equal, masks(True), masks(False)))
+    assert len(graphs) == 2 * 2  # of each rate, and for other sizes
+
+
 @given(order=st.permutations(range(6)), cut=st.integers(1, 5), padding=st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_masks_do_not_depend_on_batch_order_batch_split_or_padding(order, cut, padding) -> None:
