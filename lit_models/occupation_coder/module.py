@@ -1,6 +1,7 @@
 """The occupation coder as a LightningModule. Batch: OccupationBatch."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -150,6 +151,8 @@ class LitOccupationCoder(ExactModule):
         options = (self.loss.flat_dropout, self.loss.linear)
         self.network = OccupationNetwork(encoder, decoder, *options)
         freeze_encoder(self.network.encoder, self.hparams.freeze)
+        # They are keys and values, and nothing changes them in place.
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         for split in ("val", "test"):
             metrics = OccupationMetrics(book, languages, self.loss.term_weights)
             self.add_module(f"{split}_metrics", metrics)
