@@ -111,16 +111,18 @@ def test_the_losses_in_float64_are_those_of_a_cpu(files, tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("way", ["32-true", "bf16-mixed", "bf16-mixed fsdp", "bf16-true"])
 @pytest.mark.parametrize("name", [*LEARNERS, *COMPILED])
-def test_a_family_learns_and_no_step_waits(files, tmp_path, name, precision):
+def test_a_family_learns_and_no_step_waits(files, tmp_path, name, way):
+    precision, _, strategy = way.partition(" ")
+
     def family(folder: Path, options: Any) -> Any:
         module, data = (LEARNERS | COMPILED)[name](folder, options)
         module.optimizer = fused
         return module, data
 
     callbacks = [*([] if name in ASKING else [NoWaits()]), *default_callbacks()]
-    few = {"precision": precision, "callbacks": callbacks}
+    few = {"precision": precision, "strategy": strategy or "auto", "callbacks": callbacks}
     trainer, module, data = fitted(family, files, tmp_path / "run", **few)
     assert all(line["is_finite"] for line in ledger_lines(tmp_path / "run"))
     trainer.test(module, data, verbose=False)
