@@ -3,50 +3,32 @@
 import json
 import subprocess
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from lit_models.causal_lm.network import PRESETS, DecoderConfig
+from lit_models.causal_lm.network import PRESETS
 from lit_models.config_files import find_config
-from tests.benchmarks import gpu
-from tests.benchmarks.figures import Aim, Figures
-from tests.benchmarks.gpu import (
-    ACCELERATE,
-    CEILINGS,
-    CODER,
-    ROWS,
-    SHAKESPEARE,
-    Limits,
-    add_row,
-    measure_all,
-    rows,
-)
-from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds, flops_per_token, language_model
+from lit_models.training.strategies import leave_group
+from tests.benchmarks import gpu, gpu_kernels, gpu_rows
+from tests.benchmarks.figures import Aim, Figure
+from tests.benchmarks.gpu import AIMS, CEILINGS, CODER, SHAKESPEARE, Row, figures_of, measure_all
+from tests.benchmarks.gpu_kernels import PRODUCTS
+from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds
 from tests.distributed.launch import run
 
 LINE = {
     "seconds": 2.0,
     "padding_share": 0.03,
     "mfu": 0.5,
-    "split": {"data": 0.01, "forward": 1.19, "communication": None, "other": 0.8},
+    "split": {"data": 0.01, "evaluation": 0.0, "steps": 1.99},
 }
-FOUND: dict[str, Any] = {
-    "unit": "tokens/s",
-    "rates": [100.0, 120.0],
-    "flops": 2e9,
-    "memory_gib": 1.5,
-    "steps_ms": [10.3, 10.1],
-    "loop_ms": [10.0, 10.0],
-    "lines": [],
-}
-PUBLISHED = {"loss": 1.5, "seconds": 60.0, "rate": 1e6}
 
 
 def options(small: bool = False, only: str = "") -> Namespace:
-    return Namespace(small=small, only=only, text=Path("input.txt"))
+    return Namespace(small=small, only=only, text=Path("input.txt"), trace=None, module="gpu")
 
 
 class Measure:
@@ -55,37 +37,46 @@ class Measure:
     def __init__(self, **broken: str) -> None:
         self.broken, self.asked = broken, []
 
-    def __call__(self, name: str, options: Namespace, limit_s: float) -> dict[str, Any]:
+    def __call__(self, name: str, row: Row, options: Namespace) -> list[Figure]:
         self.asked.append(name)
         if name in self.broken:
             raise gpu.RowFailed(self.broken[name])
-        return {"product": 1e12, "copy": 1e12} if name == CEILINGS else {**FOUND, **PUBLISHED}
+        return [Figure("GPU", name, "tokens/s", [100.0, 120.0])]
 
 
-def kept_rows(path: Path) -> set[str]:
-    return {row["what"] for row in json.loads(path.read_text())["figures"]}
+def measured(path: Path, measure: Measure, **given: bool | str) -> list[str]:
+    asked = options(**given)
+    return measure_all(gpu.rows(asked), asked, AIMS, path, measure)
+
+
+def kept_rows(path: Path) -> set[tuple[str, str]]:
+    rows = json.loads(path.read_text())["figures"]
+    return {(row["what"], row["peer"]) for row in rows}
 
 
 def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(tmp_path):
     printed = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
     path, log = tmp_path / "x.json", tmp_path / "gpu" / "1b-compiled.log"
-    missing = measure_all(options(), path, Measure(**{"1b, compiled": printed}))
+    missing = measured(path, Measure(**{"1b, compiled": printed}))
     assert missing == [f"1b, compiled: RuntimeError: the cause; all that it printed is in {log}"]
     assert log.read_text() == printed
-    assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= kept_rows(path)
-    assert "1b, compiled" not in kept_rows(path)  # its peers have nothing to stand beside
+    names = {what for what, _ in kept_rows(path)}
+    assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= names
+    assert "1b, compiled" not in names  # its peers have nothing to stand beside
+    assert ("gpt2-124m, compiled", "gpt2-124m, eager") in kept_rows(path)
 
 
 def test_rows_of_one_name_are_measured_beside_those_that_are_kept(tmp_path):
-    path, first, second = tmp_path / "x.json", Measure(**{CODER: "busy"}), Measure()
-    assert len(measure_all(options(), path, first)) == 1
-    assert measure_all(options(only=CODER), path, second) == []
-    assert second.asked == [CEILINGS, CODER]
-    assert {CODER, SHAKESPEARE, "1b, compiled"} <= kept_rows(path)
+    path, second = tmp_path / "x.json", Measure()
+    assert len(measured(path, Measure(**{CODER: "busy"}))) == 1
+    assert measured(path, second, only="retriever") == []
+    assert second.asked == [CEILINGS, gpu.RETRIEVER]
+    assert measured(path, Measure(), only=CODER) == []
+    assert {(CODER, ""), (SHAKESPEARE, ""), ("1b, compiled", "")} <= kept_rows(path)
 
 
 def test_figures_of_toys_are_not_kept(tmp_path):
-    assert measure_all(options(small=True), tmp_path / "x.json", Measure()) == []
+    assert measured(tmp_path / "x.json", Measure(), small=True) == []
     assert list(tmp_path.rglob("*.json")) == []
 
 
@@ -95,14 +86,15 @@ def test_a_row_that_hangs_is_ended_in_time(monkeypatch):
 
     monkeypatch.setattr(gpu, "run", run)
     with pytest.raises(gpu.RowFailed, match="not done within 60 s"):
-        gpu.measured("1b, eager", options(), 60.0)
+        gpu.measured("1b, eager", Row(lambda _: [], 60.0), options())
 
 
-def test_every_row_that_is_named_can_be_measured():
-    assert set(ROWS) | {CEILINGS} == set(rows(True)) - {
-        f"7b, LoRA, {w}" for w in ("eager", gpu.NANOGPT, ACCELERATE)
-    }
-    assert ROWS[-1] == SHAKESPEARE
+@pytest.mark.parametrize("module", [gpu, gpu_kernels])
+def test_what_has_an_aim_is_a_row_and_so_are_peers(module):
+    rows = module.rows(options())
+    names = {peer for row in rows.values() for peer in row.peers}
+    assert names <= rows.keys()
+    assert {what.removesuffix(", forward") for what, _ in module.AIMS} <= rows.keys()
 
 
 def test_the_row_of_gpt2_trains_what_is_shipped():
@@ -114,48 +106,66 @@ def test_the_row_of_gpt2_trains_what_is_shipped():
     assert size.filled_vocabulary == 50_304  # of the peers
 
 
-def test_the_arithmetic_of_a_token_by_hand():
-    config = DecoderConfig(10, 8, hidden_size=4, num_layers=2, num_heads=2, feed_forward=6)
-    # a layer: 4 products of 4 x 4, 3 of 4 x 6, two norms; then a norm, and the tied head
-    weights = 2 * (4 * 16 + 3 * 24 + 8) + 4 + 40
-    attention = 12 * 2 * 4 * 8
-    assert flops_per_token(config, 8) == 6 * weights + attention
-    assert flops_per_token(config, 8, are_weights_learnt=False) == 4 * weights + attention
-
-
 def test_what_a_row_says_by_hand():
-    figures = Figures()
-    add_row(figures, "1b, compiled", {**FOUND, "lines": [LINE]}, Limits(1e12, 0.4e12))
-    found = {(row.what, row.unit): row for row in figures.rows}
-    speed = found["1b, compiled", "tokens/s"]
-    assert speed.note == "time: forward 59.5 %, other 40.0 %, data 0.5 %"
-    assert found["1b, compiled", "of the ceiling"].ours == pytest.approx([0.2, 0.24])
-    share = found["1b, compiled", "MFU"]
-    assert share.ours == pytest.approx([0.5, 0.6])
-    assert share.aim == Aim(0.45, is_least=True, of="value")
-    assert share.is_met
-    step = found["1b, compiled, a step, all on", "ms"]
-    assert step.of("ratio") == pytest.approx([1.03, 1.01])
-    assert step.is_met  # 1.02 of the median
-    assert found["1b, compiled, time waited for data", "share"].ours == [0.005]
-    assert found["1b, compiled, positions of padding", "share"].is_met is False
+    rounds = Rounds("tokens/s")
+    rounds.amounts, rounds.seconds, rounds.loop_seconds = [20, 24], [0.2, 0.2], [0.1, 0.1]
+    rounds.clocks = ["1755 MHz, 690 W"]
+    found = {(row.what, row.unit): row for row in rounds.figures(lines=[LINE])}
+    assert found["", "tokens/s"].note == "1755 MHz, 690 W; time: steps 99.5 %, data 0.5 %"
+    assert found["", "tokens/s"].ours == pytest.approx([100.0, 120.0])
+    step = found[", a step, all on", "ms"]
+    assert (step.of("ratio"), step.is_met) == (pytest.approx([2.0, 2.0]), False)
+    assert found[", time waited for data", "share"].ours == [0.005]
+    assert found[", positions of padding", "share"].is_met is False
+    assert found["", "MFU"].ours == [0.5]  # as the run counts it itself
 
 
-def test_shares_of_what_a_run_counts_itself():
-    figures = Figures()
-    add_row(figures, "coder", {**FOUND, "flops": None, "lines": [LINE]}, Limits(1e12, None))
-    units = {row.unit: row for row in figures.rows if row.what == "coder"}
-    assert units.keys() == {"tokens/s", "MFU"}  # the ceiling's share was not known
-    assert units["MFU"].ours == [0.5]
+def test_a_row_stands_beside_its_peers_and_what_the_device_does_at_most():
+    values = {CEILINGS: [8.0], "x": [4.0, 6.0], "y": [2.0, 4.0]}
+    found = {name: [Figure("GPU", name, "TFLOP/s", ours)] for name, ours in values.items()}
+    table = dict.fromkeys(found, Row(lambda _: [])) | {
+        "x": Row(lambda _: [], peers={"y": Aim(1.25)})
+    }
+    rows = figures_of(table, found, {("x", "TFLOP/s"): 4.5}).rows
+    by = {(row.what, row.unit, row.peer): row for row in rows}
+    assert by["x", "TFLOP/s", ""].is_met
+    assert by["x", "of the ceiling", ""].ours == [0.5, 0.75]
+    beside = by["x", "TFLOP/s", "y"]
+    assert (beside.of("ratio"), beside.is_met) == ([2, 1.5], False)
+    assert (CEILINGS, "of the ceiling", "") not in by
 
 
 @pytest.mark.filterwarnings("ignore:.*have no `validation_step`")
-def test_a_language_model_is_measured_at_a_toy_size(tmp_path):
-    found = language_model(SIZES["1b"].small(), False, tmp_path)
-    assert len(found.rates) == len(found.loop_ms) == len(found.lines) == ROUNDS
-    assert all(rate > 0 for rate in found.rates)
-    assert [line["padding_share"] for line in found.lines] == [0.0] * ROUNDS
-    json.dumps(found._asdict())
+def test_a_language_model_is_measured_at_a_toy_size(tmp_path, monkeypatch):
+    monkeypatch.setenv(gpu_rows.TRACE, str(tmp_path / "trace.json"))
+    found = gpu_rows.language_model(SIZES["1b"].small(), False, tmp_path)
+    rows = {(row.what, row.unit): row for row in found}
+    assert all(rate > 0 for rate in rows["", "tokens/s"].ours)
+    assert len(rows[", a step, all on", "ms"].theirs) == ROUNDS
+    assert rows[", positions of padding", "share"].ours == [0.0] * ROUNDS
+    steps = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len({e["name"] for e in steps if e["name"].startswith("ProfilerStep#")}) == 3
+
+
+QUICK = (CEILINGS, "attention, packed 8 x 4,096, own", "loss, 50,257 tokens, own")
+LONGER = (
+    *("search", "float32 top", "1b writes, 1 at once", "1b, stands still for a checkpoint, shards"),
+    *(f"{CODER}, prediction", "gpt2-124m, bfloat16 beside float32", "step, 1b, policy"),
+    *("attention, packed 8 x 4,096, mask", "loss, 50,257 tokens, full logits"),
+    *("loss, 50,257 tokens, torch's linear_cross_entropy", f"loss, 50,257 tokens, {PRODUCTS}"),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in LONGER)]
+)
+def test_a_row_is_measured_at_a_toy_size(tmp_path, own_environment, name):
+    asked = options(small=True)
+    found = {**gpu.rows(asked), **gpu_kernels.rows(asked)}[name].measure(tmp_path)
+    leave_group()
+    assert all(value > 0 for row in found if row.unit != "share" for value in row.ours)
+    json.dumps([asdict(row) for row in found])
 
 
 def test_rounds_leave_the_warm_up_out():

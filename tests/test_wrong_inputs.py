@@ -24,35 +24,75 @@ BEGUN = re.compile(
     r"runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)"
 )
 
-# name: (command, files, message); line 62 is the one behind the 61 sound ones.
-WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
+# name: (command, message)
+WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
     "a missing file": (
         [*FIT, "--data.train_files=tran.csv"],
-        {},
         'data.train_files: tran.csv does not exist. Did you mean "train.csv"',
     ),
     "nothing to validate on": (
         [*FIT, "--data.split.validation_share=0"],
-        {},
         "name data.validation_files or raise data.split.validation_share .*"
         "trainer.limit_val_batches=0 validates nothing",
     ),
     "a temperature that the checkpoint does not have": (
         [*TEST, "--model.temperature.flat=5.0"],
-        {},
         "other values have no effect: model.temperature .*Leave them out to take the checkpoint's",
     ),
     "a missing text column": (
         [*FIT, "--data.columns.text=job"],
-        {},
         r'train.csv has no column "job" .*it has: text, language.*Name one of them with '
         "--data.columns.text",
     ),
     "a separator that the table does not have": (
         [*FIT, "--data.table.separator=;"],
-        {},
         "train.csv has no column code_1; it has: text,language,code_1. Name its code columns",
     ),
+    "a file on the way to the run folder": (
+        [*FIT, "--trainer.default_root_dir=train.csv/x"],
+        "trainer.default_root_dir train.csv/x: train.csv is a file; name a folder",
+    ),
+    "a folder that cannot be made": (
+        [*FIT, "--trainer.default_root_dir=/proc/none/x"],
+        "/proc/none: No such file or directory; choose another path",
+    ),
+    "missing weights to start from": (
+        [*FIT, "--model.init_from=none.ckpt"],
+        "model.init_from: there is no checkpoint none.ckpt. A run keeps its own in runs/NAME",
+    ),
+    "no checkpoint to code with": (
+        ["predict", *ONE_DEVICE, "--data.predict_files=mine.csv"],
+        "predict needs a trained model: give --ckpt_path",
+    ),
+    "no file to code": (PREDICT, "predict needs files: name them with --data.predict_files="),
+    "the table itself as the coded one": (
+        [*CODE_MINE, "--data.predict_output=mine.csv"],
+        "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",
+    ),
+    "a missing file to check": (
+        [*CHECK, "--data.train_files=tran.csv"],
+        'tran.csv does not exist. Did you mean "train',
+    ),
+    "a rate below 0": (
+        [*FIT, "--model.optimizer.lr=-1"],
+        "ValueError: Invalid learning rate: -1.0 Its traceback is in runs/mine-2/error.txt",
+    ),
+    "a clipping below 0": (
+        [*FIT, "--trainer.gradient_clip_val=-1"],
+        "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
+    ),
+    "a seed below 0": ([*FIT, "--seed_everything=-1"], "-1 is not in bounds, numpy accep"),
+    "a rate that is no number": (
+        [*FIT, "--model.optimizer.lr=abc"],
+        "model.optimizer.lr must be a number, got abc",
+    ),
+    "a folder without a run to verify": (
+        ["verify", "runs"],
+        "runs holds no ledger.jsonl; name a run folder, such as runs/demo",
+    ),
+}
+# name: (command, files, message); line 62 is the one behind the 61 sound ones.
+WRONG_FILES: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     "an empty file": (FIT, {"train.csv": ""}, "train.csv is empty; it needs a header and rows"),
     "two rows glued by a quote": (
         FIT,
@@ -63,16 +103,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*FIT, "--config=bad.yaml"],
         {"bad.yaml": b"data:\n  train_files: sm\xf8r.csv\n"},
         "bad.yaml is not UTF-8 .*byte 0xf8 .*; save it as UTF-8",
-    ),
-    "a file on the way to the run folder": (
-        [*FIT, "--trainer.default_root_dir=train.csv/x"],
-        {},
-        "trainer.default_root_dir train.csv/x: train.csv is a file; name a folder",
-    ),
-    "a folder that cannot be made": (
-        [*FIT, "--trainer.default_root_dir=/proc/none/x"],
-        {},
-        "/proc/none: No such file or directory; choose another path",
     ),
     "a damaged checkpoint": (
         [*FIT, "--ckpt_path=cut.ckpt"],
@@ -106,17 +136,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         r"weights of toy.ckpt \(of lit_models.LitCausalLM\) do not fit LitOcc.*: .* missing "
         "there, .*Use the model options",
     ),
-    "missing weights to start from": (
-        [*FIT, "--model.init_from=none.ckpt"],
-        {},
-        "model.init_from: there is no checkpoint none.ckpt. A run keeps its own in runs/NAME",
-    ),
-    "no checkpoint to code with": (
-        ["predict", *ONE_DEVICE, "--data.predict_files=mine.csv"],
-        {},
-        "predict needs a trained model: give --ckpt_path",
-    ),
-    "no file to code": (PREDICT, {}, "predict needs files: name them with --data.predict_files="),
     "a table to code without its text column": (
         CODE_MINE,
         {"mine.csv": "job\nsmith\n"},
@@ -127,47 +146,21 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         {"mine.csv": 'text\nsmith\n"miner\ntailor"s\n'},
         f'mine.csv:3: ""miner": a quote opens a value.*close it.*{REJECT}',
     ),
-    "the table itself as the coded one": (
-        [*CODE_MINE, "--data.predict_output=mine.csv"],
-        {},
-        "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",
-    ),
-    "a missing file to check": (
-        [*CHECK, "--data.train_files=tran.csv"],
-        {},
-        'tran.csv does not exist. Did you mean "train',
-    ),
     "bad rows to check": (
         CHECK,
         {"train.csv": GLUED + "smith,en,8311x\n,en,83110\n"},
         r"3 bad rows .*train.csv:62: .*glues rows.*train.csv:64: code \"8311x\".*train.csv:65: "
         ".*Correct them, or leave them out of a run with --data.on_bad_rows=reject",
     ),
-    "a rate below 0": (
-        [*FIT, "--model.optimizer.lr=-1"],
-        {},
-        "ValueError: Invalid learning rate: -1.0 Its traceback is in runs/mine-2/error.txt",
-    ),
     "a dropout above 1": (
         [*FIT, "--config=b.yaml"],
         {"b.yaml": "model:\n  encoder:\n    dropout: 2\n"},
         "between 0 and 1, but got 2.0 Its traceback is in runs/mine-2",
     ),
-    "a clipping below 0": (
-        [*FIT, "--trainer.gradient_clip_val=-1"],
-        {},
-        "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
-    ),
     "weights that are not finite": (
         [*CODE_MINE, "--ckpt_path=nan.ckpt"],
         {"nan.ckpt": "NAN"},
         "the weights network.* hold values that are not finite .* use a checkpoint from before",
-    ),
-    "a seed below 0": ([*FIT, "--seed_everything=-1"], {}, "-1 is not in bounds, numpy accep"),
-    "a rate that is no number": (
-        [*FIT, "--model.optimizer.lr=abc"],
-        {},
-        "model.optimizer.lr must be a number, got abc",
     ),
     "a list of options": (
         [*FIT, "--config=b.yaml"],
@@ -199,11 +192,6 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         {"text.ckpt": "TEXT"},
         "text.ckpt holds no state_dict",
     ),
-    "a folder without a run to verify": (
-        ["verify", "runs"],
-        {},
-        "runs holds no ledger.jsonl; name a run folder, such as runs/demo",
-    ),
     "a damaged ledger": (
         ["verify", "runs/mine"],
         {"runs/mine/ledger.jsonl": b"{}\n\xff\0\n{}\n"},
@@ -215,6 +203,7 @@ WRONG: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         "runs/bare holds no plan.json; the run never began to train: `unisono fit` writes it",
     ),
 }
+WRONG = {name: (argv, {}, said) for name, (argv, said) in WRONG_OPTIONS.items()} | WRONG_FILES
 
 
 @pytest.fixture

@@ -21,13 +21,8 @@ from tests.wrong_inputs import FIT, ONE_DEVICE, contents, error_of
 pytestmark = pytest.mark.slow
 
 CHECKPOINT = "--ckpt_path=runs/mine/checkpoints/last.ckpt"
-CODE_MINE = [
-    "predict",
-    *ONE_DEVICE,
-    CHECKPOINT,
-    "--trainer.limit_predict_batches=1.0",
-    "--data.predict_files=mine.csv",
-]
+CODE_MINE = ["predict", *ONE_DEVICE, CHECKPOINT, "--trainer.limit_predict_batches=1.0"]
+CODE_MINE += ["--data.predict_files=mine.csv"]
 RESUME = [*FIT, "--ckpt_path=auto", "--trainer.max_steps=4", "--trainer.max_epochs=2"]
 # A resumed run adds lines to the first two, replaces those of steps that run again in the third,
 # and says in the fourth what it runs on.

@@ -1,6 +1,7 @@
 """A working folder for wrong inputs: sound tables, and a run that two steps have trained."""
 
 import os
+import shlex
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -15,21 +16,13 @@ SOUND = "text,language,code_1\n" + "".join(
     for i in range(10)
     for k, (trade, code) in enumerate(zip(TRADES, CODES, strict=True))
 )
-ONE_DEVICE = [
-    "--config=occupation_coder/debug.yaml",
-    "--trainer.accelerator=cpu",
-    "--trainer.devices=1",
-    "--trainer.enable_model_summary=false",
-    "--trainer.default_root_dir=runs/mine",
-    "--data.loader.num_workers=0",
-]
-FIT = [
-    "fit",
-    *ONE_DEVICE,
-    "--trainer.max_steps=2",
-    "--data.train_files=train.csv",
-    "--data.columns.language=language",
-]
+ONE_DEVICE = shlex.split("""
+--config=occupation_coder/debug.yaml --trainer.accelerator=cpu --trainer.devices=1
+--trainer.enable_model_summary=false --trainer.default_root_dir=runs/mine
+--data.loader.num_workers=0
+""")
+FIT = ["fit", *ONE_DEVICE, "--trainer.max_steps=2"]
+FIT += ["--data.train_files=train.csv", "--data.columns.language=language"]
 
 
 def make_run(folder: Path) -> Path:

@@ -157,7 +157,12 @@ def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
     """Return the rows of a file, and the machine of each."""
     rows = json.loads(path.read_text("utf-8"))["figures"]
     machines = [row.pop("machine") for row in rows]
-    return [Figure(**{**row, "aim": row["aim"] and Aim(**row["aim"])}) for row in rows], machines
+    return [figure_of(row) for row in rows], machines
+
+
+def figure_of(row: dict[str, Any]) -> Figure:
+    """Return the figure that `asdict` made this of."""
+    return Figure(**{**row, "aim": row["aim"] and Aim(**row["aim"])})
 
 
 def measured_since(begun: str, path: Path) -> Figures:

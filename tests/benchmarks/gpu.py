@@ -1,8 +1,9 @@
-"""What one GPU reaches: its ceilings, then the training of every family at a real size.
+"""What one GPU reaches: its ceilings, then every family at a real size.
 
-python -m tests.benchmarks.gpu            needs one GPU and the packages
-python -m tests.benchmarks.gpu 1b         the rows alone whose names begin so
-python -m tests.benchmarks.gpu --small    the same rows at toy sizes, also on a CPU: do they run?
+python -m tests.benchmarks.gpu                  needs one GPU and the packages
+python -m tests.benchmarks.gpu 1b               the rows alone whose names begin so
+python -m tests.benchmarks.gpu --trace FOLDER   also a profile of three steps of each row
+python -m tests.benchmarks.gpu --small          the same at toy sizes, also on a CPU: does it run?
 
 Each row has a process of its own; its figures are in runs/benchmarks.json when it ends. A row that
 fails is named, and loses no other.
@@ -13,11 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,43 +27,43 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from lit_models.training.throughput import peak_of
-from tests.benchmarks.figures import FILE, Aim, Figures, show
-from tests.benchmarks.gpu_rows import CODER as CODER_SIZE
-from tests.benchmarks.gpu_rows import RETRIEVER as RETRIEVER_SIZE
-from tests.benchmarks.gpu_rows import SHAKESPEARE as SHAKESPEARE_TEXT
-from tests.benchmarks.gpu_rows import (
-    SIZES,
-    ceilings,
-    language_model,
-    nanogpt_loop,
-    of_config,
-    to_its_loss,
-    transformers_loop,
-)
+from tests.benchmarks import gpu_rows
+from tests.benchmarks.figures import FILE, Aim, Figure, Figures, figure_of, show
+from tests.benchmarks.gpu_rows import GPU, SIZES, language_model
 from tests.distributed.launch import run
 
-MOST_S, SHAKESPEARE_S = 160, 600  # of one row, and of the one that trains to the published loss
+MOST_S, LONG_S = 160, 600  # of one row, and of one that trains to a published figure
 ERROR = re.compile(r"[\w.]+(Error|Exception)\b.*")  # the line of a traceback that says what failed
-CEILINGS, SHAKESPEARE = "ceilings", "shakespeare_gpu.yaml"
+CEILINGS, SHAKESPEARE, HISCO = "ceilings", "shakespeare_gpu.yaml", "hisco.yaml"
 NANOGPT, ACCELERATE = "nanoGPT's loop", "transformers + accelerate"
 CODER, RETRIEVER = "occupation coder of CANINE's size", "retriever of MiniLM's size"
-ROWS = (  # those with an aim first
-    *("gpt2-124m, compiled", "1b, compiled", "7b, LoRA, compiled"),
-    *(f"gpt2-124m, {NANOGPT}", f"1b, {NANOGPT}", CODER, RETRIEVER),
-    *(f"gpt2-124m, {ACCELERATE}", f"1b, {ACCELERATE}"),
-    *("gpt2-124m, eager", "1b, eager", SHAKESPEARE),
-)
-FAMILY, OF_CEILING = "GPU", "of the ceiling"
-AIMS = {
-    ("gpt2-124m, compiled", OF_CEILING): 0.50,
-    ("1b, compiled", "MFU"): 0.45,
-    ("7b, LoRA, compiled", "TFLOP/s"): 400.0,
+OF_CEILING = "of the ceiling"
+AT_LEAST = Aim(1.0, is_least=True)
+AIMS = {  # what, unit -> least
+    (CEILINGS, "TFLOP/s"): 790.0,
+    ("gpt2-124m, compiled", "tokens/s"): 462_000.0,
+    ("1b, compiled", "tokens/s"): 54_000.0,
+    ("7b, LoRA, compiled", "tokens/s"): 14_900.0,
+    ("1b writes, 1 at once", OF_CEILING): 0.5,
 }
-MOST_OVERHEAD, MOST_PADDING, MOST_WAIT = 1.02, 0.02, 0.01
-SHAKESPEARE_NATS = 1.47  # what nanoGPT states for this size
-LEAST_SHOWN = 0.001  # of the time
-Measure = Callable[[str, argparse.Namespace, float], dict[str, Any]]
+
+
+class Row(NamedTuple):
+    """One row.
+
+    Args:
+        measure: in a folder -> its figures, named after the row; the first stands beside peers'.
+        limit_s: after so many seconds its process is ended.
+        peers: names of other rows -> the aim of ours by theirs.
+    """
+
+    measure: Callable[[Path], list[Figure]]
+    limit_s: float = MOST_S
+    peers: Mapping[str, Aim | None] = {}
+
+
+Rows = Mapping[str, Row]
+Measure = Callable[[str, Row, argparse.Namespace], list[Figure]]
 
 
 class RowFailed(RuntimeError):
@@ -77,208 +79,174 @@ class RowFailed(RuntimeError):
         self.printed = printed
 
 
-def rows(is_small: bool, text: Path = SHAKESPEARE_TEXT) -> dict[str, Callable[[Path], Any]]:
-    """Return name -> the function that measures it in a folder.
-
-    Args:
-        is_small: at toy sizes.
-        text: of the Shakespeare run.
-    """
-    found: dict[str, Callable[[Path], Any]] = {}
-    for name, full in SIZES.items():
-        size = full.small() if is_small else full
-        found[f"{name}, compiled"] = partial(language_model, size, True)
-        found[f"{name}, eager"] = partial(language_model, size, False)
-        found[f"{name}, {NANOGPT}"] = partial(nanogpt_loop, size)
-        found[f"{name}, {ACCELERATE}"] = partial(transformers_loop, size)
+def rows(options: argparse.Namespace) -> Rows:
+    """Return the rows of this command by name, those with an aim first."""
+    is_small = options.small
+    sizes = {name: full.small() if is_small else full for name, full in SIZES.items()}
+    found = {CEILINGS: Row(partial(gpu_rows.ceilings, is_small))}
+    for name, size in sizes.items():
+        peers = {NANOGPT: AT_LEAST, ACCELERATE: AT_LEAST, "eager": None} if not size.lora else {}
+        named = {f"{name}, {peer}": aim for peer, aim in peers.items()}
+        found[f"{name}, compiled"] = Row(partial(language_model, size, True), peers=named)
     number = 16 if is_small else 512
-    coder, retriever = ({}, {}) if is_small else (CODER_SIZE, RETRIEVER_SIZE)
-    found[CODER] = partial(of_config, "occupation_coder/demo.yaml", coder, number)
-    found[RETRIEVER] = partial(of_config, "seo/retriever_demo.yaml", retriever, number)
-    found[CEILINGS] = partial(ceilings, is_small)
-    found[SHAKESPEARE] = partial(to_its_loss, text)
+    coder, retriever = ({}, {}) if is_small else (gpu_rows.CODER, gpu_rows.RETRIEVER)
+    demo, pairs = "occupation_coder/demo.yaml", "seo/retriever_demo.yaml"
+    found[CODER] = Row(partial(gpu_rows.of_config, demo, coder, number))
+    found[RETRIEVER] = Row(partial(gpu_rows.of_config, pairs, retriever, number))
+    for workers in (0, 4, 12):
+        loader = {**coder, "data.init_args.loader": {"num_workers": workers}}
+        of_workers = partial(gpu_rows.of_config, demo, loader, number)
+        found[f"{CODER}, {workers} workers"] = Row(of_workers)
+    texts = partial(gpu_rows.prediction, demo, coder, 100 if is_small else 200_000)
+    found[f"{CODER}, prediction"] = Row(texts, LONG_S)
+    for name in ("gpt2-124m", "1b"):
+        found[f"{name}, {NANOGPT}"] = Row(partial(gpu_rows.nanogpt_loop, sizes[name]))
+        found[f"{name}, {ACCELERATE}"] = Row(partial(gpu_rows.transformers_loop, sizes[name]))
+        found[f"{name}, eager"] = Row(partial(language_model, sizes[name], False))
+    for kind in ("file", "shards"):
+        stalls = partial(gpu_rows.stalls, sizes["1b"], kind == "shards")
+        found[f"1b, stands still for a checkpoint, {kind}"] = Row(stalls)
+    for number in (1, 32):
+        found[f"1b writes, {number} at once"] = Row(partial(gpu_rows.writing, sizes["1b"], number))
+    documents = 10_000 if is_small else 10_000_000
+    found["search"] = Row(partial(gpu_rows.searching, documents, True), peers={"float32 top": None})
+    found["float32 top"] = Row(partial(gpu_rows.searching, documents, False))
+    steps = 20 if is_small else 400
+    curves = partial(gpu_rows.curves, sizes["gpt2-124m"], not is_small, steps)
+    found["gpt2-124m, bfloat16 beside float32"] = Row(curves, LONG_S)
+    if not is_small:
+        found[HISCO] = Row(gpu_rows.hisco, LONG_S)
+        found[SHAKESPEARE] = Row(partial(gpu_rows.shakespeare, options.text), LONG_S)
     return found
 
 
-def measured(name: str, options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """Return what a row found, in a process of its own.
+def measured(name: str, row: Row, options: argparse.Namespace) -> list[Figure]:
+    """Return the figures of a row, in a process of its own.
 
     Raises:
         RowFailed: it failed, or did not end within the limit.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        command = ["-m", "tests.benchmarks.gpu", f"--row={name}", f"--to={path}"]
-        command += [f"--text={options.text}", *(["--small"] if options.small else [])]
+        command = ["-m", options.module, f"--row={name}", f"--to={path}", f"--text={options.text}"]
+        environ = {}
+        if options.trace:
+            options.trace.mkdir(parents=True, exist_ok=True)
+            environ[gpu_rows.TRACE] = str((options.trace / f"{slug(name)}.json").resolve())
         try:
-            done = run(*command, timeout_s=limit_s)
+            command += ["--small"] if options.small else []
+            done = run(*command, timeout_s=row.limit_s, **environ)
         except subprocess.TimeoutExpired:
-            raise RowFailed(f"not done within {limit_s:.0f} s") from None
+            raise RowFailed(f"not done within {row.limit_s:.0f} s") from None
         if done.returncode:
             raise RowFailed(done.stdout)
-        return json.loads(path.read_text("utf-8"))
+        found = [figure_of(each) for each in json.loads(path.read_text("utf-8"))]
+        return [replace(row, what=name + row.what) for row in found]
 
 
-class Limits(NamedTuple):
-    """FLOP/s of a matrix product that was measured, and of the data sheet; none where unknown."""
-
-    ceiling: float | None = None
-    peak: float | None = None
+def slug(name: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", name.lower())
 
 
-def add_row(figures: Figures, name: str, found: dict[str, Any], limits: Limits) -> None:
-    """Add all that a training says. Args: found, fields of `gpu_rows.Found`."""
-    memory = (found["memory_gib"],) * 2 if found["memory_gib"] else None
-    note = split(found["lines"])
-    figures.add(FAMILY, name, found["unit"], found["rates"], memory_gib=memory, note=note)
-    shares: dict[str, list[float]] = {}
-    if found["flops"]:
-        used = [rate * found["flops"] for rate in found["rates"]]
-        shares["TFLOP/s"] = [value / 1e12 for value in used]
-        for unit, limit in ((OF_CEILING, limits.ceiling), ("MFU", limits.peak)):
-            if limit is not None:
-                shares[unit] = [value / limit for value in used]
-    elif found["lines"] and all("mfu" in line for line in found["lines"]):
-        shares["MFU"] = [line["mfu"] for line in found["lines"]]  # by the throughput's own count
-    for unit, values in shares.items():
-        least = AIMS.get((name, unit))
-        aim = None if least is None else Aim(least, is_least=True, of="value")
-        figures.add(FAMILY, name, unit, values, aim=aim)
-    if found["loop_ms"]:
-        figures.add(
-            *(FAMILY, f"{name}, a step, all on", "ms", found["steps_ms"]),
-            *("plain loop over its module and batches", found["loop_ms"], Aim(MOST_OVERHEAD)),
-        )
-    if lines := found["lines"]:
-        padding = [line["padding_share"] for line in lines]
-        waits = [_share([line], "data") for line in lines]
-        for what, values, most in (
-            ("positions of padding", padding, MOST_PADDING),
-            ("time waited for data", waits, MOST_WAIT),
-        ):
-            figures.add(FAMILY, f"{name}, {what}", "share", values, aim=Aim(most, of="value"))
-
-
-def beside(
-    figures: Figures, name: str, ours: dict[str, Any], peer: str, theirs: dict[str, Any]
-) -> None:
-    """Add our speed beside that of a peer on the same shape; rows were measured one by one.
-
-    Memory is that of both.
-    """
-    aim = None if peer == "eager" else Aim(1.0, is_least=True)
-    memory = (ours["memory_gib"], theirs["memory_gib"])
-    rates = (ours["rates"], peer, theirs["rates"])
-    options = {"aim": aim, "memory_gib": memory if all(memory) else None}
-    figures.add(FAMILY, name, ours["unit"], *rates, **options)
-
-
-def split(lines: list[dict[str, Any]]) -> str:
-    """Return where the time went, the longest first, such as `backward 61 %, forward 30 %`."""
-    if not lines:
-        return ""
-    shares = {phase: _share(lines, phase) for phase in lines[0]["split"]}
-    shown = sorted((s, name) for name, s in shares.items() if s >= LEAST_SHOWN)
-    return "time: " + ", ".join(f"{name} {100 * s:.1f} %" for s, name in reversed(shown))
-
-
-def _share(lines: list[dict[str, Any]], phase: str) -> float:
-    spent = sum(line["split"][phase] or 0.0 for line in lines)
-    return spent / sum(line["seconds"] for line in lines)
-
-
-def figures_of(found: dict[str, dict[str, Any]]) -> Figures:
-    """Return the figures of all rows that were measured, by name."""
-    figures, limits = Figures(), Limits()
-    for name, each in found.items():
-        if name == CEILINGS:
-            gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-            limits = Limits(each["product"], gpu and peak_of(gpu, "bf16-mixed"))
-            for what, unit, value in (
-                ("product of two square matrices, bfloat16", "TFLOP/s", each["product"] / 1e12),
-                ("copy within memory, read and written", "GB/s", each["copy"] / 1e9),
-            ):
-                figures.add(FAMILY, what, unit, [value])
-        elif name == SHAKESPEARE:
-            aim = Aim(SHAKESPEARE_NATS, of="value")
-            figures.add(FAMILY, f"{name}, best val/loss", "nats", [each["loss"]], aim=aim)
-            figures.add(FAMILY, f"{name}, start and end included", "s", [each["seconds"]])
-            figures.add(FAMILY, name, "tokens/s", [each["rate"]])
-        else:
-            add_row(figures, name, each, limits)
-            size, _, kind = name.rpartition(", ")
-            ours = found.get(f"{size}, compiled")
-            if kind in (NANOGPT, ACCELERATE, "eager") and ours is not None:
-                beside(figures, f"{size}, compiled", ours, kind, each)
+def figures_of(table: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, float]) -> Figures:
+    """Return the figures of all rows that were measured, with their aims: each by itself, as a
+    share of what the device does at most, and beside its peers. Rows were measured one by one."""
+    figures = Figures()
+    most = {row.unit: statistics.median(row.ours) for row in found.get(CEILINGS, [])}
+    for name, own in found.items():
+        shares = [
+            Figure(GPU, row.what, OF_CEILING, [value / most[row.unit] for value in row.ours])
+            for row in own
+            if row.unit in most and name != CEILINGS
+        ]
+        for row in [*own, *shares]:
+            least = aims.get((row.what, row.unit))
+            aim = row.aim if least is None else Aim(least, is_least=True, of="value")
+            figures.rows.append(replace(row, aim=aim))
+        for peer, aim in table[name].peers.items():
+            if peer in found:
+                ours, theirs = own[0], found[peer][0]
+                both = [row.memory_gib and row.memory_gib[0] for row in (ours, theirs)]
+                options = {"aim": aim, "memory_gib": both if all(both) else None}
+                figures.add(GPU, name, ours.unit, ours.ours, peer, theirs.ours, **options)
     return figures
 
 
 def measure_all(
-    options: argparse.Namespace, path: Path = FILE, measure: Measure = measured
+    table: Rows,
+    options: argparse.Namespace,
+    aims: Mapping[Any, float] = AIMS,
+    path: Path = FILE,
+    measure: Measure = measured,
 ) -> list[str]:
     """Measure the rows, and keep and show their figures; those of toy sizes are shown alone,
-    without aims.
+    without aims. Return a line for each row that failed, all that it printed is in gpu/.
 
     Args:
-        options: `small`, `only` and `text` of the command line.
-        path: that keeps the figures; what failed rows printed is in gpu/ beside it.
+        table: of the command.
+        options: `small`, `only`, `trace` and `text` of the command line.
+        aims: what, unit -> least.
+        path: that keeps the figures.
         measure: of a row, see `measured`.
-
-    Returns:
-        a line for each row that failed.
     """
-    console = Console(highlight=False)
-    found: dict[str, dict[str, Any]] = {}
+    console, figures = Console(highlight=False), Figures()
+    found: dict[str, list[Figure]] = {}
     missing: list[str] = []
-    for name in (CEILINGS, *(row for row in ROWS if row.startswith(options.only))):
-        is_long = name == SHAKESPEARE
-        if is_long and options.small:
+    for name, each in table.items():
+        if name != CEILINGS and not name.startswith(options.only):
             continue
         try:
-            found[name] = measure(name, options, SHAKESPEARE_S if is_long else MOST_S)
+            found[name] = measure(name, each, options)
         except RowFailed as error:
-            log = path.parent / "gpu" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.log"
+            log = path.parent / "gpu" / f"{slug(name)}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(error.printed, "utf-8")
             missing.append(f"{name}: {error}; all that it printed is in {log}")
             continue
-        figures = figures_of(found)
+        figures = figures_of(table, found, aims)
         if options.small:  # no aim is meant for these sizes
             figures.rows = [replace(row, aim=None) for row in figures.rows]
         else:
             figures.write(path)
-        shown = [row for row in figures.rows if row.what.startswith(name) or name == CEILINGS]
+        shown = [row for row in figures.rows if row.what.startswith(name)]
         show(shown, console)
         for row in shown:
             memory = f"{row.memory_gib[0]:.1f} GiB; " if row.memory_gib else ""
             if row.note:
                 line = f"  {row.what}, {row.unit}: {memory}{row.note}"
                 console.print(line, markup=False, soft_wrap=True)
-    show(figures_of(found).rows, console)
+    show(figures.rows, console)
     for line in missing:
         console.print(line, markup=False, soft_wrap=True)
     return missing
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(
+    module: str,
+    doc: str | None,
+    rows: Callable[[argparse.Namespace], Rows],
+    aims: Mapping[Any, float],
+) -> None:
+    """Be the command of a module: measure the rows that it has for its options, or one of them in
+    this process. Args: aims, what and unit -> least."""
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("only", nargs="?", default="", help="rows whose names begin so; else all")
     parser.add_argument("--small", action="store_true", help="toy sizes, also without a GPU")
-    parser.add_argument("--text", type=Path, default=SHAKESPEARE_TEXT, help="of Shakespeare")
-    parser.add_argument("--row", choices=(CEILINGS, *ROWS), help="this one alone, unkept")
+    parser.add_argument("--trace", type=Path, help="folder of profiles")
+    parser.add_argument("--text", type=Path, default=gpu_rows.SHAKESPEARE, help="of Shakespeare")
+    parser.add_argument("--row", help="this one alone, unkept")
     parser.add_argument("--to", type=Path, help="JSON that the row writes; else it is printed")
-    options = parser.parse_args()
+    options = parser.parse_args(namespace=argparse.Namespace(module=module))
     if options.row:
         with tempfile.TemporaryDirectory() as folder:
-            row = rows(options.small, options.text)[options.row]
-            found = row(Path(folder))
-        content = json.dumps(found if isinstance(found, dict) else found._asdict())
+            found = rows(options)[options.row].measure(Path(folder))
+        content = json.dumps([asdict(row) for row in found])
         options.to.write_text(content, "utf-8") if options.to else print(content)
         return
     if not torch.cuda.is_available() and not options.small:
         sys.exit("There is no GPU here; --small runs the rows at toy sizes on the CPU.")
-    sys.exit(1 if measure_all(options) else 0)
+    sys.exit(1 if measure_all(rows(options), options, aims) else 0)
 
 
 if __name__ == "__main__":
-    main()
+    main("tests.benchmarks.gpu", __doc__, rows, AIMS)

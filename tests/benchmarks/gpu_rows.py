@@ -1,20 +1,21 @@
-"""Rows of the GPU benchmark: each trains one network at one size and says how fast.
+"""Rows of the GPU benchmark: each trains or uses one network at one size and says how fast.
 
 Beside ours stand a loop as nanoGPT has it, and transformers with accelerate.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,29 +26,54 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.demo import demo_occupations, demo_text
 from datamodules.files.splitting import TRAIN
 from datamodules.text.packing import BlockDataset
+from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.causal_lm.adapters import LoraOptions
+from lit_models.causal_lm.generation import GenerationOptions, generate
 from lit_models.causal_lm.loss import PADDED_TO_ON_GPU
 from lit_models.causal_lm.module import ComputationOptions
 from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.cli import built
 from lit_models.config_files import find_config
-from lit_models.training import default_callbacks
-from lit_models.training.run import default_loggers
+from lit_models.seo.retriever import search
+from lit_models.training import LastCheckpoint, default_callbacks
+from lit_models.training.strategies import FullyShardedStrategy
 from lit_models.training.throughput import FILE_NAME
-from tests.benchmarks.language_models import RaggedData, adamw, plain_logits
+from tests.benchmarks.figures import Aim, Figure
+from tests.benchmarks.language_models import (
+    RaggedData,
+    adamw,
+    of_transformers,
+    plain_logits,
+    trainer_of,
+)
 from tests.distributed.launch import ROOT
 from tests.text_corpora import StreamStore
+from tests.toy import ledger_lines
 
 # Compiling and the allocator's growth end in the warm-up; a round is one interval of the logs.
 WARM_UP, ROUNDS, STEPS_OF_ROUND = 10, 3, 10
 STEPS = WARM_UP + ROUNDS * STEPS_OF_ROUND
 CLIP = 1.0
+GPU, TRACE = "GPU", "GPU_TRACE"  # of the figures; variable with the file of a profile
+LOADS = {"tokens/s": "tokens", "rows/s": "samples"}  # of a batch
+MOST_OVERHEAD, MOST_WAIT, MOST_GRAPHS, MOST_STALL_S = 1.01, 0.01, 3, 0.5
+OF_LINES = (  # of `throughput.jsonl`: key, what it is, unit, aim
+    ("mfu", "", "MFU", None),
+    ("padding_share", ", positions of padding", "share", Aim(0.02, of="value")),
+)
+SHAKESPEARE_NATS = 1.47  # what nanoGPT states for this size
+MOST_APART = 0.01  # nats
+LEAST_SHOWN = 0.001  # of the time
+PROMPT, WRITTEN = 64, 128  # tokens
 COPIED_FLOATS, FEW_FLOATS = 2**30, 2**20
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SHAKESPEARE = ROOT.parent / "shared" / "data" / "shakespeare" / "input.txt"
+DATA = ROOT.parent / "shared" / "data"
+SHAKESPEARE, OCCUPATIONS = DATA / "shakespeare" / "input.txt", DATA / "occupations"
+HISCO = "occupation_coder/hisco.yaml"
 SMALL = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "max_positions": 64}
 ONE_B = DecoderConfig(
     vocab_size=128_256,
@@ -92,11 +118,6 @@ class Size:
         """V as nanoGPT has it, and our loss by itself: products of a multiple of 128 are faster."""
         return -(-(self.config.vocab_size or 0) // PADDED_TO_ON_GPU) * PADDED_TO_ON_GPU
 
-    @property
-    def flops_per_token(self) -> float:
-        """Of forward and backward."""
-        return flops_per_token(self.config, self.length, are_weights_learnt=not self.lora)
-
 
 SIZES = {
     "gpt2-124m": Size(PRESETS["gpt2-124m"], rows=32, length=1024),
@@ -110,105 +131,112 @@ MINI = {"width": 384, "num_layers": 6, "num_heads": 12, "feed_forward": 1536}
 RETRIEVER: dict[str, Any] = {ENCODER: MINI}
 
 
-def flops_per_token(config: DecoderConfig, length: int, are_weights_learnt: bool = True) -> float:
-    """Return the FLOPs of forward and backward for one token, recomputation not counted, attention
-    as if it were not causal.
-
-    Weights that stand still need no gradient of their own, a third of the arithmetic; of adapters
-    themselves nothing is counted. Source: Chowdhery et al. 2022, appendix B.
-    """
-    total, looked_up = num_weights(config)
-    attention = 12 * config.num_layers * config.hidden_size * length
-    return (6 if are_weights_learnt else 4) * (total - looked_up) + attention
-
-
-@cache
-def num_weights(config: DecoderConfig) -> tuple[int, int]:
-    """Return how many weights a network has, and how many of them no product takes."""
-    with torch.device("meta"):
-        network = Decoder(config)
-    tables = [network.positions] if network.positions is not None else []
-    if not config.tied:
-        tables.append(network.embedding)
-    looked_up = sum(table.weight.numel() for table in tables)
-    return sum(p.numel() for p in network.parameters()), looked_up
-
-
-class Found(NamedTuple):
-    """What a row says of itself; plain values.
-
-    Args:
-        unit: of the rates.
-        rates: of each round.
-        flops: of one of the unit, forward and backward; none where they are not known.
-        memory_gib: the most that tensors of a step took on the GPU.
-        steps_ms: milliseconds of a step, of each round.
-        loop_ms: those of a plain loop over the same module and batches; none where there is none.
-        lines: of `throughput.jsonl`, of each round.
-    """
-
-    unit: str
-    rates: list[float]
-    flops: float | None = None
-    memory_gib: float = 0.0
-    steps_ms: tuple[float, ...] = ()
-    loop_ms: tuple[float, ...] = ()
-    lines: tuple[dict[str, Any], ...] = ()
-
-
 class Rounds(Callback):
-    """Notes the seconds of each round of steps, for which alone a GPU is waited; and then trains
-    on the batches of each round again, by a plain loop.
+    """Notes the seconds of each round of steps, for which alone a GPU is waited, and the state of
+    its clocks; and then trains on the batches of each round again, by a plain loop.
 
     Args:
-        unit: samples or tokens, of a batch's load.
+        unit: what a second has of it, such as tokens/s.
+        warm_up: steps before the first round.
+        of_round: steps of a round.
     """
 
-    def __init__(self, unit: str = "tokens") -> None:
-        self.unit = unit
+    def __init__(
+        self, unit: str = "tokens/s", warm_up: int = WARM_UP, of_round: int = STEPS_OF_ROUND
+    ) -> None:
+        self.unit, self.warm_up, self.of_round = unit, warm_up, of_round
         self.seconds: list[float] = []
-        self.amounts: list[int] = []
+        self.amounts: list[float] = []
         self.loop_seconds: list[float] = []
+        self.clocks: list[str] = []
         self.peak_bytes = 0
         self._batches: list[Any] = []
-        self._began, self._steps, self._amount = 0.0, 0, 0
+        self._began, self._steps, self._amount = 0.0, 0, 0.0
+        self._profiler = profiler(warm_up)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._steps >= WARM_UP:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, _: Any):
+        if self._steps >= self.warm_up:
             self._batches.append(batch)
-        self.note(batch["load"][self.unit])
+        self.note(batch["load"][LOADS[self.unit]])
 
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
         self.peak_bytes = peak_bytes()
-        for start in range(0, len(self._batches), STEPS_OF_ROUND):
-            batches = self._batches[start : start + STEPS_OF_ROUND]
+        if isinstance(trainer.strategy, FullyShardedStrategy):
+            return  # a loop by hand does not gather
+        for start in range(0, len(self._batches), self.of_round):
+            batches = self._batches[start : start + self.of_round]
             self.loop_seconds.append(loop_seconds(trainer, module, batches))
 
-    def note(self, amount: int) -> None:
-        """Count a step that trained on so much."""
+    def note(self, amount: float) -> None:
+        """Count a step that did so much."""
+        if self._profiler is not None:
+            self._profiler.step()
         self._steps, self._amount = self._steps + 1, self._amount + amount
-        if self._steps < WARM_UP or (self._steps - WARM_UP) % STEPS_OF_ROUND:
+        if self._steps < self.warm_up or (self._steps - self.warm_up) % self.of_round:
             return
         now = clock()
-        if self._steps > WARM_UP:
+        if self._steps > self.warm_up:
             self.seconds.append(now - self._began)
             self.amounts.append(self._amount)
+            self.clocks.append(clock_state())
         elif torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()  # building a network may take more than a step
-        self._began, self._amount = now, 0
+        self._began, self._amount = clock(), 0.0
 
-    def found(self, flops: float | None = None, lines: Any = ()) -> Found:
-        """Return what the row says of itself."""
+    def figures(self, name: str = "", lines: Sequence[dict[str, Any]] = ()) -> list[Figure]:
+        """Return all that was found, the speed first.
+
+        Args:
+            name: of what was measured, if it is not all that the row is.
+            lines: of `throughput.jsonl`, of each round.
+        """
         rates = [amount / s for amount, s in zip(self.amounts, self.seconds, strict=True)]
-        steps, loop = (
-            tuple(1e3 * s / STEPS_OF_ROUND for s in seconds)
-            for seconds in (self.seconds, self.loop_seconds)
-        )
-        unit = "rows/s" if self.unit == "samples" else "tokens/s"
-        memory = (self.peak_bytes or peak_bytes()) / 2**30
-        return Found(unit, rates, flops, memory, steps, loop, tuple(lines))
+        memory = ((self.peak_bytes or peak_bytes()) / 2**30,) * 2
+        options = {"note": "; ".join(filter(None, [*self.clocks, split(lines)]))}
+        options["memory_gib"] = memory if memory[0] else None
+        found = [Figure(GPU, name, self.unit, rates, **options)]
+        if self.loop_seconds:
+            ours, theirs = (
+                [1e3 * s / self.of_round for s in seconds]
+                for seconds in (self.seconds, self.loop_seconds)
+            )
+            beside = ("plain loop over its module and batches", theirs, Aim(MOST_OVERHEAD))
+            found.append(Figure(GPU, ", a step, all on", "ms", ours, *beside))
+        for column, what, unit, aim in OF_LINES:
+            if values := [line[column] for line in lines if column in line]:
+                found.append(Figure(GPU, what, unit, values, aim=aim))
+        if lines:
+            waits = [_share([line], "data") for line in lines]
+            aim = Aim(MOST_WAIT, of="value")
+            found.append(Figure(GPU, ", time waited for data", "share", waits, aim=aim))
+        return found
+
+
+def profiler(warm_up: int) -> Any:
+    """Return a started profiler of the last three steps of a warm-up, where a file is named to it;
+    else `None`."""
+    if not (path := os.environ.get(TRACE)):
+        return None
+    plan = torch.profiler.schedule(wait=max(0, warm_up - 5), warmup=1, active=3, repeat=1)
+    found = torch.profiler.profile(
+        schedule=plan, on_trace_ready=lambda made: made.export_chrome_trace(path)
+    )
+    found.start()
+    return found
+
+
+def split(lines: Sequence[dict[str, Any]]) -> str:
+    """Return where the time went, the longest first, such as `time: steps 99 %, data 1 %`."""
+    if not lines:
+        return ""
+    shares = {phase: _share(lines, phase) for phase in lines[0]["split"]}
+    shown = sorted((s, name) for name, s in shares.items() if s >= LEAST_SHOWN)
+    return "time: " + ", ".join(f"{name} {100 * s:.1f} %" for s, name in reversed(shown))
+
+
+def _share(lines: Sequence[dict[str, Any]], phase: str) -> float:
+    spent = sum(line["split"][phase] for line in lines)
+    return spent / sum(line["seconds"] for line in lines)
 
 
 def clock() -> float:
@@ -218,8 +246,25 @@ def clock() -> float:
     return time.perf_counter()
 
 
+def clock_state() -> str:
+    """Return the clock of the multiprocessors and the draw of the GPU, where NVML tells."""
+    try:
+        return f"{torch.cuda.clock_rate()} MHz, {torch.cuda.power_draw() / 1e3:.0f} W"
+    except (AssertionError, ModuleNotFoundError, RuntimeError):  # no GPU, package or right to it
+        return ""
+
+
 def peak_bytes() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def looped(step: Callable[[], Any], amount: float, unit: str, *sizes: int) -> Rounds:
+    """Return the rounds of a step that does so much of a unit. Args: sizes, as of `Rounds`."""
+    rounds = Rounds(unit, *sizes)
+    for _ in range(rounds.warm_up + ROUNDS * rounds.of_round):
+        step()
+        rounds.note(amount)
+    return rounds
 
 
 def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
@@ -239,41 +284,46 @@ def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
     return clock() - begun
 
 
-def trained(folder: Path, module: Any, data: Any, unit: str, flops: float | None) -> Found:
-    """Train with everything on but checkpoints, in bfloat16; return what was found."""
-    rounds = Rounds(unit)
+def quiet_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    """Return a Trainer on the GPU with everything on but checkpoints, in bfloat16."""
     # Those of a billion weights would take longer than the steps.
-    callbacks = [c for c in default_callbacks() if not isinstance(c, Checkpoint)]
-    trainer = Trainer(
-        accelerator="auto",
-        devices=1,
-        precision="bf16-mixed",
-        max_steps=STEPS,
-        log_every_n_steps=STEPS_OF_ROUND,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        gradient_clip_val=CLIP,
-        logger=default_loggers(str(folder), None),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=str(folder),
-        callbacks=[*callbacks, rounds],
-    )
-    trainer.fit(module, data)
+    saves = (Checkpoint, LastCheckpoint)
+    usual = [c for c in default_callbacks() if not isinstance(c, saves)]
+    quiet = {"enable_progress_bar": False, "enable_checkpointing": False}
+    given = {"accelerator": "auto", "devices": 1, "precision": "bf16-mixed", **quiet, **options}
+    return trainer_of(folder, [*usual, *callbacks], log_every_n_steps=STEPS_OF_ROUND, **given)
+
+
+def trained(folder: Path, module: Any, data: Any, unit: str, **options: Any) -> list[Figure]:
+    """Train for the rounds; return what was found. Args: options, of the Trainer."""
+    rounds = Rounds(unit)
+    quiet_trainer(folder, rounds, max_steps=STEPS, **options).fit(module, data)
     written = (folder / FILE_NAME).read_text("utf-8").splitlines()
-    lines = [json.loads(line) for line in written]
-    return rounds.found(flops, [line for line in lines if line["step"] > WARM_UP])
+    lines = [line for line in map(json.loads, written) if line["step"] > WARM_UP]
+    found = rounds.figures(lines=lines)
+    if (compiler := sys.modules.get("torch._dynamo.utils")) and (
+        graphs := compiler.counters["stats"]["unique_graphs"]
+    ):
+        aim = Aim(MOST_GRAPHS, of="value")
+        found.append(Figure(GPU, ", compiled", "graphs", [graphs], aim=aim))
+    return found
 
 
 class EqualBlocks(RaggedData):
-    """A random text in blocks of equal length, each a row: `layout: blocks` without its short end,
-    so that no step is of another shape, and none is compiled for it."""
+    """A text in blocks of equal length, each a row: `layout: blocks` without its short end, so that
+    no step is of another shape, and none is compiled for it.
 
-    def __init__(self, size: Size) -> None:
-        rng = np.random.default_rng(0)
-        number = size.rows * STEPS * size.length + 1
-        text = rng.integers(size.config.vocab_size, size=number)
+    Args:
+        size: of the rows.
+        steps: that it suffices for, of random tokens; or the bytes of documentation, again and
+            again.
+    """
+
+    def __init__(self, size: Size, steps: int = STEPS, is_random: bool = True) -> None:
+        number = size.rows * steps * size.length + 1
+        text = np.random.default_rng(0).integers(size.config.vocab_size, size=number)
+        if not is_random:
+            text = np.resize(np.frombuffer(demo_text().read_bytes(), np.uint8), number)
         batch = {"global_batch_size": size.rows, "micro_batch_size": size.rows}
         super().__init__([text], longest=size.length, **batch)
 
@@ -282,42 +332,130 @@ class EqualBlocks(RaggedData):
         return BlockDataset(store, TRAIN, self.context_length, seed=None)
 
 
-def language_model(size: Size, compiles: bool, folder: Path) -> Found:
-    """Pre-train, or train adapters, as the command line does."""
+def model_of(size: Size, compiles: bool) -> LitCausalLM:
+    """Return a model that is pre-trained, or whose adapters are trained."""
     seed_everything(0, verbose=False)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    module = LitCausalLM(
-        adamw,
-        network=size.config,
-        lora=LoraOptions(targets, 16, 32.0, base_dtype="bfloat16") if size.lora else None,
-        computation=ComputationOptions(compile=compiles),
-    )
-    return trained(folder, module, EqualBlocks(size), "tokens", size.flops_per_token)
+    lora = LoraOptions(targets, 16, 32.0, base_dtype="bfloat16") if size.lora else None
+    computation = ComputationOptions(compile=compiles)
+    return LitCausalLM(adamw, network=size.config, lora=lora, computation=computation)
 
 
-def of_config(name: str, changes: dict[str, Any], rows: int, folder: Path) -> Found:
-    """Train the model of a shipped config at another size, on the data that it makes itself.
+def language_model(size: Size, compiles: bool, folder: Path, **options: Any) -> list[Figure]:
+    """Train as the command line does. Args: options, of the Trainer."""
+    return trained(folder, model_of(size, compiles), EqualBlocks(size), "tokens/s", **options)
 
-    Args:
-        name: of the config.
-        changes: dotted key -> value.
-        rows: of a step, in one micro-batch.
-        folder: of the run.
-    """
+
+def curves(size: Size, compiles: bool, steps: int, folder: Path) -> list[Figure]:
+    """Train in bfloat16 and in float32 on the same plan; return how far apart the losses end, in
+    the mean of the last steps."""
+    ends = []
+    for precision in ("bf16-mixed", "32-true"):
+        trainer = quiet_trainer(folder / precision, max_steps=steps, precision=precision)
+        trainer.fit(model_of(size, compiles), EqualBlocks(size, steps, is_random=False))
+        losses = [line["loss"] for line in ledger_lines(folder / precision)]
+        ends.append(statistics.mean(losses[-steps // 10 :]))
+    note = "nats at the end: " + ", ".join(f"{end:.4f}" for end in ends)
+    aim = Aim(MOST_APART, of="value")
+    return [Figure(GPU, "", "nats", [abs(ends[0] - ends[1])], aim=aim, note=note)]
+
+
+class Timed(LastCheckpoint):
+    """Notes how long the training stands still for a checkpoint."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(every_n_minutes=None, every_epoch=False, **options)
+        self.stalls: list[float] = []
+
+    def _save(self, trainer: Trainer) -> None:
+        begin = time.perf_counter()
+        super()._save(trainer)
+        self.stalls.append(time.perf_counter() - begin)
+
+
+def stalls(size: Size, is_sharded: bool, folder: Path, **options: Any) -> list[Figure]:
+    """Save after each of three steps; return for how long training stands still. Args: options, of
+    the Trainer."""
+    timed = Timed(every_n_steps=1)
+    strategy = FullyShardedStrategy(sharded_checkpoint=True) if is_sharded else "auto"
+    trainer = quiet_trainer(folder, timed, max_steps=ROUNDS, strategy=strategy, **options)
+    trainer.fit(model_of(size, False), EqualBlocks(size, ROUNDS))
+    return [Figure(GPU, "", "s", timed.stalls, aim=Aim(MOST_STALL_S, of="value"))]
+
+
+def writing(size: Size, number: int, folder: Path) -> list[Figure]:
+    """Write texts with weights in bfloat16; return tokens/s, and GB/s of weights that are read."""
+    torch.manual_seed(0)
+    with DEVICE:
+        network = Decoder(size.config).to(torch.bfloat16).eval()
+    prompts = torch.randint(256, (number, PROMPT), device=DEVICE)
+    lengths = torch.full((number,), PROMPT, device=DEVICE)
+    options = GenerationOptions(max_new_tokens=WRITTEN, temperature=0.0)
+    rounds = Rounds("tokens/s", 1, 1)
+    for _ in range(1 + ROUNDS):
+        made = generate(network, byte_tokenizer(), prompts, lengths, range(number), options)
+        rounds.note(int(made.num_tokens.sum()))
+    found = rounds.figures()
+    num_bytes = sum(p.nbytes for p in network.parameters())
+    read = [rate / number * num_bytes / 1e9 for rate in found[0].ours]
+    return [*found, Figure(GPU, "", "GB/s", read)]
+
+
+def searching(number: int, is_ours: bool, folder: Path) -> list[Figure]:
+    """Search so many vectors of 384 numbers for 256 queries: exactly, or by float32 as it is."""
+    torch.manual_seed(0)
+    documents, queries = (torch.randn(n, 384, device=DEVICE) for n in (number, 256))
+
+    def search_once() -> Any:
+        if is_ours:
+            return search(queries, documents, 100, DEVICE)
+        parts = [(queries @ part.T).topk(100) for part in documents.split(2**20)]
+        return torch.cat([part.values for part in parts], 1).topk(100)
+
+    return looped(search_once, len(queries), "searches/s", 1, 1).figures()
+
+
+def built_from(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
+    """Return module and data of a shipped config with changes, dotted key -> value."""
     config = yaml.safe_load(find_config(name).read_text("utf-8"))
-    batch = {f"data.init_args.{key}_batch_size": rows for key in ("global", "micro")}
-    for key, value in {**changes, **batch}.items():
+    for key, value in changes.items():
         *groups, last = key.split(".")
         node = config
         for group in groups:
             node = node[group]
         node[last] = value
     seed_everything(0, verbose=False)
-    module, data = built(config)
-    return trained(folder, module, data, "samples", None)
+    return built(config)
 
 
-def nanogpt_loop(size: Size, folder: Path) -> Found:
+def of_config(name: str, changes: dict[str, Any], rows: int, folder: Path) -> list[Figure]:
+    """Train the model of a shipped config at another size, on the data that it makes itself, with
+    so many rows in a step of one micro-batch."""
+    batch = {f"data.init_args.{key}_batch_size": rows for key in ("global", "micro")}
+    return trained(folder, *built_from(name, changes | batch), "rows/s")
+
+
+def prediction(name: str, changes: dict[str, Any], number: int, folder: Path) -> list[Figure]:
+    """Code the demo's texts, many times each and numbered, since equal ones are coded once, with a
+    coder that has trained a step; return rows/s from table to table, and the minutes that ten
+    million take."""
+    header, *texts = demo_occupations().read_text("utf-8").splitlines()
+    texts = itertools.cycle(text for text in texts if not text.startswith('"'))
+    table = folder / "texts.csv"
+    table.write_text("\n".join([header, *(f"{n} {next(texts)}" for n in range(number)), ""]))
+    files = {"predict_files": str(table), "predict_output": str(folder / "coded.csv")}
+    asked = {f"data.init_args.{key}": value for key, value in files.items()}
+    module, data = built_from(name, changes | asked)
+    quiet_trainer(folder, max_steps=1).fit(module, data)
+    trainer = quiet_trainer(folder)
+    begun = clock()
+    trainer.predict(module, data, return_predictions=False)
+    rate = number / (clock() - begun)
+    minutes = Figure(GPU, " of ten million", "minutes", [1e7 / rate / 60])
+    return [Figure(GPU, "", "rows/s", [rate]), minutes]
+
+
+def nanogpt_loop(size: Size, folder: Path) -> list[Figure]:
     """Train the same network as nanoGPT does: all of it compiled, autocast, full logits of a
     vocabulary that is filled up."""
     torch.manual_seed(0)
@@ -330,14 +468,15 @@ def nanogpt_loop(size: Size, folder: Path) -> Found:
     return steps(size, torch.compile(loss_of), list(network.parameters()))
 
 
-def transformers_loop(size: Size, folder: Path) -> Found:
+def transformers_loop(size: Size, folder: Path) -> list[Figure]:
     """Train the same shape of transformers under accelerate."""
     from accelerate import Accelerator
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
+    config = of_transformers(size.config, size.filled_vocabulary, size.length)
     with DEVICE:
-        model = AutoModelForCausalLM.from_config(_config(size), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model = Accelerator(mixed_precision="bf16").prepare(model.train())
 
     def loss_of(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -347,42 +486,12 @@ def transformers_loop(size: Size, folder: Path) -> Found:
     return steps(size, loss_of, list(model.parameters()))
 
 
-def _config(size: Size) -> Any:
-    """Return the network's shape as transformers has it; without dropout, as ours."""
-    from transformers import GPT2Config, LlamaConfig
+def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: Any) -> list[Figure]:
+    """Return what a loop finds that trains on random rows, which lie on the device already. Args:
+    loss_of, inputs and labels -> mean loss."""
+    optimizer, shape = adamw(parameters), (size.rows, size.length + 1)
 
-    c = size.config
-    if c.positions == "learned":
-        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return GPT2Config(
-            vocab_size=size.filled_vocabulary,
-            n_positions=size.length,
-            n_embd=c.hidden_size,
-            n_layer=c.num_layers,
-            n_head=c.num_heads,
-            **dropout,
-        )
-    return LlamaConfig(
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        num_key_value_heads=c.kv_heads,
-        intermediate_size=c.inner_size,
-        tie_word_embeddings=c.tied,
-        max_position_embeddings=size.length,
-    )
-
-
-def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: list[Any]) -> Found:
-    """Return what a loop finds that trains on random rows, which lie on the device already.
-
-    Args:
-        loss_of: inputs and labels -> mean loss.
-    """
-    rounds, optimizer = Rounds(), adamw(parameters)
-    shape = (size.rows, size.length + 1)
-    for _ in range(STEPS):
+    def step() -> None:
         ids = torch.randint(size.config.vocab_size, shape, device=DEVICE)
         with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = loss_of(ids[:, :-1], ids[:, 1:])
@@ -390,45 +499,54 @@ def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: l
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        rounds.note(size.rows * size.length)
-    return rounds.found(size.flops_per_token)
+
+    return looped(step, size.rows * size.length, "tokens/s").figures()
 
 
-def ceilings(is_small: bool, folder: Path) -> dict[str, float]:
-    """Return what the device does at most: FLOP/s of a matrix product in bfloat16, and bytes/s
-    that a copy within its memory reads and writes."""
-
-    def least_seconds(rounds: int, work: Callable[[], Any]) -> float:
-        seconds = []
-        for _ in range(rounds):
-            begun = clock()
-            work()
-            seconds.append(clock() - begun)
-        return min(seconds)
-
+def ceilings(is_small: bool, folder: Path) -> list[Figure]:
+    """Return what the device does at most: a matrix product in bfloat16, and a copy within its
+    memory, bytes read and written."""
     size = 256 if is_small else 8192
     a = torch.randn(size, size, device=DEVICE).to(torch.bfloat16)
     source = torch.ones(FEW_FLOATS if is_small else COPIED_FLOATS, device=DEVICE)
     target = torch.empty_like(source)
-    product = 2 * size**3 / least_seconds(20, lambda: torch.mm(a, a))
-    copy = 2 * source.nbytes / least_seconds(10, lambda: target.copy_(source))
-    return {"product": product, "copy": copy}
+    product = looped(lambda: torch.mm(a, a), 2e-12 * size**3, "TFLOP/s")
+    copy = looped(lambda: target.copy_(source), 2e-9 * source.nbytes, "GB/s")
+    return [*product.figures(), *copy.figures()]
 
 
-def to_its_loss(text: Path, folder: Path) -> dict[str, float]:
-    """Train the published Shakespeare run by the command line; return its best validation loss in
-    nats per character, its seconds, the start included, and the tokens/s of its median step."""
+def by_command(config: str, folder: Path, **options: Any) -> float:
+    """Return the seconds of a shipped run by the command line, the start included."""
     begun = time.perf_counter()
-    command = ["-m", "lit_models", "fit", "--config", "causal_lm/shakespeare_gpu.yaml"]
-    command += [f"--data.train_files={text}", f"--trainer.default_root_dir={folder}"]
+    command = ["-m", "lit_models", "fit", "--config", config]
+    command += [f"--trainer.default_root_dir={folder}"]
+    command += [f"--data.{key}={value}" for key, value in options.items()]
     # Not by `run`, whose mark would hide it from the one that ends this process in time.
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr).strip()[-2000:])
-    seconds = time.perf_counter() - begun
+    return time.perf_counter() - begun
+
+
+def hisco(folder: Path) -> list[Figure]:
+    """Train the published coder on its data."""
+    tables = {"train_files": "train", "test_files": "dev", "code_book.path": "hisco_codes"}
+    files = {key: OCCUPATIONS / f"{name}.csv" for key, name in tables.items()}
+    seconds = by_command(HISCO, folder, **files)
+    return [Figure(GPU, ", start and end included", "s", [seconds])]
+
+
+def shakespeare(text: Path, folder: Path) -> list[Figure]:
+    """Train the published Shakespeare run: its best validation loss, its seconds, and the tokens/s
+    of its median step."""
+    seconds = by_command("causal_lm/shakespeare_gpu.yaml", folder, train_files=text)
     header, *rows = (folder / "metrics.csv").read_text("utf-8").splitlines()
     column = header.split(",").index("val/loss")
-    losses = [float(value) for row in rows if (value := row.split(",")[column])]
-    lines = (json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines())
-    steps = [line["targets"]["tokens"] / line["seconds"] for line in lines if "seconds" in line]
-    return {"loss": min(losses), "seconds": seconds, "rate": statistics.median(steps)}
+    best = min(float(value) for row in rows if (value := row.split(",")[column]))
+    steps = [x["targets"]["tokens"] / x["seconds"] for x in ledger_lines(folder) if "seconds" in x]
+    aim = Aim(SHAKESPEARE_NATS, of="value")
+    return [
+        Figure(GPU, ", best val/loss", "nats", [best], aim=aim),
+        Figure(GPU, ", start and end included", "s", [seconds]),
+        Figure(GPU, "", "tokens/s", [statistics.median(steps)]),
+    ]

@@ -28,7 +28,7 @@ from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer
 from lit_models import LitCausalLM
-from lit_models.causal_lm.network import Decoder, Documents, rotations
+from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents, rotations
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine, default_loggers
 from tests.text_corpora import StreamStore
@@ -100,20 +100,29 @@ def plain_loop(
     return [after - before for before, after in pairwise(ends)]
 
 
-def llama() -> Any:
-    """Return the network of the ragged benchmark, by transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def of_transformers(config: DecoderConfig, vocab_size: int, length: int) -> Any:
+    """Return the shape of a network as transformers has it; without dropout, as ours."""
+    from transformers import GPT2Config, LlamaConfig
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=RAGGED["hidden_size"],
-            num_hidden_layers=RAGGED["num_layers"],
-            num_attention_heads=RAGGED["num_heads"],
-            intermediate_size=RAGGED["feed_forward"],
-            tie_word_embeddings=True,
-            attn_implementation="sdpa",
+    if config.positions == "learned":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return GPT2Config(
+            vocab_size=vocab_size,
+            n_positions=length,
+            n_embd=config.hidden_size,
+            n_layer=config.num_layers,
+            n_head=config.num_heads,
+            **dropout,
         )
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.kv_heads,
+        intermediate_size=config.inner_size,
+        tie_word_embeddings=config.tied,
+        max_position_embeddings=length,
     )
 
 
@@ -133,7 +142,7 @@ def hugging_face_trainer(
     documents: list[np.ndarray], is_grouped: bool, steps: int, folder: Path
 ) -> float:
     """Return the useful tokens per second of the Trainer of transformers on a Llama."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     ends, useful = [], []
 
@@ -161,7 +170,8 @@ def hugging_face_trainer(
     )
     data = [{"input_ids": ids, "length": len(ids)} for ids in documents]
     options = {"train_dataset": data, "data_collator": collate, "callbacks": [Clock()]}
-    Trainer(model=llama(), args=arguments, **options).train()
+    shape = of_transformers(DecoderConfig(**RAGGED), VOCABULARY, LONGEST)
+    Trainer(model=LlamaForCausalLM(shape), args=arguments, **options).train()
     return float(np.sum(useful[WARM_UP:steps]) / (ends[-1] - ends[WARM_UP - 1]))
 
 
@@ -177,9 +187,7 @@ class Clock(Callback):
         self.ends: list[float] = []
         self.tokens: list[int] = []
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, _
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, _: Any):
         self.ends.append(time.perf_counter())
         self.tokens.append(int((batch["labels"] != -100).sum()))
 
@@ -215,22 +223,28 @@ class RaggedData(LanguageModelDataModule):
         return TokenDataset(store, TRAIN, self.context_length, "documents")
 
 
+def trainer_of(folder: Path, callbacks: list[Callback], **options: Any) -> Trainer:
+    """Return a Trainer as the command line has it: loggers, no validation, and such callbacks."""
+    defaults = {
+        "accelerator": "cpu",
+        "max_epochs": -1,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "gradient_clip_val": 1.0,
+        "logger": default_loggers(str(folder), None),
+        "enable_model_summary": False,
+        "default_root_dir": str(folder),
+    }
+    return Trainer(**{**defaults, **options}, callbacks=callbacks)
+
+
 def fit(
     folder: Path, module: LitCausalLM, data: PlannedDataModule, steps: int, *callbacks: Callback
 ) -> Clock:
     """Train as the command line does: ledger, checkpoints, loggers, progress."""
     clock = Clock()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        limit_val_batches=0,
-        gradient_clip_val=1.0,
-        logger=default_loggers(folder, None),
-        enable_model_summary=False,
-        default_root_dir=str(folder),
-        callbacks=[*default_callbacks(), ProgressLine(), clock, *callbacks],
-    )
-    trainer.fit(module, data)
+    on = [*default_callbacks(), ProgressLine(), clock, *callbacks]
+    trainer_of(folder, on, max_steps=steps).fit(module, data)
     return clock
 
 

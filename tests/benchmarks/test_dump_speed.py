@@ -24,7 +24,7 @@ from lit_models import LitSubject
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.predictions import PredictionWriter
 from tests.activation_dumps import plain_activations
-from tests.benchmarks.figures import Aim, Figures
+from tests.benchmarks.figures import Aim
 from tests.distributed.launch import run
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import toy_trainer
@@ -129,9 +129,7 @@ def plain_loop(folder: Path, batches: list[Any], target: Path) -> float:
     return time.perf_counter() - start
 
 
-def test_activations_per_second_beside_a_plain_loop(
-    folder: Path, tmp_path: Path, figures: Figures
-) -> None:
+def test_activations_per_second_beside_a_plain_loop(folder, tmp_path, figures):
     torch.set_num_threads(1)
     dump(folder, tmp_path / "first")
     store = ActivationStore(tmp_path / "first")

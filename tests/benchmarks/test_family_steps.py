@@ -29,9 +29,10 @@ from datamodules.core.planned import PlannedDataModule, PlannedLoader
 from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.training import default_callbacks
-from lit_models.training.run import ProgressLine, default_loggers
+from lit_models.training.run import ProgressLine
 from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.figures import Aim, Figures
+from tests.benchmarks.language_models import trainer_of
 
 CONFIGS = {  # family -> config, and turns, an even number: 15 to 70 s of steps
     "occupation_coder": ("occupation_coder/demo.yaml", 16),
@@ -105,24 +106,13 @@ def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
     return PlannedLoader(dataset, partial(iterate_micro_batches, *dealt), data.steps_per_epoch, {})
 
 
-def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Callback) -> None:
+def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Turns) -> None:
     """Train with ledger, checkpoints, loggers and progress, and with one callback more."""
     seed_everything(1, verbose=False)
     module, data = built(config)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=num_steps,
-        max_epochs=-1,
-        limit_val_batches=0,
-        log_every_n_steps=TURN,
-        gradient_clip_val=config["trainer"].get("gradient_clip_val"),
-        accumulate_grad_batches=1,
-        logger=default_loggers(str(folder), None),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=str(folder),
-        callbacks=[*default_callbacks(), ProgressLine(), beside],
-    )
+    on = [*default_callbacks(), ProgressLine(), beside]
+    steps = {"max_steps": num_steps, "log_every_n_steps": TURN, "gradient_clip_val": beside.clip}
+    trainer = trainer_of(folder, on, **steps)
     trainer.fit(module, data)
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.training.memory import GIB
-from tests.benchmarks.figures import Aim, Figures
+from tests.benchmarks.figures import Aim
 from tests.benchmarks.language_models import RaggedData, fit, plain_loop
 from tests.toy import toy_trainer
 
@@ -105,9 +105,7 @@ def plain_peak_gib(vocab_size: int, rows: int) -> float:
 @pytest.mark.parametrize(
     ("vocab_size", "rows"), [(50_257, 4), (50_257, 8), (128_000, 4), (128_000, 6)]
 )
-def test_peak_of_a_step_beside_full_logits(
-    tmp_path: Path, vocab_size: int, rows: int, figures: Figures
-) -> None:
+def test_peak_of_a_step_beside_full_logits(tmp_path, vocab_size, rows, figures):
     torch.set_num_threads(2)
     ours, plain = peak_gib(tmp_path, vocab_size, rows), plain_peak_gib(vocab_size, rows)
     figures.add(
@@ -116,7 +114,7 @@ def test_peak_of_a_step_beside_full_logits(
     )
 
 
-def test_memory_does_not_grow_over_500_steps(tmp_path: Path, figures: Figures) -> None:
+def test_memory_does_not_grow_over_500_steps(tmp_path, figures):
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     documents = [rng.integers(8000, size=rng.integers(2, 128)) for _ in range(4000)]

@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from tests.benchmarks.figures import Aim, Figures
+from tests.benchmarks.figures import Aim
 from tests.benchmarks.language_models import (
     BATCH,
     FAMILY,
@@ -68,9 +68,7 @@ def write_documents(folder: Path, documents: list[np.ndarray]) -> None:
     np.savez(folder / "documents.npz", tokens=np.concatenate(documents), lengths=lengths)
 
 
-def test_ragged_documents_beside_the_trainer_of_transformers(
-    tmp_path: Path, accelerate: Path, figures: Figures
-) -> None:
+def test_ragged_documents_beside_the_trainer_of_transformers(tmp_path, accelerate, figures):
     torch.set_num_threads(2)
     documents = ragged_documents(2000, seed=0)
     write_documents(tmp_path, documents)
@@ -97,8 +95,8 @@ def plain_speed(documents: list[np.ndarray]) -> float:
 
 
 def test_full_rows_beside_the_trainer_of_transformers_and_a_plain_loop(
-    tmp_path: Path, accelerate: Path, figures: Figures
-) -> None:
+    tmp_path, accelerate, figures
+):
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     documents = [rng.integers(VOCABULARY, size=LONGEST) for _ in range(400)]

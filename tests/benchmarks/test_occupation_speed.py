@@ -36,10 +36,7 @@ from tests.toy import ledger_lines, toy_trainer
 REAL = Path(__file__).parents[3] / "shared" / "data" / "occupations"
 SIZE, STEPS, REPEATS = 64, 40, 3
 GREEDY = DecodingOptions("greedy")
-PEERS = {
-    "padded": "loop that pads to 128, tokenises per item",
-    "fair": "loop with dynamic padding",
-}
+PEERS = {"padded": "loop that pads to 128, tokenises per item", "fair": "loop with dynamic padding"}
 pytestmark = [
     pytest.mark.benchmark,
     pytest.mark.real_data,

@@ -13,14 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from datamodules import InstructionDataModule, TextDataModule
 from datamodules.tokenizers.text import TEMPLATES, byte_tokenizer
-from lit_models.causal_lm.adapters import (
-    LoraLinear,
-    LoraOptions,
-    add_lora,
-    freeze,
-    lora_recipe,
-    target_layers,
-)
+from lit_models.causal_lm import adapters
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network
@@ -50,7 +43,10 @@ def outputs(network: nn.Module) -> Tensor:
 
 
 def with_lora(network: nn.Module, **options: object) -> nn.Module:
-    add_lora(network, lora_recipe(network, LoraOptions(**{"targets": ["*"], **options})))
+    adapters.add_lora(
+        network,
+        adapters.lora_recipe(network, adapters.LoraOptions(**{"targets": ["*"], **options})),
+    )
     return network
 
 
@@ -69,7 +65,7 @@ def test_a_base_of_any_kind_keeps_its_output_and_no_input(kind):
 
     base = nn.Linear(24, 16) if kind == "linear" else Conv1D(16, 24)
     base.requires_grad_(False)
-    layer, kept = LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []
+    layer, kept = adapters.LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []
     x = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
     with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         output = layer(x)
@@ -91,7 +87,7 @@ def test_new_adapters_change_nothing_and_only_they_learn(make):
     outputs(adapted).square().sum().backward()
     assert all(p.grad is not None for n, p in adapted.named_parameters() if n in more)
     adapted.load_state_dict(plain.state_dict(), strict=False)  # under the names of the base
-    layers = [m for m in adapted.modules() if isinstance(m, LoraLinear)]
+    layers = [m for m in adapted.modules() if isinstance(m, adapters.LoraLinear)]
     assert len(layers) == {decoder: 14, gpt2: 8}[make]
     for layer in layers:
         bound = layer.lora_A.shape[1] ** -0.5  # of PEFT: Kaiming's with a = sqrt(5)
@@ -136,19 +132,19 @@ def test_a_base_read_in_its_own_precision_is_that_of_the_way_by_float32(tmp_path
 
 def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
     network = decoder()
-    assert target_layers(network, ["q_proj", "1.feed_forward.*"]) == [
+    assert adapters.target_layers(network, ["q_proj", "1.feed_forward.*"]) == [
         "layers.0.attention.q_proj",
         "layers.1.attention.q_proj",
         "layers.1.feed_forward.up_proj",
         "layers.1.feed_forward.down_proj",
         "layers.1.feed_forward.gate_proj",
     ]
-    assert not any("head" in name for name in target_layers(network, ["*"]))
-    assert not any("head" in name for name in target_layers(gpt2(), ["*"]))
+    assert not any("head" in name for name in adapters.target_layers(network, ["*"]))
+    assert not any("head" in name for name in adapters.target_layers(gpt2(), ["*"]))
     for wrong in ("query", "head", "proj"):
         message = f'lora.targets names "{wrong}", which fits no linear layer.*down_proj.*v_proj'
         with pytest.raises(ValueError, match=message):
-            target_layers(network, [wrong])
+            adapters.target_layers(network, [wrong])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +158,7 @@ def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        LoraOptions(**{"targets": ["q_proj"], **options})
+        adapters.LoraOptions(**{"targets": ["q_proj"], **options})
 
 
 @pytest.mark.parametrize(
@@ -180,15 +176,15 @@ def test_wrong_options_are_refused(options, message):
 )
 def test_names_that_fit_a_pattern_are_frozen(make, pattern, kept, frozen):
     network = make()
-    freeze(network, [pattern])
+    adapters.freeze(network, [pattern])
     assert network.get_parameter(kept).requires_grad
     assert not network.get_parameter(frozen).requires_grad
     with pytest.raises(ValueError, match='"layer.0.*", which fits no parameter; names are such as'):
-        freeze(network, ["layer.0.*"])
+        adapters.freeze(network, ["layer.0.*"])
 
 
 SHAPE = {**SMALL, "num_layers": 2}
-LORA = LoraOptions(["[qv]_proj"], rank=2, alpha=8.0)
+LORA = adapters.LoraOptions(["[qv]_proj"], rank=2, alpha=8.0)
 
 
 def fit(folder: Path, steps: int = 4, micro: int = 8, **options: Any) -> LitCausalLM:
@@ -261,10 +257,10 @@ def test_chats_of_share_gpt_are_learnt_with_adapters_in_one_command(tmp_path, un
 
 
 def test_dropout_of_adapters_does_not_depend_on_micro_batches(tmp_path):
-    lora = LoraOptions(["*"], rank=2, dropout=0.3)
+    lora = adapters.LoraOptions(["*"], rank=2, dropout=0.3)
     for micro in (8, 2):
         fit(tmp_path / str(micro), micro=micro, dropped=True, lora=lora)
-    fit(tmp_path / "none", lora=LoraOptions(["*"], rank=2))
+    fit(tmp_path / "none", lora=adapters.LoraOptions(["*"], rank=2))
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "8"), rel=1e-9)
     assert losses(tmp_path / "none") != pytest.approx(losses(tmp_path / "8"), rel=1e-3)
 

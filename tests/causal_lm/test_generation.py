@@ -16,19 +16,10 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import most_positions
-from tests.causal_lm.tiny import (
-    PROMPTS,
-    TOKENIZER,
-    completed,
-    next_logits,
-    own_gpt2,
-    own_llama,
-    transformers_gpt2,
-    transformers_llama,
-)
+from tests.causal_lm import tiny
 from tests.text_corpora import rows_file
 
-KINDS = [own_gpt2, own_llama, transformers_llama, transformers_gpt2]
+KINDS = [tiny.own_gpt2, tiny.own_llama, tiny.transformers_llama, tiny.transformers_gpt2]
 
 
 def slowly(network, prompt, options, key=0, limit=None) -> tuple[list[int], str]:
@@ -42,8 +33,8 @@ def slowly(network, prompt, options, key=0, limit=None) -> tuple[list[int], str]
             return found, "positions"
         uniform = torch.tensor([uniforms[step]])
         numbers = (options.temperature, options.top_k, options.top_p)
-        token = int(draw(next_logits(network, context)[None], uniform, *numbers))
-        if token == TOKENIZER.end_id:
+        token = int(draw(tiny.next_logits(network, context)[None], uniform, *numbers))
+        if token == tiny.TOKENIZER.end_id:
             return found, "end"
         found, context = [*found, token], [*context, token]
     raise AssertionError
@@ -55,7 +46,7 @@ def test_a_cache_gives_what_a_whole_forward_per_token_gives(make, temperature):
     network = make()
     options = GenerationOptions(14, temperature, seed=4)
     for key, (got, prompt) in enumerate(
-        zip(completed(network, PROMPTS, options), PROMPTS, strict=True)
+        zip(tiny.completed(network, tiny.PROMPTS, options), tiny.PROMPTS, strict=True)
     ):
         assert got[:2] == slowly(network, prompt, options, key)
 
@@ -63,21 +54,21 @@ def test_a_cache_gives_what_a_whole_forward_per_token_gives(make, temperature):
 @pytest.mark.parametrize("make", KINDS)
 def test_learned_positions_end_a_text_and_rotary_ones_go_on(make):
     network = make(max_positions=12)
-    is_table = make in (own_gpt2, transformers_gpt2)
+    is_table = make in (tiny.own_gpt2, tiny.transformers_gpt2)
     limit = 12 if is_table else None
     assert most_positions(network.recipe) == limit
     options = GenerationOptions(30, 1.0)
-    expected = [slowly(network, p, options, key, limit) for key, p in enumerate(PROMPTS)]
-    assert [got[:2] for got in completed(network, PROMPTS, options)] == expected
+    expected = [slowly(network, p, options, key, limit) for key, p in enumerate(tiny.PROMPTS)]
+    assert [got[:2] for got in tiny.completed(network, tiny.PROMPTS, options)] == expected
     reasons = {reason for _, reason in expected}
     assert ("positions" in reasons) == is_table
     assert ("length" in reasons) == (not is_table)
 
 
-@pytest.mark.parametrize("make", [own_gpt2, own_llama, transformers_llama])
+@pytest.mark.parametrize("make", [tiny.own_gpt2, tiny.own_llama, tiny.transformers_llama])
 def test_half_precision_has_a_cache_too(make):
     network, text = make().float(), list(range(60, 76))
-    exact = next_logits(network, text)
+    exact = tiny.next_logits(network, text)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         cache, ids = network.new_cache(), torch.tensor([text])
         for part in (slice(0, 12), *(slice(n, n + 1) for n in range(12, 16))):
@@ -87,35 +78,35 @@ def test_half_precision_has_a_cache_too(make):
 
 
 def test_a_batch_neighbour_changes_nothing():
-    network, options = own_llama(), GenerationOptions(10, 0.8, top_k=40, top_p=0.9, seed=1)
-    together = completed(network, PROMPTS, options)
-    alone = [completed(network, [p], options, [key])[0] for key, p in enumerate(PROMPTS)]
+    network, options = tiny.own_llama(), GenerationOptions(10, 0.8, top_k=40, top_p=0.9, seed=1)
+    together = tiny.completed(network, tiny.PROMPTS, options)
+    alone = [tiny.completed(network, [p], options, [key])[0] for key, p in enumerate(tiny.PROMPTS)]
     order = [3, 1, 4, 0, 2]
-    shuffled = completed(network, [PROMPTS[i] for i in order], options, order)
+    shuffled = tiny.completed(network, [tiny.PROMPTS[i] for i in order], options, order)
     assert together == alone
     assert shuffled == [together[i] for i in order]
 
 
 def test_a_compiled_network_is_not_compiled_for_each_length():
-    network, options = own_llama(), GenerationOptions(5)
-    expected = completed(network, PROMPTS, options)
+    network, options = tiny.own_llama(), GenerationOptions(5)
+    expected = tiny.completed(network, tiny.PROMPTS, options)
 
     def backend(*_):
         raise AssertionError("it was compiled")
 
     network.compile_blocks(backend)
-    assert completed(network, PROMPTS, options) == expected
+    assert tiny.completed(network, tiny.PROMPTS, options) == expected
 
 
 def test_a_prompt_must_fit():
     with pytest.raises(ValueError, match="a prompt has 11 tokens and the network 8 positions"):
-        completed(own_gpt2(8), PROMPTS, GenerationOptions(2))
+        tiny.completed(tiny.own_gpt2(8), tiny.PROMPTS, GenerationOptions(2))
     with pytest.raises(ValueError, match="a prompt has no token; begin it with"):
-        completed(own_llama(), [[]], GenerationOptions(2))
-    network = own_llama()
+        tiny.completed(tiny.own_llama(), [[]], GenerationOptions(2))
+    network = tiny.own_llama()
     network.norm.weight.data[0] = torch.nan
     with pytest.raises(RuntimeError, match="logits that are not finite"):
-        completed(network, PROMPTS, GenerationOptions(2))
+        tiny.completed(network, tiny.PROMPTS, GenerationOptions(2))
 
 
 def test_top_k_and_top_p_keep_what_they_name():
@@ -168,8 +159,8 @@ class Recites(Decoder):
     ],
 )
 def test_a_stop_text_ends_a_completion_and_is_cut_off(stop, text, reason, num_tokens):
-    network = Recites([*TOKENIZER.encode("one.\n\ntwo").tolist(), TOKENIZER.end_id])
-    got = completed(network, [[65]], GenerationOptions(40, stop=stop))
+    network = Recites([*tiny.TOKENIZER.encode("one.\n\ntwo").tolist(), tiny.TOKENIZER.end_id])
+    got = tiny.completed(network, [[65]], GenerationOptions(40, stop=stop))
     assert [(len(ids), reason, text) for ids, reason, text in got] == [(num_tokens, reason, text)]
 
 
@@ -184,13 +175,13 @@ def test_a_stop_text_may_begin_in_a_token_or_be_one():
         ([0, 4, 3, 7, 6], "<user>", ([0, 4, 3], "stop", "xy.!")),
         ([0, 4, 3, 7, 6], "x.", ([0, 4, 3, 7], "end", "xy.!")),
     ):
-        assert completed(
+        assert tiny.completed(
             Recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
         ) == [expected]
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
-    [(ids, _, _)] = completed(Recites([280]), [[65]], GenerationOptions(1))
+    [(ids, _, _)] = tiny.completed(Recites([280]), [[65]], GenerationOptions(1))
     assert ids == [0]  # 280 is left out, and all others are equal
 
 
@@ -219,7 +210,7 @@ ROWS = [
 
 def dataset(tmp_path, rows, **options) -> ChoiceDataset:
     path = Path(rows_file(tmp_path / "rows.jsonl", rows))
-    options = {"tokenizer": TOKENIZER, **options}
+    options = {"tokenizer": tiny.TOKENIZER, **options}
     return ChoiceDataset(read_prompts(read_rows([path]), **options, mode="score"))
 
 
@@ -229,10 +220,10 @@ def batch_of(data: ChoiceDataset, ids: list[int]):
 
 def slow_score(network, prompt: str, choice: str) -> tuple[float, int]:
     """Token by token, each from a forward of its own."""
-    ids = [TOKENIZER.begin_id, *TOKENIZER.encode(prompt).tolist()]
-    total, rest = 0.0, TOKENIZER.encode(choice).tolist()
+    ids = [tiny.TOKENIZER.begin_id, *tiny.TOKENIZER.encode(prompt).tolist()]
+    total, rest = 0.0, tiny.TOKENIZER.encode(choice).tolist()
     for token in rest:
-        total += float(next_logits(network, ids).log_softmax(0)[token])
+        total += float(tiny.next_logits(network, ids).log_softmax(0)[token])
         ids.append(token)
     return total, len(rest)
 

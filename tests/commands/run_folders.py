@@ -135,11 +135,6 @@ def throughput_line(attempt: int, step: int, data: float, forward: float) -> dic
         "tokens_per_s": 100.0,
         "padding_share": 0.25,
         "split": {"data": data, "forward": forward, "communication": 0.0},
-        "mfu": None,
-        "matmul_share": None,
-        "ranks": {"seconds": [0.1, 0.2]},
-        "slowest_rank": 1,
-        "machine": {"cpu_percent": 50.0},
     }
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> None:
+def test_each_command_has_help_and_a_summary(unisono, name):
     _, summary = COMMANDS[name]
     assert summary[:1].islower()
     assert 20 < len(summary) <= 68  # a line of `unisono --help` in 80 columns
@@ -32,7 +32,7 @@ def test_each_command_has_help_and_a_summary(unisono: Unisono, name: str) -> Non
         *("report -h x", "chain --to --help"),
     ],
 )
-def test_help_is_shown_wherever_it_is_asked_for(unisono: Unisono, given: str) -> None:
+def test_help_is_shown_wherever_it_is_asked_for(unisono, given):
     status, output = unisono(*given.split())
     assert status == 0, output
     assert f"usage: unisono {given.split()[0]}" in output
@@ -56,7 +56,7 @@ def limited(
         ("--a.time-limit-h=1 --seed 2 --json", {"json": True, "run_options": 3}),
     ],
 )
-def test_options_of_a_command_are_read_by_their_types(given: str, values: dict) -> None:
+def test_options_of_a_command_are_read_by_their_types(given, values):
     rest = given.split()[: values.pop("run_options", 0)]  # as they were typed
     assert arguments_of(given.split(), limited) == {"run_options": rest, **values}
 
@@ -79,7 +79,7 @@ def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(unisono, given,
     assert message in " ".join(output.split())
 
 
-def test_a_mistyped_option_of_a_command_names_the_nearest(unisono: Unisono) -> None:
+def test_a_mistyped_option_of_a_command_names_the_nearest(unisono):
     status, output = unisono("verify", "--rn=runs/x")
     assert status == 2
     assert "no option `--rn`. Did you mean --run?" in output
@@ -90,7 +90,7 @@ def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
 
 
 @pytest.mark.parametrize("given", ["x.ckpt --to=y", "--to y x.ckpt"])
-def test_what_is_required_has_a_place(given: str) -> None:
+def test_what_is_required_has_a_place(given):
     assert arguments_of(given.split(), read) == {"ckpt": Path("x.ckpt"), "to": Path("y")}
 
 
@@ -103,12 +103,12 @@ def test_what_is_required_has_a_place(given: str) -> None:
         ("a b --to=y", "`b` is no option. Options are written --name=value"),
     ],
 )
-def test_a_command_says_what_it_lacks_and_what_has_no_place(given: str, words: str) -> None:
+def test_a_command_says_what_it_lacks_and_what_has_no_place(given, words):
     with pytest.raises(ValueError, match=words):
         arguments_of(given.split(), read)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     page = tmp_path / "page.html"
     page.write_text("<p>Bread.</p>")
     command = [sys.executable, "-m", "lit_models.seo.onpage", str(page)]
@@ -131,13 +131,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         ('--data.a=1 --data={"b-c":2} --data.d-e=3', {"b-c": 2, "d-e": 3}),
     ],
 )
-def test_options_of_a_group_are_joined_in_their_order(given: str, values: dict) -> None:
+def test_options_of_a_group_are_joined_in_their_order(given, values):
     def function(data: dict | None = None) -> None: ...
 
     assert arguments_of(given.split(), function) == {"data": values}
 
 
-def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path: Path) -> None:
+def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
     def function(
         data: dict | None = None, to: str = "x", seed: int = 1, only: list[str] | None = None
     ) -> None: ...
@@ -156,7 +156,7 @@ def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path: Path) -
         arguments_of(given, function)
 
 
-def test_a_crash_in_native_code_says_where() -> None:
+def test_a_crash_in_native_code_says_where():
     crash = (
         "from lit_models import __main__ as m; import os; m.run = lambda _: os.abort(); m.main()"
     )
@@ -174,7 +174,7 @@ def test_a_crash_in_native_code_says_where() -> None:
     assert "in main" in done.stderr
 
 
-def test_there_may_be_no_standard_error() -> None:
+def test_there_may_be_no_standard_error():
     command = f"{sys.executable} -m lit_models --help 2>&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0

@@ -1,5 +1,6 @@
 """`unisono plan`: steps, rates and memory by hand, and nothing that is left behind."""
 
+import shlex
 from typing import Any
 
 import pytest
@@ -8,15 +9,11 @@ from lit_models.commands import run_command
 from lit_models.commands.plan import forecast_of, plan
 from lit_models.errors import USAGE, run_guarded
 
-RUN = [
-    "--model.class_path=tests.toy.LitToy",
-    "--model.optimizer=torch.optim.AdamW",
-    "--model.optimizer.lr=0.01",
-    "--data.class_path=tests.toy.ToyData",
-    "--data.num_samples=50",
-    "--data.global_batch_size=8",
-    "--trainer.max_epochs=1",
-]
+RUN = shlex.split("""
+--model.class_path=tests.toy.LitToy --model.optimizer=torch.optim.AdamW
+--model.optimizer.lr=0.01 --data.class_path=tests.toy.ToyData --data.num_samples=50
+--data.global_batch_size=8 --trainer.max_epochs=1
+""")
 GIB = 2**30
 
 

@@ -9,17 +9,7 @@ from typing import Any
 
 import pytest
 
-from lit_models.commands.report import (
-    MOST_STRETCHES,
-    chart,
-    differences,
-    ending,
-    loss_gap,
-    read_run,
-    report,
-    shown,
-    thinned,
-)
+from lit_models.commands import report as reports
 from lit_models.errors import UsageError
 from lit_models.training.run import code_facts, command_line
 from tests.commands.run_folders import (
@@ -47,7 +37,7 @@ def charts_of(page: str) -> dict[str, dict[str, Any]]:
 
 def compared(first: Path, second: Path) -> str:
     path = first.parent / "both.html"
-    assert report(first, second, to=path) == 0
+    assert reports.report(first, second, to=path) == 0
     return text_of(path.read_text(encoding="utf-8"))
 
 
@@ -104,7 +94,7 @@ def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path):
         )
         for name in ("<b>", "<i>")
     ]
-    report(*folders, to=tmp_path / "both.html")
+    reports.report(*folders, to=tmp_path / "both.html")
     for page in (page_of(folders[0]), (tmp_path / "both.html").read_text()):
         assert page.count("<script>") == page.count("</script>") == 2  # the page's own
         assert "alert(1)&lt;/script&gt;" in page
@@ -131,7 +121,7 @@ def test_the_page_says_how_the_run_ended(tmp_path, changes, event, age_s, words)
         with (folder / "ledger.jsonl").open("a") as file:
             file.write(json.dumps({**event, "step": 6, "attempt": 2}) + "\n")
     now = (folder / "ledger.jsonl").stat().st_mtime + age_s
-    assert words in ending(read_run(folder, now))[1]
+    assert words in reports.ending(reports.read_run(folder, now))[1]
 
 
 def test_a_failure_is_named(tmp_path):
@@ -209,11 +199,14 @@ def test_a_run_that_has_begun_and_done_nothing(tmp_path):
 def test_a_spike_among_many_points_is_drawn():
     points = [(float(step), 0.0) for step in range(10_000)]
     points[7_777], points[3_333] = (7_777.0, 50.0), (3_333.0, math.nan)
-    kept = thinned(points)
+    kept = reports.thinned(points)
     assert {(0.0, 0.0), (7_777.0, 50.0), (9_999.0, 0.0)} <= set(kept)
     assert any(math.isnan(value) for _, value in kept)
-    assert len(kept) <= 4 * MOST_STRETCHES + 6
-    assert "10,000 points of a are drawn: no extreme is lost." in chart("A", {"a": points})["note"]
+    assert len(kept) <= 4 * reports.MOST_STRETCHES + 6
+    assert (
+        "10,000 points of a are drawn: no extreme is lost."
+        in reports.chart("A", {"a": points})["note"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,16 +215,16 @@ def test_a_spike_among_many_points_is_drawn():
 )
 def test_a_scale_is_logarithmic_only_where_values_are_far_apart_and_positive(values, is_log):
     points = [(float(step), value) for step, value in enumerate(values)]
-    assert chart("A", {"a": points}, may_be_log=True)["is_log"] is is_log
-    assert chart("A", {"a": points})["is_log"] is False
-    assert chart("A", {"a": []}, may_be_log=True)["note"] == "No value was written."
+    assert reports.chart("A", {"a": points}, may_be_log=True)["is_log"] is is_log
+    assert reports.chart("A", {"a": points})["is_log"] is False
+    assert reports.chart("A", {"a": []}, may_be_log=True)["note"] == "No value was written."
 
 
 def test_each_aspect_is_the_same_or_shows_both_values(tmp_path):
     first = run_folder(tmp_path / "a")
     changes = {"world_size": 4, "code": {"version": "0.1.0", "digest": "def"}}
     second = run_folder(tmp_path / "b", topology=changes, config=OTHER)
-    assert differences(read_run(first, 0.0), read_run(second, 0.0)) == {
+    assert reports.differences(reports.read_run(first, 0.0), reports.read_run(second, 0.0)) == {
         "data": [],
         "plan": [],
         "seed": [("seed", "1", "2")],
@@ -260,10 +253,10 @@ def test_a_run_and_its_copy_differ_in_nothing(tmp_path):
 
 def test_the_largest_gap_of_the_losses_is_shown_under_one_plan_only(tmp_path):
     folders = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", losses={4: 0.2})
-    first, second = (read_run(folder, 0.0) for folder in folders)
-    assert loss_gap(first, second) == (pytest.approx(0.2), 6)  # 0.25 and 0.2
+    first, second = (reports.read_run(folder, 0.0) for folder in folders)
+    assert reports.loss_gap(first, second) == (pytest.approx(0.2), 6)  # 0.25 and 0.2
     second.plan["request"]["seed"] = 2  # the samples are the same, their order is not
-    assert loss_gap(first, second) is None
+    assert reports.loss_gap(first, second) is None
     (folders[1] / "plan.json").write_text(json.dumps(second.plan))
     assert "They differ in plan." in compared(*folders)
 
@@ -282,18 +275,18 @@ def test_runs_of_two_families_share_what_both_have(tmp_path):
 
 def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path):
     with pytest.raises(UsageError, match="is no run folder; name one"):
-        report(tmp_path / "none")
+        reports.report(tmp_path / "none")
     with pytest.raises(UsageError, match="holds no ledger.jsonl; name a run folder"):
-        report(tmp_path)
+        reports.report(tmp_path)
     folder = run_folder(tmp_path / "a")
     assert page_of(folder) == page_of(folder)
     (folder / "report.html").write_text("<!doctype html><p>mine")
     with pytest.raises(UsageError, match="is no report of this command, so it is not replaced"):
-        report(folder)
+        reports.report(folder)
     assert (folder / "report.html").read_text() == "<!doctype html><p>mine"
     with pytest.raises(IsADirectoryError):
-        report(folder, to=tmp_path)
-    assert report(folder, to=tmp_path / "new" / "x.html") == 0
+        reports.report(folder, to=tmp_path)
+    assert reports.report(folder, to=tmp_path / "new" / "x.html") == 0
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.html"]
 
 
@@ -356,4 +349,4 @@ def test_the_command_line_is_as_one_would_type_it(monkeypatch):
     ],
 )
 def test_numbers_are_short(value, text):
-    assert shown(value) == text
+    assert reports.shown(value) == text

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 from html import escape, unescape
@@ -20,16 +21,10 @@ WIDTHS = (400, 1280)
 CONTRAST, SMALLEST = 4.5, 11.0  # of text: WCAG 2, level AA; pixels
 LONG = tuple((1, 300 * n, 300 * (n + 1)) for n in range(3))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-extensions",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=5000",
-)
+FLAGS = shlex.split("""
+--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run
+--disable-extensions --enable-logging=stderr --virtual-time-budget=5000
+""")
 DARK = "--blink-settings=preferredColorScheme=0"
 # Looks at the page inside each frame: the browser's own window is never as narrow as a telephone.
 LOOK = """

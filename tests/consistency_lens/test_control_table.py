@@ -16,22 +16,7 @@ from rich.console import Console
 from datamodules.files.splitting import TextSplit
 from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
-from lit_models.consistency_lens import subject
-from lit_models.consistency_lens.controls import (
-    IS_RANDOM,
-    NO_REFERENCE,
-    OTHER_DATA,
-    REFERENCE_ROWS,
-    ROW_NAMES,
-    Explained,
-    Fidelity,
-    FidelityTable,
-    Legibility,
-    evenly,
-    headline,
-    page,
-    rendered,
-)
+from lit_models.consistency_lens import controls, subject
 from lit_models.consistency_lens.module import continued
 from lit_models.consistency_lens.subject import TRAINED_ON
 from tests.activation_dumps import stories
@@ -48,7 +33,7 @@ ROWS = ("greedy", "zero", "mean", "token_mean")
 
 
 def fidelity(*values):
-    return Fidelity(*(torch.tensor(value, dtype=torch.float64) for value in values))
+    return controls.Fidelity(*(torch.tensor(value, dtype=torch.float64) for value in values))
 
 
 def batch(number, **more):
@@ -67,7 +52,7 @@ def by_hand():
 
 
 def test_values_are_those_worked_by_hand():
-    table = FidelityTable(ROWS, [])
+    table = controls.FidelityTable(ROWS, [])
     table.update(by_hand(), batch(2))
     found = table.compute()["all"]
     own = found["greedy"]
@@ -83,19 +68,19 @@ def test_values_are_those_worked_by_hand():
 
 
 def test_a_weight_of_0_and_an_empty_table_count_nothing():
-    table = FidelityTable(ROWS, [])
+    table = controls.FidelityTable(ROWS, [])
     table.update(by_hand(), batch(2) | {"weight": torch.zeros(2)})
     assert not any(value for row in table.compute()["all"].values() for value in row.values())
     table.update(by_hand(), batch(2) | {"weight": torch.tensor([1.0, 0.0])})
     own = table.compute()["all"]["greedy"]
     assert (own["fve"], own["count"]) == (0.75, 1)
-    explained = Explained()
+    explained = controls.Explained()
     explained.update(torch.zeros(1), torch.zeros(1))
     assert explained.compute() == 0
 
 
 def test_files_are_summed_apart_and_together():
-    table = FidelityTable(ROWS, ["one", "two"])
+    table = controls.FidelityTable(ROWS, ["one", "two"])
     table.update(by_hand(), batch(2, group=torch.tensor([1, 0])))
     found = {group: rows["greedy"]["fve"] for group, rows in table.compute().items()}
     assert found == {"all": 0.7, "one": pytest.approx(1 - 2 / 6), "two": 0.75}
@@ -110,10 +95,10 @@ def random_rows(number, seed=0):
 @given(st.permutations(range(12)), st.lists(st.integers(1, 11), max_size=4))
 def test_neither_order_nor_batches_change_a_value(order, cuts):
     rows = random_rows(12)
-    whole, pieces = FidelityTable(ROWS, []), FidelityTable(ROWS, [])
+    whole, pieces = controls.FidelityTable(ROWS, []), controls.FidelityTable(ROWS, [])
     whole.update(rows, batch(12))
     for part in np.split(np.array(order), sorted(set(cuts))):
-        some = {name: Fidelity(*(x[part] for x in found)) for name, found in rows.items()}
+        some = {name: controls.Fidelity(*(x[part] for x in found)) for name, found in rows.items()}
         pieces.update(some, batch(len(part)) | {"document": torch.from_numpy(part)})
     torch.testing.assert_close(whole.compute(), pieces.compute(), rtol=1e-12, atol=1e-12)
 
@@ -126,7 +111,7 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
     error = spread * quality * random.uniform(0.1, 0.3, 600)
     rows = random_rows(600)
     rows["greedy"] = fidelity(error, spread, *random.gamma(1.0, size=(4, 600)))
-    table = FidelityTable(ROWS, [])
+    table = controls.FidelityTable(ROWS, [])
     table.update(rows, batch(600) | {"document": torch.from_numpy(document)})
     own = table.compute()["all"]["greedy"]
     errors, spreads = (np.bincount(document, x) for x in (error, spread))
@@ -141,7 +126,7 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
 
 
 def test_texts_and_attributes_are_counted_by_hand():
-    table = Legibility(["pet", "place"], ["all", "one"])
+    table = controls.Legibility(["pet", "place"], ["all", "one"])
     member = torch.tensor([[1.0, 0], [1, 1], [1, 1], [0, 0]]).double()
     own = torch.tensor([[1, 5], [5, 1], [1, 5], [9, 9]])
     other = torch.tensor([[4, 4], [0, 0], [0, 4], [4, 4]])
@@ -158,7 +143,7 @@ def test_texts_and_attributes_are_counted_by_hand():
     assert by_name["place"] == pytest.approx({"recall": 0.5, "shuffled_recall": 0, "known": 2})
     assert some["text_nats"] == 4
     assert (some["distinct"], of_one["pet"]["recall"]) == (1, 0.5)
-    bare = Legibility([], ["all"])
+    bare = controls.Legibility([], ["all"])
     bare.update(torch.ones(4), (own, other), None, member[:, :1])
     assert bare.compute() == (
         {"all": {"text_nats": 1, "distinct": pytest.approx(2 / 3)}},
@@ -176,7 +161,7 @@ def test_texts_and_attributes_are_counted_by_hand():
 
 @pytest.fixture(scope="module")
 def rows():
-    case, table = case_of(), FidelityTable(ROW_NAMES, [])
+    case, table = case_of(), controls.FidelityTable(controls.ROW_NAMES, [])
     with torch.no_grad():
         table.update(case.fidelities(), case.batch)
     return table.compute()["all"]
@@ -193,7 +178,7 @@ def test_tables_fit_a_terminal_and_cut_no_word(rows):
     wide = {"untrained_reader": dict.fromkeys(rows["greedy"], -12.3456)} | rows
     wide["zero"] = dict.fromkeys(rows["zero"], -45678.9)
     legible = {"text_nats": 12.345, "distinct": 0.5, "recall": 0.25, "shuffled_recall": 0.125}
-    lines = printed(rendered(wide, legible, "combinations"))
+    lines = printed(controls.rendered(wide, legible, "combinations"))
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("controls: combinations")
     assert [line.split()[0] for line in lines[2 : 2 + len(wide)]] == list(wide)
@@ -202,14 +187,14 @@ def test_tables_fit_a_terminal_and_cut_no_word(rows):
     assert f"greedy is {rows['greedy']['excess']:.3f} (" in below
     assert "12.345 nats per word under the subject, 0.500 distinct" in below
     assert "attributes named: 0.250, of another activation 0.125" in below
-    bare = rendered(rows, {"text_nats": 1.0, "distinct": 1.0}, "all")
+    bare = controls.rendered(rows, {"text_nats": 1.0, "distinct": 1.0}, "all")
     assert "attributes" not in "".join(printed(bare))
-    notes = "\n".join([IS_RANDOM, OTHER_DATA, NO_REFERENCE])
+    notes = "\n".join([controls.IS_RANDOM, controls.OTHER_DATA, controls.NO_REFERENCE])
     assert max(map(len, notes.splitlines())) <= 80
 
 
 def test_the_headline_is_what_the_token_mean_does_not_say(rows):
-    found = headline(rows, {"distinct": 0.5})
+    found = controls.headline(rows, {"distinct": 0.5})
     own, token = rows["greedy"]["fve"], rows["token_mean"]["fve"]
     assert found["fve_excess"] == pytest.approx(own - token)
     assert found["fve_excess_share"] == pytest.approx((own - token) / (1 - token))
@@ -225,10 +210,10 @@ def test_a_test_without_training_leaves_its_table_and_page_and_names_what_it_lac
     runs.test(module_of(), data_of(tmp_path), verbose=False)
     out = capsys.readouterr().out
     content = json.loads((tmp_path / "run" / "controls.json").read_text())
-    assert content["notes"] == [NO_REFERENCE, IS_RANDOM]
-    assert NO_REFERENCE in out
+    assert content["notes"] == [controls.NO_REFERENCE, controls.IS_RANDOM]
+    assert controls.NO_REFERENCE in out
     assert set(content["attributes"]["all"]) == {"pet", "place"}
-    assert set(content["rows"]["all"]) == set(ROW_NAMES) - set(REFERENCE_ROWS)
+    assert set(content["rows"]["all"]) == set(controls.ROW_NAMES) - set(controls.REFERENCE_ROWS)
     found = Page((tmp_path / "run" / "examples.html").read_text("utf-8"))
     errors = [float(row[0]) for row in found.rows[1:]]
     assert len(errors) == 5
@@ -276,7 +261,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_shows_texts_as_they_are_and_loads_nothing():
-    found = Page(page([LINE, {**LINE, "words": []}], 9))
+    found = Page(controls.page([LINE, {**LINE, "words": []}], 9))
     assert not found.open
     heads, first, _ = found.rows
     assert not heads
@@ -295,8 +280,8 @@ def test_the_page_shows_texts_as_they_are_and_loads_nothing():
 
 
 def test_examples_stand_at_even_distances():
-    assert evenly(10, 4) == [0, 3, 6, 9]
-    assert evenly(2, 5) == [0, 1]
+    assert controls.evenly(10, 4) == [0, 3, 6, 9]
+    assert controls.evenly(2, 5) == [0, 1]
 
 
 BYTES = TokenizerOptions("bytes")  # the same of any texts
@@ -336,11 +321,11 @@ def tested(trained):
 
 def test_a_test_on_another_split_of_the_same_texts_says_so(trained, tested):
     _, own = tested
-    assert own["notes"][0] == NO_REFERENCE  # kept at the first step, without a warm start
+    assert own["notes"][0] == controls.NO_REFERENCE  # kept at the first step, without a warm start
     assert "teacher_text" in own["rows"]["all"]
     assert not {"separate_reader", "teacher_text_separate"} & own["rows"]["all"].keys()
     _, other = evaluated(trained, "other", split=split(1))
-    assert other["notes"][0] == OTHER_DATA
+    assert other["notes"][0] == controls.OTHER_DATA
     assert other["rows"]["all"]["mean"]["fve"] == pytest.approx(0, abs=1e-9)
 
 

@@ -10,26 +10,10 @@ from torch import Tensor, nn
 
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.network import Decoder
-from lit_models.consistency_lens.lens import (
-    Explanation,
-    Lens,
-    LensOptions,
-    gumbel_noise,
-    straight_through,
-)
+from lit_models.consistency_lens import lens as lenses
 from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.subject import BaseOptions, PatchedSubject, Subject
-from tests.consistency_lens.tiny import (
-    NETWORKS,
-    activations,
-    documents,
-    effects,
-    explained_without_cache,
-    lens_of,
-    moved,
-    network_of,
-    patched_logits,
-)
+from tests.consistency_lens import tiny
 
 LAYERS = (0, 1, 2)  # the last one, too
 POSITION = torch.tensor([3, 11, 6])
@@ -61,28 +45,28 @@ def read_plainly(
 
 @torch.no_grad()
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind: str, layer: int) -> None:
-    network = network_of(kind)
-    subject, (ids, _), other = Subject(network, layer), documents(), activations()
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind, layer):
+    network = tiny.network_of(kind)
+    subject, (ids, _), other = Subject(network, layer), tiny.documents(), tiny.activations()
 
     true, logits = read_plainly(network, ids, layer, None)
     torch.testing.assert_close(subject.activations(ids), true, rtol=1e-9, atol=1e-9)
-    plain = patched_logits(subject, ids, POSITION, None)
+    plain = tiny.patched_logits(subject, ids, POSITION, None)
     torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
     own = subject.activations(ids)[ROWS, POSITION]  # in its own place it changes no bit
-    assert torch.equal(patched_logits(subject, ids, POSITION, own), plain)
+    assert torch.equal(tiny.patched_logits(subject, ids, POSITION, own), plain)
 
     _, changed = read_plainly(network, ids, layer, other)
-    found = patched_logits(subject, ids, POSITION, other)
+    found = tiny.patched_logits(subject, ids, POSITION, other)
     torch.testing.assert_close(found, changed, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(found[ROWS, POSITION], logits[ROWS, POSITION])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_neither_padding_nor_neighbours_change_an_activation(kind: str) -> None:
-    subject, (ids, lengths) = Subject(network_of(kind), 1), documents()
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_neither_padding_nor_neighbours_change_an_activation(kind):
+    subject, (ids, lengths) = Subject(tiny.network_of(kind), 1), tiny.documents()
     together = subject.activations(ids)
     for row, length in enumerate(lengths.tolist()):
         alone = subject.activations(ids[[row], :length])[0]
@@ -90,13 +74,13 @@ def test_neither_padding_nor_neighbours_change_an_activation(kind: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_no_block_above_the_layer_is_computed_for_activations(kind: str) -> None:
-    subject, (ids, _) = Subject(network_of(kind), 1), documents()
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_no_block_above_the_layer_is_computed_for_activations(kind):
+    subject, (ids, _) = Subject(tiny.network_of(kind), 1), tiny.documents()
     expected = subject.activations(ids)
     for parameter in subject.network.blocks()[2].parameters():
         parameter.fill_(torch.nan)
-    assert not patched_logits(subject, ids, POSITION, None).isfinite().any()
+    assert not tiny.patched_logits(subject, ids, POSITION, None).isfinite().any()
     called: list[bool] = []
     for part in subject.network.blocks()[2].children():
         part.register_forward_hook(lambda *given: called.append(True))
@@ -104,8 +88,8 @@ def test_no_block_above_the_layer_is_computed_for_activations(kind: str) -> None
     assert not called
 
 
-def test_no_hook_is_left_even_where_the_forward_fails() -> None:
-    network = network_of("own GPT-2")
+def test_no_hook_is_left_even_where_the_forward_fails():
+    network = tiny.network_of("own GPT-2")
     subject = Subject(network, 1)
     with pytest.raises(IndexError):
         subject.activations(torch.full((1, 4), 10_000))
@@ -114,17 +98,17 @@ def test_no_hook_is_left_even_where_the_forward_fails() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_effects_are_those_of_the_whole_model(kind: str, layer: int) -> None:
-    subject, replacement = Subject(network_of(kind), layer), activations()
-    (ids, lengths), position = documents((9, 12, 12)), torch.tensor([2, 9, 1])
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_effects_are_those_of_the_whole_model(kind, layer):
+    subject, replacement = Subject(tiny.network_of(kind), layer), tiny.activations()
+    (ids, lengths), position = tiny.documents((9, 12, 12)), torch.tensor([2, 9, 1])
     batch: Any = {"input_ids": ids, "position": position, "lengths": lengths}
     nats, next_nats = PatchedSubject(subject, batch).effect(replacement)
-    whole = effects(subject, ids, position, replacement)
+    whole = tiny.effects(subject, ids, position, replacement)
     torch.testing.assert_close(nats, whole[ROWS, position], rtol=1e-9, atol=1e-9)
     assert nats.min() > 0
     true, changed = (
-        patched_logits(subject, ids, position, given).log_softmax(-1)[ROWS, position]
+        tiny.patched_logits(subject, ids, position, given).log_softmax(-1)[ROWS, position]
         for given in (None, replacement)
     )
     word = ids[ROWS, position + 1]
@@ -139,17 +123,17 @@ def lora(kind: str) -> BaseOptions:
     return BaseOptions(lora=LoraOptions(TARGETS.get(kind, ["q_proj"]), rank=2))
 
 
-def shared(lens: Lens, part: str) -> dict[str, bool]:
+def shared(lens: lenses.Lens, part: str) -> dict[str, bool]:
     """Whether each parameter of a copy is the subject's own."""
     own = {id(p) for p in lens.subject.parameters()}
     network = getattr(lens, part).network
     return {n: id(p) in own for n, p in network.named_parameters(remove_duplicate=False)}
 
 
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_words_are_shared_and_blocks_are_not_unless_they_stand_still(kind: str) -> None:
-    plain = lens_of(kind)
-    frozen = lens_of(kind, verbalizer=FROZEN, reconstructor=FROZEN)
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_words_are_shared_and_blocks_are_not_unless_they_stand_still(kind):
+    plain = tiny.lens_of(kind)
+    frozen = tiny.lens_of(kind, verbalizer=FROZEN, reconstructor=FROZEN)
     for part in ("verbalizer", "reconstructor"):
         learns = {n for n, p in getattr(plain, part).network.named_parameters() if p.requires_grad}
         assert learns
@@ -162,11 +146,11 @@ def test_words_are_shared_and_blocks_are_not_unless_they_stand_still(kind: str) 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_adapters_begin_as_nothing_and_lie_on_the_subjects_own_layers(kind: str) -> None:
-    adapted = lens_of(kind, verbalizer=lora(kind), reconstructor=lora(kind))
-    plain, text = lens_of(kind), torch.tensor([[3, 7, 1, 9]] * 3)
-    logits = [lens.verbalizer(activations(), text) for lens in (adapted, plain)]
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_adapters_begin_as_nothing_and_lie_on_the_subjects_own_layers(kind):
+    adapted = tiny.lens_of(kind, verbalizer=lora(kind), reconstructor=lora(kind))
+    plain, text = tiny.lens_of(kind), torch.tensor([[3, 7, 1, 9]] * 3)
+    logits = [lens.verbalizer(tiny.activations(), text) for lens in (adapted, plain)]
     rebuilt = [lens.reconstructor(lens.words(text)) for lens in (adapted, plain)]
     torch.testing.assert_close(*logits)
     torch.testing.assert_close(*rebuilt)
@@ -176,8 +160,8 @@ def test_adapters_begin_as_nothing_and_lie_on_the_subjects_own_layers(kind: str)
         assert all("lora_" in name for name in own)
 
 
-def test_the_reference_is_a_copy_of_what_learns_and_shares_the_rest() -> None:
-    lens = moved(lens_of(verbalizer=lora("own GPT-2"), reconstructor=FROZEN))
+def test_the_reference_is_a_copy_of_what_learns_and_shares_the_rest():
+    lens = tiny.moved(tiny.lens_of(verbalizer=lora("own GPT-2"), reconstructor=FROZEN))
     lens.keep_reference()
     for part in ("verbalizer", "reconstructor"):
         pairs = zip(
@@ -188,11 +172,11 @@ def test_the_reference_is_a_copy_of_what_learns_and_shares_the_rest() -> None:
             assert (own is kept) == (not own.requires_grad)
 
 
-def test_options_survive_a_checkpoint() -> None:
+def test_options_survive_a_checkpoint():
     stored_recipe = LitConsistencyLens.stored_recipe
-    options = LensOptions(num_prompt=2, verbalizer=lora("own GPT-2"))
+    options = lenses.LensOptions(num_prompt=2, verbalizer=lora("own GPT-2"))
     recipe = stored_recipe({"lens_recipe": {"lens": asdict(options), "tokenizer": {}}})
-    assert LensOptions(**recipe["lens"]) == options
+    assert lenses.LensOptions(**recipe["lens"]) == options
 
 
 @pytest.mark.parametrize(
@@ -203,7 +187,7 @@ def test_options_survive_a_checkpoint() -> None:
             lambda: BaseOptions(lora=LoraOptions(["q_proj"], base_dtype="bfloat16")),
             "on the weights that the subject has: leave lora.base_dtype out",
         ),
-        (lambda: LensOptions(num_words=0), "lens.num_words must be at least 1, got 0"),
+        (lambda: lenses.LensOptions(num_words=0), "lens.num_words must be at least 1, got 0"),
     ],
 )
 def test_impossible_options_are_refused(make, message):
@@ -214,19 +198,19 @@ def test_impossible_options_are_refused(make, message):
 KEYS = torch.tensor([4, 5, 6])
 
 
-def gradients_of(lens: Lens, found: Explanation, activation: Tensor) -> list[Tensor]:
+def gradients_of(lens: lenses.Lens, found: lenses.Explanation, activation: Tensor) -> list[Tensor]:
     weights = torch.linspace(-1, 1, 16, dtype=torch.float64)
     loss = (found.embeddings * weights).sum() + found.logits.log_softmax(-1)[..., 3].sum()
     learning = [p for p in lens.verbalizer.parameters() if p.requires_grad]
     return list(torch.autograd.grad(loss, [activation, *learning]))
 
 
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_a_cache_changes_neither_words_nor_gradients(kind: str) -> None:
-    lens = moved(lens_of(kind))
-    activation = activations().requires_grad_()
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_a_cache_changes_neither_words_nor_gradients(kind):
+    lens = tiny.moved(tiny.lens_of(kind))
+    activation = tiny.activations().requires_grad_()
     quick = lens.verbalizer.explain(activation, KEYS, 0.7)
-    slow = explained_without_cache(lens.verbalizer, activation, KEYS, 0.7)
+    slow = tiny.explained_without_cache(lens.verbalizer, activation, KEYS, 0.7)
     assert torch.equal(quick.token_ids, slow.token_ids)
     torch.testing.assert_close(quick.logits, slow.logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(quick.embeddings, slow.embeddings, rtol=1e-9, atol=1e-9)
@@ -236,9 +220,9 @@ def test_a_cache_changes_neither_words_nor_gradients(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_given_words_are_scored_as_they_were_chosen(kind: str) -> None:
-    lens, activation = moved(lens_of(kind)), activations()
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_given_words_are_scored_as_they_were_chosen(kind):
+    lens, activation = tiny.moved(tiny.lens_of(kind)), tiny.activations()
     with torch.no_grad():
         chosen = lens.verbalizer.explain(activation, KEYS)
         scored = lens.verbalizer(activation, chosen.token_ids)
@@ -248,9 +232,9 @@ def test_given_words_are_scored_as_they_were_chosen(kind: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_the_maps_begin_as_the_identity(kind: str) -> None:
-    lens = lens_of(kind)
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_the_maps_begin_as_the_identity(kind):
+    lens = tiny.lens_of(kind)
     verbalizer, seen = lens.verbalizer, []
     assert torch.equal(verbalizer.map_weight, torch.eye(16).double().repeat(3, 1, 1))
     assert not verbalizer.map_bias.any()
@@ -261,22 +245,22 @@ def test_the_maps_begin_as_the_identity(kind: str) -> None:
             ),
             with_kwargs=True,
         )
-    verbalizer.explain(activations())
-    assert all(torch.equal(hidden[:, 2], activations()) for hidden in seen[:3])
+    verbalizer.explain(tiny.activations())
+    assert all(torch.equal(hidden[:, 2], tiny.activations()) for hidden in seen[:3])
     assert all(hidden.shape[1] == 1 for hidden in seen[3:])  # with the cache, word by word
     begin = verbalizer.network.embedding(torch.tensor([28, 28]))
     assert torch.equal(verbalizer.prompt, begin)
 
 
 @torch.no_grad()
-def test_without_an_activation_its_place_is_empty() -> None:
-    found = moved(lens_of()).verbalizer.explain(None, rows=2)
+def test_without_an_activation_its_place_is_empty():
+    found = tiny.moved(tiny.lens_of()).verbalizer.explain(None, rows=2)
     assert torch.equal(found.token_ids[0], found.token_ids[1])
 
 
 @torch.no_grad()
-def test_special_tokens_are_never_words_and_neighbours_change_nothing() -> None:
-    lens, activation = moved(lens_of()), activations(64)
+def test_special_tokens_are_never_words_and_neighbours_change_nothing():
+    lens, activation = tiny.moved(tiny.lens_of()), tiny.activations(64)
     keys = torch.arange(64)
     found = lens.verbalizer.explain(activation, keys)
     assert (found.token_ids != 28).all()
@@ -285,14 +269,14 @@ def test_special_tokens_are_never_words_and_neighbours_change_nothing() -> None:
 
 
 @torch.no_grad()
-def test_without_a_gradient_words_are_rows_of_the_table_also_in_half_precision() -> None:
-    lens = lens_of().float()
+def test_without_a_gradient_words_are_rows_of_the_table_also_in_half_precision():
+    lens = tiny.lens_of().float()
     with torch.autocast("cpu", torch.bfloat16):
-        found = lens.verbalizer.explain(activations().float(), KEYS)
+        found = lens.verbalizer.explain(tiny.activations().float(), KEYS)
     table = lens.subject.network.embedding.weight
     assert torch.equal(found.embeddings, table[found.token_ids])
     assert not torch.equal(found.embeddings, found.embeddings.bfloat16().float())
-    half = lens.bfloat16().verbalizer.explain(activations().float(), KEYS)  # of a store
+    half = lens.bfloat16().verbalizer.explain(tiny.activations().float(), KEYS)  # of a store
     assert half.embeddings.dtype == torch.bfloat16
 
 
@@ -300,19 +284,19 @@ WORDS = torch.tensor([[3, 7, 1, 9], [2, 2, 5, 8]])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(NETWORKS))
-def test_it_begins_as_the_subject_that_reads_the_words_backwards(kind: str) -> None:
+@pytest.mark.parametrize("kind", list(tiny.NETWORKS))
+def test_it_begins_as_the_subject_that_reads_the_words_backwards(kind):
     for layer in (0, 2):
-        lens = lens_of(kind, layer)
+        lens = tiny.lens_of(kind, layer)
         rebuilt = lens.reconstructor(lens.words(WORDS))
         text = torch.cat([torch.full((2, 1), lens.begin_id), WORDS.flip(1)], dim=1)
         expected = lens.subject.activations(text)[:, -1]
         torch.testing.assert_close(rebuilt, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_every_trainable_parameter_gets_a_gradient_and_the_blocks_above_are_cut() -> None:
-    for kind in NETWORKS:
-        lens = lens_of(kind)
+def test_every_trainable_parameter_gets_a_gradient_and_the_blocks_above_are_cut():
+    for kind in tiny.NETWORKS:
+        lens = tiny.lens_of(kind)
         assert len(lens.reconstructor.network.blocks()) == 2
         lens.reconstructor(lens.words(WORDS)).sum().backward()
         missing = [n for n, p in lens.reconstructor.named_parameters() if p.requires_grad]
@@ -324,11 +308,11 @@ def test_choices_and_gradients_are_those_of_torch_with_the_same_noise(temperatur
     logits = torch.randn(5, 9, dtype=torch.float64, generator=torch.manual_seed(1))
     logits.requires_grad_()
     weights = torch.randn(5, 9, dtype=torch.float64)
-    noise = gumbel_noise(torch.arange(5), 0, 9).double()
+    noise = lenses.gumbel_noise(torch.arange(5), 0, 9).double()
     # torch's own noise is -log of draws of an exponential variable
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda draws: draws.copy_((-noise).exp()))
     theirs = F.gumbel_softmax(logits, tau=temperature, hard=True)
-    ours = straight_through(logits, noise, temperature)
+    ours = lenses.straight_through(logits, noise, temperature)
     torch.testing.assert_close(ours, theirs)
     assert ours.argmax(-1).tolist() == (logits + noise).argmax(-1).tolist()
     gradients = [torch.autograd.grad((y * weights).sum(), logits)[0] for y in (ours, theirs)]
@@ -336,14 +320,14 @@ def test_choices_and_gradients_are_those_of_torch_with_the_same_noise(temperatur
     assert gradients[0].abs().max() > 1e-3
 
 
-def test_without_noise_the_most_probable_word_is_taken() -> None:
+def test_without_noise_the_most_probable_word_is_taken():
     logits = torch.tensor([[0.1, 2.0, 1.0], [3.0, 0.0, 2.9]])
-    assert straight_through(logits, None, 0.5).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert lenses.straight_through(logits, None, 0.5).tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
-def test_noise_of_neighbouring_samples_places_and_words_is_independent() -> None:
-    first = gumbel_noise(torch.arange(500), 0, 100).double()
-    second = gumbel_noise(torch.arange(500), 1, 100).double()
+def test_noise_of_neighbouring_samples_places_and_words_is_independent():
+    first = lenses.gumbel_noise(torch.arange(500), 0, 100).double()
+    second = lenses.gumbel_noise(torch.arange(500), 1, 100).double()
     # Standard error of a correlation of 50,000 pairs: 0.0045.
     pairs = {
         "samples": (first[:-1], first[1:]),
@@ -357,16 +341,16 @@ def test_noise_of_neighbouring_samples_places_and_words_is_independent() -> None
         assert abs(found) < 0.02, name
 
 
-def test_words_are_drawn_as_often_as_their_probability_says() -> None:
+def test_words_are_drawn_as_often_as_their_probability_says():
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    noise = gumbel_noise(torch.arange(20_000), 2, 4)
-    drawn = straight_through(chances.log().expand(20_000, 4), noise, 1.0).mean(0)
+    noise = lenses.gumbel_noise(torch.arange(20_000), 2, 4)
+    drawn = lenses.straight_through(chances.log().expand(20_000, 4), noise, 1.0).mean(0)
     torch.testing.assert_close(drawn, chances, rtol=0, atol=0.012)
 
 
-def test_noise_belongs_to_its_key_alone() -> None:
+def test_noise_belongs_to_its_key_alone():
     keys = torch.tensor([7, 123456789, 2**62])
-    together = gumbel_noise(keys, 1, 50)
-    assert torch.equal(gumbel_noise(keys.flip(0), 1, 50), together.flip(0))
-    assert torch.equal(gumbel_noise(keys[[1]], 1, 50)[0], together[1])
-    assert torch.equal(gumbel_noise(keys, 1, 30), together[:, :30])
+    together = lenses.gumbel_noise(keys, 1, 50)
+    assert torch.equal(lenses.gumbel_noise(keys.flip(0), 1, 50), together.flip(0))
+    assert torch.equal(lenses.gumbel_noise(keys[[1]], 1, 50)[0], together[1])
+    assert torch.equal(lenses.gumbel_noise(keys, 1, 30), together[:, :30])

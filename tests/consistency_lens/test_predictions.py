@@ -7,19 +7,14 @@ import pytest
 from lightning.pytorch import seed_everything
 
 from datamodules.activations.datamodule import AROUND, context_of
-from datamodules.tokenizers.text import (
-    TokenizerOptions,
-    bpe_tokenizer,
-    byte_tokenizer,
-    word_tokenizer,
-)
+from datamodules.tokenizers import text as tokenizers
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
 
 TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
 TOKENIZERS = {
-    "bytes": byte_tokenizer(),
-    "bpe": bpe_tokenizer(iter([TEXT * 3]), 300),
-    "words": word_tokenizer(iter(["the owl saw the cat"]), 50),
+    "bytes": tokenizers.byte_tokenizer(),
+    "bpe": tokenizers.bpe_tokenizer(iter([TEXT * 3]), 300),
+    "words": tokenizers.word_tokenizer(iter(["the owl saw the cat"]), 50),
 }
 
 
@@ -78,6 +73,6 @@ def test_every_activation_has_its_line_whatever_the_batches(tmp_path):
 
 
 def test_explanations_of_byte_tokens_are_one_line_of_sound_json(tmp_path):
-    options = TokenizerOptions("bytes")
+    options = tokenizers.TokenizerOptions("bytes")
     _, _, lines = predicted(tmp_path, "bytes", tokenizer=options, context_length=32)
     assert all(line["token"] for line in lines)

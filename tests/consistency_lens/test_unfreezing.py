@@ -115,7 +115,7 @@ def test_until_its_step_a_network_is_moved_by_nothing(stories, optimizer, reques
     check_schedule(fit(stories / request.node.name, LATE, optimizer=optimizer))
 
 
-def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
+def test_the_norm_does_not_count_what_does_not_learn_yet(stories):
     for name in ("late", "frozen"):
         fit(stories / f"norm-{name}", OPTIONS[name])
     one, other = (ledger_lines(stories / n) for n in ("norm-late", "norm-frozen"))
@@ -124,7 +124,7 @@ def test_the_norm_does_not_count_what_does_not_learn_yet(stories: Path) -> None:
     assert norms[0][UNFREEZE_AT] > 1.001 * norms[1][UNFREEZE_AT]
 
 
-def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories: Path) -> None:
+def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories):
     whole = fit(stories / "whole", LATE)
     fit(stories / "cut", LATE, max_steps=UNFREEZE_AT - 1)
     last = str(stories / "cut" / "checkpoints" / "last.ckpt")
@@ -133,7 +133,7 @@ def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories: Path) -> 
         torch.testing.assert_close(resumed[STEPS][name], weight, rtol=1e-8, atol=1e-10)
 
 
-def test_accumulated_micro_batches_learn_as_late(stories: Path) -> None:
+def test_accumulated_micro_batches_learn_as_late(stories):
     whole = fit(stories / "one batch", LATE)
     cut = fit(stories / "many", LATE, data={"micro_batch_size": 2})
     for name, weight in whole[STEPS].items():
@@ -141,7 +141,7 @@ def test_accumulated_micro_batches_learn_as_late(stories: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["frozen", "lora"])
-def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(stories: Path, kind: str) -> None:
+def test_a_checkpoint_holds_what_learns_and_no_frozen_weight(stories, kind):
     weights = fit(stories / kind, OPTIONS[kind])
     saved = torch.load(stories / kind / "checkpoints" / "last.ckpt", weights_only=True)
     names = {name.removeprefix("lens.") for name in saved["state_dict"] if "lens." in name}
@@ -169,7 +169,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", list(JOBS))
-def test_two_devices_learn_what_one_learns_and_agree(two: Path, stories: Path, name: str) -> None:
+def test_two_devices_learn_what_one_learns_and_agree(two, stories, name):
     ranks = [torch.load(two / name / f"weights-{r}.pt", weights_only=True) for r in (0, 1)]
     for step, weights in ranks[0].items():
         assert all(torch.equal(w, ranks[1][step][n]) for n, w in weights.items()), step

@@ -3,23 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from datamodules import (
-    ActivationDataModule,
-    InstructionDataModule,
-    PagesDataModule,
-    RankingDataModule,
-    RetrievalDataModule,
-    ScoredTextDataModule,
-    SplitOptions,
-    TokenizerOptions,
-)
+import datamodules
 from datamodules.activations.documents import PositionRule
 from datamodules.scored.store import LabelOptions
 from datamodules.search.collection import CollectionRequest
 from tests.occupation_tables import module as occupation_module
 from tests.text_corpora import rows_file, text_module
 
-BYTES = TokenizerOptions("bytes")
+BYTES = datamodules.TokenizerOptions("bytes")
 
 
 def collection(folder: Path, texts: list[str]) -> CollectionRequest:
@@ -43,38 +34,42 @@ def text(folder: Path, texts: list[str], **options: Any) -> Any:
 
 def occupation(folder: Path, texts: list[str], **options: Any) -> Any:
     rows = [(text[:120], "en", str(10000 + n % 4), "") for n, text in enumerate(texts)]
-    return occupation_module(folder, rows, split=SplitOptions(), **options)
+    return occupation_module(folder, rows, split=datamodules.SplitOptions(), **options)
 
 
 def retrieval(folder: Path, texts: list[str], **options: Any) -> Any:
     request = collection(folder, texts)
-    return RetrievalDataModule(collection=request, tokenizer=BYTES, bm25=None, **options)
+    return datamodules.RetrievalDataModule(
+        collection=request, tokenizer=BYTES, bm25=None, **options
+    )
 
 
 def ranking(folder: Path, texts: list[str], **options: Any) -> Any:
     request = collection(folder, texts)
-    return RankingDataModule(collection=request, tokenizer=BYTES, bm25=None, **options)
+    return datamodules.RankingDataModule(collection=request, tokenizer=BYTES, bm25=None, **options)
 
 
 def scored(folder: Path, texts: list[str], **options: Any) -> Any:
     path = rows_file(folder / "s.jsonl", [{"text": t, "grade": n} for n, t in enumerate(texts)])
     heads = {"grade": LabelOptions("regression")}
-    return ScoredTextDataModule({"train": path}, heads=heads, tokenizer=BYTES, **options)
+    return datamodules.ScoredTextDataModule(
+        {"train": path}, heads=heads, tokenizer=BYTES, **options
+    )
 
 
 def pages(folder: Path, texts: list[str], **options: Any) -> Any:
     rows = [{"text": text, "title": f"title {n}"} for n, text in enumerate(texts)]
     path = rows_file(folder / "p.jsonl", rows)
-    return PagesDataModule(train_files=path, tokenizer=BYTES, **options)
+    return datamodules.PagesDataModule(train_files=path, tokenizer=BYTES, **options)
 
 
 def instructions(folder: Path, texts: list[str], **options: Any) -> Any:
     path = rows_file(folder / "i.jsonl", [{"prompt": text, "completion": "yes"} for text in texts])
-    return InstructionDataModule(path, tokenizer=BYTES, context_length=512, **options)
+    return datamodules.InstructionDataModule(path, tokenizer=BYTES, context_length=512, **options)
 
 
 def lens(folder: Path, texts: list[str], **options: Any) -> Any:
     path = rows_file(folder / "l.jsonl", [{"text": text} for text in texts])
     rule = PositionRule(min_position=2, per_document=1)
     given = {"tokenizer": BYTES, "positions": rule, "context_length": 512}
-    return ActivationDataModule(train_files=path, **given, **options)
+    return datamodules.ActivationDataModule(train_files=path, **given, **options)

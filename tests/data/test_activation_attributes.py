@@ -40,7 +40,7 @@ EXPECTED = [["owl", None], ["cat", "sea"], [None, None], [None, None]]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "struct", "map"])
-def test_words_of_rows_become_tokens(tmp_path: Path, kind: str) -> None:
+def test_words_of_rows_become_tokens(tmp_path, kind):
     path, text = tmp_path / "mine.parquet", pa.array([row["text"] for row in ROWS])
     given = [row.get("attributes") for row in ROWS]
     pairs = [None if row is None else list(row.items()) for row in given]
@@ -54,7 +54,7 @@ def test_words_of_rows_become_tokens(tmp_path: Path, kind: str) -> None:
     assert words(store, found) == EXPECTED
 
 
-def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path: Path) -> None:
+def test_a_word_that_the_tokenizer_cannot_spell_is_named(tmp_path):
     path = rows_file(tmp_path / "mine.jsonl", [{"text": "an owl", "attributes": {"pet": "yeti"}}])
     with pytest.raises(ValueError, match='does not know the word "yeti"'):
         facts([path])
@@ -68,7 +68,7 @@ def test_other_than_a_mapping_to_words_is_refused_with_its_place(tmp_path, wrong
         facts([path])
 
 
-def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
+def test_documents_know_their_file_of_any_kind(tmp_path):
     files = [
         rows_file(tmp_path / "rows.jsonl", ROWS[:2]),
         text_file(tmp_path / "text.txt", "an owl flew\n"),
@@ -87,11 +87,11 @@ def test_documents_know_their_file_of_any_kind(tmp_path: Path) -> None:
         (["a/all.jsonl", "a/two.txt"], ["a/all.jsonl", "a/two.txt"]),
     ],
 )
-def test_no_two_files_have_one_name_and_none_is_all(files: list[str], names: list[str]) -> None:
+def test_no_two_files_have_one_name_and_none_is_all(files, names):
     assert group_names([Path(file) for file in files]) == names
 
 
-def test_a_token_of_white_space_alone_is_passed_over() -> None:
+def test_a_token_of_white_space_alone_is_passed_over():
     tokenizer = sentence_piece()
     assert tokenizer.encode(" n").tolist() == [SPACE, TAIL]
     assert tokenizer.encode(" hen").tolist() == [WORD, TAIL]

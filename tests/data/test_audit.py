@@ -42,7 +42,7 @@ def shown(audit: Audit) -> str:
     return out.getvalue()
 
 
-def test_samples_tokens_targets_and_rows_are_counted(tmp_path: Path) -> None:
+def test_samples_tokens_targets_and_rows_are_counted(tmp_path):
     rows = [sample("ab", "cde"), sample("é", "f"), sample("ab", "cde")]
     (part,) = instructions(tmp_path, *rows, context_length=10).parts
     assert list(part.lengths) == [7, 5, 7]  # begin, prompt, completion, end; é is two bytes
@@ -56,7 +56,7 @@ def test_samples_tokens_targets_and_rows_are_counted(tmp_path: Path) -> None:
     assert part.num_duplicates == 1
 
 
-def test_losses_are_counted(tmp_path: Path) -> None:
+def test_losses_are_counted(tmp_path):
     user = {"role": "user", "content": "u" * 40}
     chat = {"messages": [{"role": "assistant", "content": "a"}, user]}
     rows = [sample("p" * 9, "c"), sample("p", "c" * 30), chat]
@@ -66,7 +66,7 @@ def test_losses_are_counted(tmp_path: Path) -> None:
     assert "1 train samples have no target" in empty
 
 
-def test_overlap_counts_different_samples(tmp_path: Path) -> None:
+def test_overlap_counts_different_samples(tmp_path):
     same, other = sample("a", "b"), sample("c", "d")
     validation = rows_file(tmp_path / "v.jsonl", [same, same, other, sample("e", "f")])
     audit = instructions(tmp_path, same, other, sample("x", "y"), validation_files=validation)
@@ -75,7 +75,7 @@ def test_overlap_counts_different_samples(tmp_path: Path) -> None:
     assert "2 different validation samples are also in train" in shown(audit)
 
 
-def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path) -> None:
+def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path):
     rows = ["abcd", "cdab", "qrst"]
     path = rows_file(tmp_path / "mine.jsonl", [{"text": text} for text in rows])
     audit = TextDataModule(path, split=TextSplit(0.5, by="tail")).audit()
@@ -83,7 +83,7 @@ def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path: Path)
     assert len(set(audit.parts[0].keys)) == 3
 
 
-def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
+def test_documents_are_counted_and_none_is_lost(tmp_path):
     rows = ["hen " * 5, "cow", "cow"]
     path = rows_file(tmp_path / "mine.jsonl", [{"text": text} for text in rows])
     data = TextDataModule(path, context_length=8, split=TextSplit(validation_share=0))
@@ -100,7 +100,7 @@ def test_documents_are_counted_and_none_is_lost(tmp_path: Path) -> None:
     assert "; 1 longer than 9" in " ".join(shown(audit).split())
 
 
-def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path):
     path = rows_file(tmp_path / "pages.jsonl", [{"text": "a" * 9, "title": "b" * 99}])
     sizes = {"context_length": 64, "max_target_tokens": 24, "split": TextSplit(validation_share=0)}
     (sentence,) = PagesDataModule(train_files=path, **sizes).audit().warnings
@@ -108,7 +108,7 @@ def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("layout", ["packed", "documents"])
-def test_it_fits_80_columns_and_counts_what_is_too_long(tmp_path: Path, layout: Any) -> None:
+def test_it_fits_80_columns_and_counts_what_is_too_long(tmp_path, layout):
     rows = [sample("x" * (i % 30), "y" * (1 + i * i)) for i in range(60)]
     audit = instructions(tmp_path, *rows, layout=layout, context_length=1000)
     text = shown(audit)
@@ -118,7 +118,7 @@ def test_it_fits_80_columns_and_counts_what_is_too_long(tmp_path: Path, layout: 
     assert ("used" in audit.parts[0].columns) == (layout != "documents")
 
 
-def test_counts_of_a_large_corpus_stand_beside_the_names() -> None:
+def test_counts_of_a_large_corpus_stand_beside_the_names():
     columns: dict[str, int | str] = {"tokens": 9_035_582_198, "trained on": 9_035_582_198}
     columns |= {"bytes/token": "4.27", "rows": 8_823_810, "used": "100.0 %"}
     names = ("train", "validation")
@@ -143,7 +143,7 @@ def doubtful_collection(folder: Path) -> Audit:
     return RankingDataModule(collection=CollectionRequest(str(folder), split=split)).audit()
 
 
-def test_parts_grades_and_doubts_are_counted(tmp_path: Path) -> None:
+def test_parts_grades_and_doubts_are_counted(tmp_path):
     audit = doubtful_collection(tmp_path)
     train, test = audit.parts
     assert (len(train.keys), train.columns["judgements"], train.columns["relevant"]) == (2, 4, 3)
@@ -156,7 +156,7 @@ def test_parts_grades_and_doubts_are_counted(tmp_path: Path) -> None:
     ]
 
 
-def test_the_audit_is_printed_in_80_columns(tmp_path: Path) -> None:
+def test_the_audit_is_printed_in_80_columns(tmp_path):
     text = shown(doubtful_collection(tmp_path))
     lines = [line for line in text.splitlines() if str(tmp_path) not in line]  # never broken
     assert max(map(len, lines)) <= WIDTH

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -8,29 +7,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from datamodules.tokenizers.codes import (
-    END_ID,
-    CodeBook,
-    CodeSystem,
-    Trie,
-    build_code_book,
-    lost_zero_suspects,
-    named_code_system,
-)
+from datamodules.tokenizers import codes as coding
 from tests.text_corpora import text_file
 
-HISCO, OCC1950 = named_code_system("hisco"), named_code_system("occ1950")
+HISCO, OCC1950 = coding.named_code_system("hisco"), coding.named_code_system("occ1950")
 
 
-def book_of(codes: list[str], system: CodeSystem | None = None) -> CodeBook:
-    return CodeBook(system or CodeSystem(), codes, [""] * len(codes))
+def book_of(codes: list[str], system: coding.CodeSystem | None = None) -> coding.CodeBook:
+    return coding.CodeBook(system or coding.CodeSystem(), codes, [""] * len(codes))
 
 
 # --- systems ---
 
 
 @pytest.mark.parametrize("raw", ["01110", " 01110 ", "-1", "-3"])
-def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw: str) -> None:
+def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw):
     assert HISCO.parse(raw) == raw.strip()
 
 
@@ -46,22 +37,22 @@ def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw: str) -> Non
         ("  ", "code is empty"),
     ],
 )
-def test_a_wrong_hisco_code_is_refused_with_the_reason(raw: str, message: str) -> None:
+def test_a_wrong_hisco_code_is_refused_with_the_reason(raw, message):
     with pytest.raises(ValueError, match=message):
         HISCO.parse(raw)
 
 
-def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros() -> None:
+def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros():
     with pytest.raises(ValueError, match=r"has 2 symbols, every code has 3\.$"):
-        CodeSystem(length=3).parse("ab")
+        coding.CodeSystem(length=3).parse("ab")
 
 
-def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion() -> None:
+def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion():
     assert (OCC1950.length, OCC1950.max_codes, OCC1950.specials) == (3, 2, {})
-    own = CodeSystem(length=2)
-    assert named_code_system(own) is own
+    own = coding.CodeSystem(length=2)
+    assert coding.named_code_system(own) is own
     with pytest.raises(ValueError, match=r'"hisko" is not one of .*Did you mean "hisco"'):
-        named_code_system("hisko")
+        coding.named_code_system("hisko")
 
 
 @pytest.mark.parametrize(
@@ -71,35 +62,35 @@ def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion() -> None:
         ({"max_codes": 6}, "max_codes must be 1 to 5, got 6"),
     ],
 )
-def test_a_system_with_impossible_rules_is_refused(arguments: dict, message: str) -> None:
+def test_a_system_with_impossible_rules_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        CodeSystem(**arguments)
+        coding.CodeSystem(**arguments)
 
 
 # --- the book ---
 
 
-def test_the_table_spells_codes_and_fills_the_shorter_with_end() -> None:
+def test_the_table_spells_codes_and_fills_the_shorter_with_end():
     book = book_of(["10", "2", "012"])
     assert book.symbols == ["<pad>", "<begin>", "<end>", "<empty>", "0", "1", "2"]
     assert book.table.tolist() == [[5, 4, 2], [6, 2, 2], [4, 5, 6]]
     assert [book.index(code) for code in ("10", "2", "012")] == [0, 1, 2]
 
 
-def test_a_special_is_one_symbol() -> None:
+def test_a_special_is_one_symbol():
     book = book_of(["01110", "-1"], HISCO)
     assert book.symbols[4:] == ["0", "1", "-1"]
-    assert book.table[1].tolist() == [6, END_ID, END_ID, END_ID, END_ID]
+    assert book.table[1].tolist() == [6, coding.END_ID, coding.END_ID, coding.END_ID, coding.END_ID]
 
 
-def test_an_unknown_code_lists_the_nearest_first() -> None:
-    book = CodeBook(HISCO, ["01110", "01120", "99999"], ["Chemist", "", ""])
+def test_an_unknown_code_lists_the_nearest_first():
+    book = coding.CodeBook(HISCO, ["01110", "01120", "99999"], ["Chemist", "", ""])
     with pytest.raises(ValueError, match=r"3 codes\); nearest: 01110 \(Chemist\), 01120, 99999"):
         book.index("01111")
     assert book.nearest("01", count=1) == [("01110", "Chemist")]
 
 
-def test_lost_zeros_show_against_a_book_of_any_length() -> None:
+def test_lost_zeros_show_against_a_book_of_any_length():
     with pytest.raises(ValueError, match=r'"1110" .*lost its leading zeros \("01110"\)'):
         book_of(["01110", "22"]).index("1110")
 
@@ -109,16 +100,16 @@ words = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size
 
 
 @given(st.lists(words.filter(lambda w: w == w.strip()), min_size=1, max_size=20, unique=True))
-def test_codes_of_any_script_come_back_from_their_rows(codes: list[str]) -> None:
+def test_codes_of_any_script_come_back_from_their_rows(codes):
     book = book_of(codes)
-    spelled = [[book.symbols[i] for i in row if i != END_ID] for row in book.table]
+    spelled = [[book.symbols[i] for i in row if i != coding.END_ID] for row in book.table]
     assert ["".join(symbols) for symbols in spelled] == codes
 
 
 @given(st.lists(levels, min_size=1, max_size=20, unique=True))
-def test_a_book_comes_back_from_json_with_the_same_ids(codes: list[str]) -> None:
+def test_a_book_comes_back_from_json_with_the_same_ids(codes):
     book = book_of(codes)
-    copy = CodeBook.from_dict(json.loads(json.dumps(book.to_dict())))
+    copy = coding.CodeBook.from_dict(json.loads(json.dumps(book.to_dict())))
     assert copy.to_dict() == book.to_dict()
     assert np.array_equal(copy.table, book.table)
     assert copy.max_codes == book.max_codes
@@ -129,9 +120,9 @@ def test_a_book_comes_back_from_json_with_the_same_ids(codes: list[str]) -> None
 
 @example(["1", "12"])  # one begins the other
 @given(st.lists(levels, min_size=1, max_size=30, unique=True))
-def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> None:
+def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes):
     book = book_of(codes)
-    trie = Trie.of_table(book.table, len(book.symbols))
+    trie = coding.Trie.of_table(book.table, len(book.symbols))
     for code_id, row in enumerate(book.table):
         node = 0
         for symbol in row:
@@ -147,25 +138,25 @@ def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes: list[str]) -> 
 # --- building ---
 
 
-def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path: Path) -> None:
+def test_a_book_file_makes_unseen_codes_legal_and_adds_the_specials(tmp_path):
     path = text_file(tmp_path / "book.csv", "code,description\n01110,Chemist\n-1,No title\n")
-    book = build_code_book(HISCO, path, ["99999"])
+    book = coding.build_code_book(HISCO, path, ["99999"])
     assert book.codes == ["01110", "-1", "-2", "-3"]
     assert book.descriptions[:2] == ["Chemist", "No title"]
     assert book.max_codes == 5
 
 
-def test_a_book_of_tab_separated_values_or_parquet_is_read_too(tmp_path: Path) -> None:
+def test_a_book_of_tab_separated_values_or_parquet_is_read_too(tmp_path):
     path = text_file(tmp_path / "book.tsv", "code\tdescription\n100\tSmith, of any kind\n")
-    assert build_code_book(OCC1950, path, []).descriptions == ["Smith, of any kind"]
+    assert coding.build_code_book(OCC1950, path, []).descriptions == ["Smith, of any kind"]
     columns = {"code": ["100", "010"], "description": ["Smith, of any kind", None]}
     pq.write_table(pa.table(columns), tmp_path / "book.parquet")
-    book = build_code_book(OCC1950, tmp_path / "book.parquet", [])
+    book = coding.build_code_book(OCC1950, tmp_path / "book.parquet", [])
     assert (book.codes, book.descriptions) == (["100", "010"], ["Smith, of any kind", ""])
 
 
-def test_without_a_book_the_codes_in_the_data_are_the_book() -> None:
-    assert build_code_book(OCC1950, None, ["100", "010", "100"]).codes == ["010", "100"]
+def test_without_a_book_the_codes_in_the_data_are_the_book():
+    assert coding.build_code_book(OCC1950, None, ["100", "010", "100"]).codes == ["010", "100"]
 
 
 @pytest.mark.parametrize(
@@ -181,32 +172,32 @@ def test_without_a_book_the_codes_in_the_data_are_the_book() -> None:
 )
 def test_a_wrong_book_file_is_refused_with_its_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
-        build_code_book(HISCO, text_file(tmp_path / "book.csv", text), [])
+        coding.build_code_book(HISCO, text_file(tmp_path / "book.csv", text), [])
 
 
-def test_only_the_first_twenty_wrong_lines_are_named(tmp_path: Path) -> None:
+def test_only_the_first_twenty_wrong_lines_are_named(tmp_path):
     path = text_file(tmp_path / "book.csv", "code,description\n" + "x,a\n" * 30)
     with pytest.raises(ValueError, match=r"… and 10 more$"):
-        build_code_book(HISCO, path, [])
+        coding.build_code_book(HISCO, path, [])
 
 
-def test_a_missing_book_is_refused_and_one_in_another_encoding_is_read(tmp_path: Path) -> None:
+def test_a_missing_book_is_refused_and_one_in_another_encoding_is_read(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        build_code_book(HISCO, tmp_path / "none.csv", [])
+        coding.build_code_book(HISCO, tmp_path / "none.csv", [])
     path = tmp_path / "book.csv"
     path.write_bytes("code,description\n01110,Købmand\n".encode("latin-1"))
-    assert build_code_book(HISCO, path, []).descriptions[0] == "Købmand"
+    assert coding.build_code_book(HISCO, path, []).descriptions[0] == "Købmand"
 
 
-def test_data_without_codes_or_with_decimal_codes_make_no_book() -> None:
+def test_data_without_codes_or_with_decimal_codes_make_no_book():
     with pytest.raises(ValueError, match="the data hold no code"):
-        build_code_book(CodeSystem(), None, [])
+        coding.build_code_book(coding.CodeSystem(), None, [])
     with pytest.raises(ValueError, match=r'decimal number \(such as "1\.0"\)'):
-        build_code_book(CodeSystem(), None, ["1.0", "22.0"])
+        coding.build_code_book(coding.CodeSystem(), None, ["1.0", "22.0"])
 
 
-def test_codes_cut_short_by_a_number_format_are_suspected() -> None:
-    assert lost_zero_suspects(["1110", "12345", "23456", "34567"]) == ["1110"]
-    assert lost_zero_suspects(["1110", "01234", "23456"]) == []
-    assert lost_zero_suspects(["1", "12", "123"]) == []
-    assert lost_zero_suspects([]) == []
+def test_codes_cut_short_by_a_number_format_are_suspected():
+    assert coding.lost_zero_suspects(["1110", "12345", "23456", "34567"]) == ["1110"]
+    assert coding.lost_zero_suspects(["1110", "01234", "23456"]) == []
+    assert coding.lost_zero_suspects(["1", "12", "123"]) == []
+    assert coding.lost_zero_suspects([]) == []

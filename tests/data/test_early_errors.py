@@ -33,13 +33,13 @@ def collection_without(folder: Path, part: str) -> CollectionRequest:
 
 
 @pytest.mark.parametrize("family", [RetrievalDataModule, RankingDataModule])
-def test_a_part_without_judgements(tmp_path: Path, family: Any) -> None:
+def test_a_part_without_judgements(tmp_path, family):
     data = family(collection=collection_without(tmp_path / "files", "validation"))
     with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgem"):
         data.prepare_data()
 
 
-def test_nothing_to_train_on(tmp_path: Path) -> None:
+def test_nothing_to_train_on(tmp_path):
     data = RetrievalDataModule(collection=collection_without(tmp_path / "files", "train"))
     with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
         data.prepare_data()
@@ -68,14 +68,14 @@ def scored(tmp_path: Path, rows: str, **options: Any) -> ScoredTextDataModule:
     return ScoredTextDataModule(files=files, heads=heads, **options)
 
 
-def test_rejected_rows_are_handed_over_even_if_a_text_cannot_be_tokenised(tmp_path: Path) -> None:
+def test_rejected_rows_are_handed_over_even_if_a_text_cannot_be_tokenised(tmp_path):
     rows = "".join(f"text {n},{n}\n" for n in range(40)) + "wrong,good\n"
     with pytest.raises(RuntimeError, match="a text is tokenised"):
         scored(tmp_path, rows, on_bad_rows="reject").prepare_data()
     assert "good" in (tmp_path / "rejected.csv").read_text()
 
 
-def test_a_stage_without_rows(tmp_path: Path) -> None:
+def test_a_stage_without_rows(tmp_path):
     data = scored(tmp_path, "a,1\nb,2\n", split=SplitOptions(validation_share=0))
     with pytest.raises(ValueError, match=r"no row is for validation; name data.files.validation"):
         data.setup("validate")

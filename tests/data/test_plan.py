@@ -5,25 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.core.plan import (
-    PlanRequest,
-    deal,
-    derive_batching,
-    digest_ids,
-    iterate_micro_batches,
-    iterate_whole_batches,
-    make_plan,
-    rng_for,
-    uniforms_for,
-)
+from datamodules.core import plan as planning
 
 # Written down once: a change of order would make every checkpoint refuse to resume.
 EXPECTED_ORDER = [15, 10, 11, 18, 14, 7, 0, 8, 3, 17, 4, 5, 19, 12, 13, 6, 1, 2, 9, 16]
 
 
-def request(num_samples: int, size: int = 8, **changes: object) -> PlanRequest:
+def request(num_samples: int, size: int = 8, **changes: object) -> planning.PlanRequest:
     values = {"fingerprint": "f", "seed": 1, "bucket_window": 4, **changes}
-    return PlanRequest(num_samples=num_samples, global_batch_size=size, **values)
+    return planning.PlanRequest(num_samples=num_samples, global_batch_size=size, **values)
 
 
 def lengths_of(num_samples: int, longest: int = 40) -> np.ndarray:
@@ -39,7 +29,7 @@ def lengths_of(num_samples: int, longest: int = 40) -> np.ndarray:
 @settings(max_examples=60, deadline=None)
 def test_every_epoch_holds_every_sample_once(num_samples, size, window, epoch):
     lengths = lengths_of(num_samples)
-    plan = make_plan(request(num_samples, size, bucket_window=window), lengths, epoch)
+    plan = planning.make_plan(request(num_samples, size, bucket_window=window), lengths, epoch)
     assert sorted(plan.order.tolist()) == list(range(num_samples))
     sizes = [len(plan.step_ids(step)) for step in range(plan.num_steps)]
     assert sizes[:-1] == [size] * (plan.num_steps - 1)
@@ -58,10 +48,12 @@ def test_dealing_gives_each_sample_to_one_replica_with_weight_one(
     num_samples, size, replicas, accumulation
 ):
     lengths = lengths_of(num_samples)
-    plan = make_plan(request(num_samples, size), lengths, 0)
-    batching = derive_batching(replicas, size, "auto", accumulation)
+    plan = planning.make_plan(request(num_samples, size), lengths, 0)
+    batching = planning.derive_batching(replicas, size, "auto", accumulation)
     shares = [
-        list(iterate_micro_batches(plan, lengths, {"n": None}, batching, replicas, rank, 0))
+        list(
+            planning.iterate_micro_batches(plan, lengths, {"n": None}, batching, replicas, rank, 0)
+        )
         for rank in range(replicas)
     ]
     assert {len(share) for share in shares} == {plan.num_steps * accumulation}
@@ -76,27 +68,29 @@ def test_dealing_gives_each_sample_to_one_replica_with_weight_one(
 def test_the_plan_does_not_depend_on_the_device_count_but_on_seed_and_epoch():
     lengths = lengths_of(100)
     plans = [
-        make_plan(request(100, seed=seed), lengths, epoch) for seed in (1, 2) for epoch in (0, 1)
+        planning.make_plan(request(100, seed=seed), lengths, epoch)
+        for seed in (1, 2)
+        for epoch in (0, 1)
     ]
-    again = make_plan(request(100), lengths, 0)
+    again = planning.make_plan(request(100), lengths, 0)
     assert (plans[0].order == again.order).all()
     assert len({tuple(plan.order.tolist()) for plan in plans}) == 4
 
 
 def test_the_plan_is_the_same_on_every_machine():
-    plan = make_plan(request(20, 4), np.arange(20) % 7 + 1, 0)
+    plan = planning.make_plan(request(20, 4), np.arange(20) % 7 + 1, 0)
     assert plan.order.tolist() == EXPECTED_ORDER
 
 
 def test_a_short_last_step_is_a_random_sample_not_the_longest_rows():
     lengths = np.arange(1000)
-    last = make_plan(request(1000, 64, bucket_window=50), lengths, 0).step_ids(15)
+    last = planning.make_plan(request(1000, 64, bucket_window=50), lengths, 0).step_ids(15)
     assert len(last) == 1000 - 15 * 64
     assert lengths[last].min() < 500
 
 
 def test_fillers_repeat_the_shortest_sample_with_weight_zero():
-    ids, weights = deal(np.array([4, 2, 0]), np.array([9, 0, 1, 0, 5]), 2, 1, 1)[0]
+    ids, weights = planning.deal(np.array([4, 2, 0]), np.array([9, 0, 1, 0, 5]), 2, 1, 1)[0]
     assert ids.tolist() == [2, 2]
     assert weights.tolist() == [1.0, 0.0]
 
@@ -105,9 +99,9 @@ def test_fillers_repeat_the_shortest_sample_with_weight_zero():
 @settings(max_examples=40, deadline=None)
 def test_prediction_batches_are_whole_and_the_same_on_any_device_count(replicas, done):
     lengths = lengths_of(50)
-    plan = make_plan(request(50, 8, shuffle=False), lengths, 0)
+    plan = planning.make_plan(request(50, 8, shuffle=False), lengths, 0)
     shares = [
-        list(iterate_whole_batches(plan, replicas, rank, frozenset(done)))
+        list(planning.iterate_whole_batches(plan, replicas, rank, frozenset(done)))
         for rank in range(replicas)
     ]
     assert len({len(share) for share in shares}) == 1
@@ -129,7 +123,7 @@ def test_prediction_batches_are_whole_and_the_same_on_any_device_count(replicas,
     ],
 )
 def test_accumulation_and_micro_batch_follow_from_each_other(given_values, expected):
-    batching = derive_batching(*given_values)
+    batching = planning.derive_batching(*given_values)
     assert (
         batching.global_batch_size,
         batching.micro_batch_size,
@@ -147,19 +141,19 @@ def test_accumulation_and_micro_batch_follow_from_each_other(given_values, expec
 )
 def test_sizes_that_contradict_each_other_are_refused(given_values, message):
     with pytest.raises(ValueError, match=message):
-        derive_batching(*given_values)
+        planning.derive_batching(*given_values)
 
 
 def test_lengths_of_other_samples_are_refused():
     with pytest.raises(ValueError, match="3 samples, 2 lengths"):
-        make_plan(request(3), np.array([1, 2]), 0)
+        planning.make_plan(request(3), np.array([1, 2]), 0)
 
 
 def test_digest_sees_a_swapped_a_missing_and_a_repeated_sample():
     step = np.arange(10)
     others = (np.append(step[:-1], 10), step[:-1], np.append(step, 0))
-    assert digest_ids(step) == digest_ids(step[::-1])
-    assert all(digest_ids(step) != digest_ids(other) for other in others)
+    assert planning.digest_ids(step) == planning.digest_ids(step[::-1])
+    assert all(planning.digest_ids(step) != planning.digest_ids(other) for other in others)
 
 
 def mixed(word: int) -> int:
@@ -170,9 +164,9 @@ def mixed(word: int) -> int:
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 7), (-3, 2), (2**63, 10**6)])
-def test_draws_are_splitmix_streams_keyed_by_the_sample(seed: int, epoch: int):
+def test_draws_are_splitmix_streams_keyed_by_the_sample(seed, epoch):
     ids, golden = np.array([0, 1, 5, 2**31, 2**40]), 0x9E3779B97F4A7C15
-    draws = uniforms_for(seed, epoch, ids, 5)
+    draws = planning.uniforms_for(seed, epoch, ids, 5)
     for sample_id, found in zip(ids.tolist(), draws, strict=True):
         key = 0
         for part in (seed, epoch, sample_id):
@@ -181,5 +175,5 @@ def test_draws_are_splitmix_streams_keyed_by_the_sample(seed: int, epoch: int):
         assert found.tolist() == [(word >> 11) / 2**53 for word in words]
         # The words of Random123's philox4x64 with this key, from the counter 1 on.
         words = np.random.Generator(np.random.Philox(key=key)).random(9)
-        assert rng_for(seed, epoch, sample_id).random(9).tolist() == words.tolist()
-    np.testing.assert_array_equal(uniforms_for(seed, epoch, ids[[3]], 2), draws[3:4, :2])
+        assert planning.rng_for(seed, epoch, sample_id).random(9).tolist() == words.tolist()
+    np.testing.assert_array_equal(planning.uniforms_for(seed, epoch, ids[[3]], 2), draws[3:4, :2])

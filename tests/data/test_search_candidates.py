@@ -205,10 +205,7 @@ def test_a_file_is_never_overwritten_and_a_failure_leaves_none(tmp_path: Path) -
     ("lines", "message"),
     [
         (["q Q0 b 2 0.5"], r"mine.run:2: .*: a line has 6 columns with blanks between"),
-        (
-            ["q Q0 b two 0.5 x"],
-            'mine.run:2: "q Q0 b two .* rank a whole number and score a',
-        ),
+        (["q Q0 b two 0.5 x"], 'mine.run:2: "q Q0 b two .* rank a whole number and score a'),
         (["q Q0 b 2 high x"], 'mine.run:2: "q Q0 b 2 high x": a line has 6 columns'),
         (["q Q0 b 2 nan x"], 'mine.run:2: "q Q0 b 2 nan x": a line has 6 columns'),
         (["q Q0 a 2 0.5 x"], 'mine.run:2: "a": the document is ranked twice for query q; keep one'),

@@ -2,7 +2,6 @@
 
 import pickle
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,14 +48,14 @@ def drawn(dataset: PairDataset, sample_id: int, epoch: int) -> tuple[list[int], 
     return batch["document"].tolist(), batch["known"][0].tolist()
 
 
-def test_each_kind_comes_as_often_as_the_mix_says(collection: Collection) -> None:
+def test_each_kind_comes_as_often_as_the_mix_says(collection):
     dataset = pairs(collection, TrainingMix(judged=3, titles=1, sentences=2))
     kinds = Counter(dataset.describe(n, 0)["kind"] for n in range(len(dataset.lengths)))
     assert kinds == {"judged": 3 * SIZES["train"], "titles": 40, "sentences": 80}
 
 
 @pytest.mark.parametrize("source", ["judged", "bm25"])
-def test_no_relevant_document_is_a_negative(collection: Collection, source: str) -> None:
+def test_no_relevant_document_is_a_negative(collection, source):
     dataset = pairs(collection, negatives=HardNegatives(3, source, depth=30))
     found = 0
     for sample_id in range(SIZES["train"]):
@@ -72,7 +71,7 @@ def test_no_relevant_document_is_a_negative(collection: Collection, source: str)
     assert found > 0
 
 
-def test_a_run_gives_the_negatives_of_its_ranks(collection: Collection, tmp_path: Path) -> None:
+def test_a_run_gives_the_negatives_of_its_ranks(collection, tmp_path):
     names = [f"d{n}" for n in range(40)]
     write_run(tmp_path / "a.run", [Ranking("train-0", names, [-float(n) for n in range(40)])])
     options = HardNegatives(40, "run", str(tmp_path / "a.run"), depth=6, skip=2)
@@ -114,7 +113,7 @@ def test_sentences_are_whole_and_short_ones_ask_nothing(text, sentences, places)
     assert document_sentences(text) == (sentences, places)
 
 
-def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collection) -> None:
+def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection):
     dataset = pairs(collection, negatives=HardNegatives(2, "judged"))
     batch = dataset.batch(np.arange(4), 0)
     assert batch["query_ids"].shape[0] == 4
@@ -141,7 +140,7 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection: Collecti
         ),
     ],
 )
-def test_wrong_options_are_refused(make, message) -> None:
+def test_wrong_options_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -164,8 +163,8 @@ def kept(ids: np.ndarray, key: int) -> list[int]:
     ids=["bytes", "bpe", "words", "stems"],
 )
 def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
-    collection: Collection, tokenizer: str, text: dict[str, str]
-) -> None:
+    collection, tokenizer, text
+):
     dataset = pairs(collection, DRAWS, HardNegatives(2), tokenizer, **text)
     epoch, ways = 4, Counter[str]()
     encoding, encode = dataset.encoding, dataset.encoding.ids
@@ -212,7 +211,7 @@ def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
     assert {"title", "sentence, True", "sentence, False"} <= set(ways)
 
 
-def test_lists_of_negatives_are_made_before_the_run(collection: Collection) -> None:
+def test_lists_of_negatives_are_made_before_the_run(collection):
     dataset = pairs(collection, negatives=HardNegatives(2, "bm25", depth=9, skip=3))
     assert len(pickle.dumps(dataset.lists)) < 500
     hits = open_bm25(collection).search([dataset.queries[0].text], 9)

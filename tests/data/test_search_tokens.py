@@ -55,13 +55,7 @@ def check(collection: Collection, encoding: TextEncoding) -> None:
         assert queries[number].tolist() == ids.tolist()
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"lower_case": False},
-        {"kind": "bpe"},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"lower_case": False}, {"kind": "bpe"}])
 def test_other_ways_to_read_a_text_give_other_tokens(folder: Path, changed: dict) -> None:
     rewrite(folder / "corpus.jsonl", str.title)
     collection = opened(folder)

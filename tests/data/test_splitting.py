@@ -88,10 +88,7 @@ def test_a_wrong_split_value_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("shares", "message"),
-    [
-        ((1.5, 0), "validation_share must be 0 to 0.9, got 1.5"),
-        ((0.5, 0.5), "at most 0.9, got 1"),
-    ],
+    [((1.5, 0), "validation_share must be 0 to 0.9, got 1.5"), ((0.5, 0.5), "at most 0.9, got 1")],
 )
 def test_impossible_shares_are_refused(shares: tuple[float, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

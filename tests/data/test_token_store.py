@@ -13,13 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from datamodules.core.store import cache_root
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.text.prompts import completion_text
-from datamodules.tokenizers.text import (
-    TextTokenizer,
-    TokenizerOptions,
-    byte_tokenizer,
-    character_tokenizer,
-    make_tokenizer,
-)
+from datamodules.tokenizers import text as tokenizers
 from lit_models.causal_lm.generation import Stops
 from tests.text_corpora import (
     END_ID,
@@ -35,7 +29,7 @@ from tests.text_corpora import (
 )
 
 END, ROOT = 256, Path(__file__).parents[2]
-BYTES = make_tokenizer(TokenizerOptions(), iter(()))
+BYTES = tokenizers.make_tokenizer(tokenizers.TokenizerOptions(), iter(()))
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +47,7 @@ def _cache(tmp_path, monkeypatch):
 )
 def test_begin_tokens_stand_before_each_document_or_nowhere(tmp_path, begin_id, expected):
     files = [text_file(tmp_path / "a.txt", "Hi"), text_file(tmp_path / "b.txt", "you")]
-    store = request(files, given=TextTokenizer(BYTES.backend, END, begin_id)).open()
+    store = request(files, given=tokenizers.TextTokenizer(BYTES.backend, END, begin_id)).open()
     stream = store.stream(TRAIN)
     sign = [] if begin_id is None else [begin_id]
     between = [END] if begin_id == END else [END, *sign]
@@ -104,7 +98,7 @@ def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
         TRAIN: [text_file(tmp_path / "a.txt", "abc")],
         VALIDATION: [text_file(tmp_path / "b.txt", "ab")],
     }
-    options = TokenizerOptions(kind="characters")
+    options = tokenizers.TokenizerOptions(kind="characters")
     assert request(files, options=options).open().tokenizer.vocab_size == 4
     text_file(tmp_path / "b.txt", "abd")
     with pytest.raises(ValueError, match=r'b.txt:1: the tokenizer does not know the character "d"'):
@@ -144,7 +138,7 @@ def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypat
 
     def changed(*given):
         written(texts)
-        return make_tokenizer(*given)
+        return tokenizers.make_tokenizer(*given)
 
     asked = request([path])
     with monkeypatch.context() as patch:
@@ -161,7 +155,7 @@ def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypat
     store = base.open()
     others = [
         request([path], TextSplit(0.1)),
-        request([path], options=TokenizerOptions(kind="characters")),
+        request([path], options=tokenizers.TokenizerOptions(kind="characters")),
         request([path], text_column="body"),
         request({TRAIN: [path], VALIDATION: [path]}),
     ]
@@ -242,7 +236,9 @@ def test_a_completion_keeps_the_space_before_its_first_word(kind):
     assert Stops(tokenizer, ["n"]).position_in([WORD, TAIL]) == 3  # of " hen"
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), character_tokenizer(iter(["日本 \n"]))])
+@pytest.mark.parametrize(
+    "tokenizer", [tokenizers.byte_tokenizer(), tokenizers.character_tokenizer(iter(["日本 \n"]))]
+)
 def test_texts_that_are_spelled_exactly_continue_as_they_begin(tokenizer):
     for text in ("", "日", " 日本\n"):
         assert tokenizer.decode_continuation(tokenizer.encode(text)) == text
@@ -260,7 +256,7 @@ def test_a_continuation_gets_no_mark_before_its_first_word(kind):
 def test_a_space_before_the_first_byte_pair_is_left_out_too():
     backend = Tokenizer(models.BPE({"Ġ": 0, "a": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer = TextTokenizer(backend, 0)
+    tokenizer = tokenizers.TextTokenizer(backend, 0)
     ids = [tokenizer.encode_batch(["a"], (), continues)[0].tolist() for continues in (False, True)]
     assert ids == [[0, 1], [1]]
 

@@ -118,7 +118,8 @@ def test_a_family_learns_and_no_step_waits(files, tmp_path, name, way):
 
     def family(folder: Path, options: Any) -> Any:
         module, data = (LEARNERS | COMPILED)[name](folder, options)
-        module.optimizer = fused
+        if module.optimizer.func is torch.optim.AdamW:
+            module.optimizer = fused
         return module, data
 
     callbacks = [*([] if name in ASKING else [NoWaits()]), *default_callbacks()]

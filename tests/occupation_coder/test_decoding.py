@@ -6,18 +6,7 @@ import math
 import pytest
 import torch
 
-from lit_models.occupation_coder.decoding import (
-    DecodingOptions,
-    answers,
-    beam_search,
-    code_probability,
-    decode,
-    decode_flat,
-    flat_set_log_probability,
-    likeliest_sets,
-    set_probability,
-    step_log_probability,
-)
+from lit_models.occupation_coder import decoding
 from lit_models.occupation_coder.network import EMPTY, END, NONE, BlockDecoder, CodeTrie, Memory
 from tests.occupation_coder.tiny import network_of, trie_of
 
@@ -57,7 +46,7 @@ def scored(network, memory: Memory, record: int, temperature: float = 1.0):
     every = sequences(4, 3)
     one = memory.select(torch.tensor([record]))
     with torch.no_grad():
-        return every, step_log_probability(network.decoder, one, every, temperature).sum(1)
+        return every, decoding.step_log_probability(network.decoder, one, every, temperature).sum(1)
 
 
 def test_probabilities_of_all_sets_sum_to_one_for_both_heads(network, texts):
@@ -66,9 +55,9 @@ def test_probabilities_of_all_sets_sum_to_one_for_both_heads(network, texts):
     padded = torch.tensor([[*c, *[NONE] * (4 - len(c))] for c in sets])
     few = padded[padded[:, 3] == NONE][:, :3].expand(4, -1, -1)
     with torch.no_grad():
-        total = set_probability(network.decoder, memory, few).sum(1)
+        total = decoding.set_probability(network.decoder, memory, few).sum(1)
     torch.testing.assert_close(total, torch.ones(4), atol=1e-5, rtol=0)
-    flat = flat_set_log_probability(logits, padded.expand(4, -1, -1)).exp().sum(1)
+    flat = decoding.flat_set_log_probability(logits, padded.expand(4, -1, -1)).exp().sum(1)
     torch.testing.assert_close(flat, torch.ones(4), atol=1e-5, rtol=0)
 
 
@@ -79,13 +68,13 @@ def test_a_set_has_the_probability_of_all_its_orders(network, texts):
     )
     with torch.no_grad():
         memory = texts[0].select(torch.tensor([1]))
-        got = set_probability(network.decoder, memory, torch.tensor([[[3, 0, 2]]]))
+        got = decoding.set_probability(network.decoder, memory, torch.tensor([[[3, 0, 2]]]))
     torch.testing.assert_close(got[0, 0], expected)
 
 
 def test_a_wide_beam_finds_what_exhaustive_search_finds(network, texts):
     with torch.no_grad():
-        beams = beam_search(network.decoder, texts[0], beam_size=40, num_results=40)
+        beams = decoding.beam_search(network.decoder, texts[0], beam_size=40, num_results=40)
     for record in range(4):
         every, log_probability = scored(network, texts[0], record)
         order = log_probability.argsort(descending=True)
@@ -95,8 +84,8 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(network, texts):
 
 def test_a_beam_that_stops_early_has_the_same_best_as_one_that_does_not(network, texts):
     with torch.no_grad():
-        early = beam_search(network.decoder, texts[0], beam_size=5)
-        late = beam_search(network.decoder, texts[0], beam_size=5, num_results=5)
+        early = decoding.beam_search(network.decoder, texts[0], beam_size=5)
+        late = decoding.beam_search(network.decoder, texts[0], beam_size=5, num_results=5)
     torch.testing.assert_close(early.code_ids[:, 0], late.code_ids[:, 0])
     torch.testing.assert_close(early.log_probability[:, 0], late.log_probability[:, 0])
 
@@ -120,7 +109,7 @@ def greedy_without_cache(network, memory: Memory) -> list[int]:
 
 def test_a_beam_of_one_equals_greedy_search_without_a_cache(network, texts):
     with torch.no_grad():
-        best = beam_search(network.decoder, texts[0], beam_size=1)
+        best = decoding.beam_search(network.decoder, texts[0], beam_size=1)
     for record in range(4):
         with torch.no_grad():
             slow = greedy_without_cache(network, texts[0].select(torch.tensor([record])))
@@ -133,9 +122,9 @@ def test_a_beam_of_one_equals_greedy_search_without_a_cache(network, texts):
 def test_codes_of_a_record_are_distinct_and_the_first_block_is_never_empty(network, texts):
     with torch.no_grad():
         network.decoder.output.bias[3] = -20.0  # never empty by choice
-        never = beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
+        never = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
         network.decoder.output.bias[3] = 20.0
-        always = beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
+        always = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
     assert (never >= 0).all()
     assert all(len(set(row.tolist())) == 3 for row in never)
     assert (always[:, 0] >= 0).all()
@@ -149,8 +138,8 @@ def test_a_record_may_have_all_codes_of_a_book_smaller_than_the_number_of_blocks
     memory = Memory(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
     with torch.no_grad():
         decoder.output.bias[3] = -20.0
-        best = beam_search(decoder, memory, 1)
-        beams = beam_search(decoder, memory, 3)
+        best = decoding.beam_search(decoder, memory, 1)
+        beams = decoding.beam_search(decoder, memory, 3)
     assert (best.code_ids[:, 0, :2] >= 0).all()
     assert (best.code_ids[:, 0, 2] == NONE).all()
     torch.testing.assert_close(beams.code_ids[:, 0], best.code_ids[:, 0])
@@ -159,10 +148,10 @@ def test_a_record_may_have_all_codes_of_a_book_smaller_than_the_number_of_blocks
 @pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
 def test_batch_order_changes_nothing(network, texts, method):
     memory, logits = texts
-    options = DecodingOptions(method=method, beam_size=3)
+    options = decoding.DecodingOptions(method=method, beam_size=3)
     order = torch.tensor([2, 0, 3, 1])
-    one = decode(network, memory, logits, options, TEMPERATURE)
-    two = decode(network, memory.select(order), logits[order], options, TEMPERATURE)
+    one = decoding.decode(network, memory, logits, options, TEMPERATURE)
+    two = decoding.decode(network, memory.select(order), logits[order], options, TEMPERATURE)
     torch.testing.assert_close(one.code_ids[order], two.code_ids)
     torch.testing.assert_close(one.set_confidence[order], two.set_confidence)
     torch.testing.assert_close(one.code_confidence[order], two.code_confidence)
@@ -171,10 +160,12 @@ def test_batch_order_changes_nothing(network, texts, method):
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_confidences_are_the_probabilities_of_codes_and_set(network, texts, method):
     memory, logits = texts
-    out = decode(network, memory, logits, DecodingOptions(method, 5), {"seq2seq": 2.0, "flat": 1.0})
+    out = decoding.decode(
+        network, memory, logits, decoding.DecodingOptions(method, 5), {"seq2seq": 2.0, "flat": 1.0}
+    )
     with torch.no_grad():
-        codes = code_probability(network.decoder, memory, out.code_ids, 2.0)
-        sets = set_probability(network.decoder, memory, out.code_ids[:, None], 2.0)[:, 0]
+        codes = decoding.code_probability(network.decoder, memory, out.code_ids, 2.0)
+        sets = decoding.set_probability(network.decoder, memory, out.code_ids[:, None], 2.0)[:, 0]
     torch.testing.assert_close(out.code_confidence, codes)
     torch.testing.assert_close(out.set_confidence, sets)
 
@@ -198,12 +189,12 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
         sets = torch.tensor([[*c, *[NONE] * (max_codes - len(c))] for c in every]).expand(
             12, -1, -1
         )
-        flat = flat_set_log_probability(logits, sets)
-        sequence = set_probability(decoder, memory, sets).log()
+        flat = decoding.flat_set_log_probability(logits, sets)
+        sequence = decoding.set_probability(decoder, memory, sets).log()
         votes = share * flat + (1 - share) * sequence
         best = votes.topk(3, dim=1)
-        options = DecodingOptions("mixed", beam_size=1, flat_share=share)
-        found = likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
+        options = decoding.DecodingOptions("mixed", beam_size=1, flat_share=share)
+        found = decoding.likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
     place = {frozenset(c): i for i, c in enumerate(every)}
     for record in range(12):
         chosen = [frozenset(row) - {NONE} for row in found[record].tolist()]
@@ -214,13 +205,13 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
 @pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
 def test_the_next_sets_follow_by_their_probability(network, texts, method):
     memory, logits = texts
-    options = DecodingOptions(method, 64, k_best=4)
-    found = answers(network, memory, logits, options, TEMPERATURE)
+    options = decoding.DecodingOptions(method, 64, k_best=4)
+    found = decoding.answers(network, memory, logits, options, TEMPERATURE)
     sets = torch.cat([found["code_ids"][:, None], found["next_ids"]], 1)
     share = {"flat": 1.0, "mixed": 0.5}.get(method, 0.0)
     with torch.no_grad():
-        expected = (1 - share) * set_probability(network.decoder, memory, sets)
-        expected += share * flat_set_log_probability(logits, sets).exp()
+        expected = (1 - share) * decoding.set_probability(network.decoder, memory, sets)
+        expected += share * decoding.flat_set_log_probability(logits, sets).exp()
     torch.testing.assert_close(found["set_confidence"], expected[:, 0])
     torch.testing.assert_close(found["next_confidence"], expected[:, 1:])
     if method != "mixed":  # whose vote is not the confidence
@@ -233,13 +224,13 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
             rest = torch.tensor([[[*s, *[NONE] * (3 - len(s))] for s in every]])
             with torch.no_grad():
                 one = memory.select(torch.tensor([record]))
-                left_out = set_probability(network.decoder, one, rest).max()
+                left_out = decoding.set_probability(network.decoder, one, rest).max()
             assert left_out <= expected[record].min() + 1e-6
 
 
 def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
     logits = torch.tensor([[-3.0, 2.0, 1.0, -1.0], [-5.0, -4.0, -6.0, -7.0]])
-    out = decode_flat(logits, max_codes=3)
+    out = decoding.decode_flat(logits, max_codes=3)
     assert out.code_ids.tolist() == [[1, 2, NONE], [1, NONE, NONE]]
     s = torch.sigmoid
     torch.testing.assert_close(
@@ -263,4 +254,4 @@ def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
 )
 def test_wrong_options_name_the_rule(settings, message):
     with pytest.raises(ValueError, match=message):
-        DecodingOptions(**settings)
+        decoding.DecodingOptions(**settings)

@@ -2,7 +2,6 @@
 
 import csv
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,8 +103,8 @@ def encoder_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.soak
 def test_a_trained_encoder_beats_one_from_scratch_on_200_rows_of_another_code_system(
-    source: Path, own_environment: None
-) -> None:
+    source, own_environment
+):
     start = ["--model.init_from=source/checkpoints/best.ckpt"]
     trained = encoder_of(read_checkpoint(source / "source/checkpoints/best.ckpt")["state_dict"])
     free = finetuned(source, "free", *start)
@@ -120,7 +119,7 @@ def test_a_trained_encoder_beats_one_from_scratch_on_200_rows_of_another_code_sy
     assert not all(torch.equal(encoder_of(free.weights)[n], v) for n, v in trained.items())
 
 
-def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one() -> None:
+def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one():
     coder = LitOccupationCoder(torch.optim.AdamW)
     coder.recipe = {"languages": ["unk", "en", "no"]}
     weights = {"network.encoder.languages.weight": torch.tensor([[0.0], [1.0], [2.0]])}
@@ -129,9 +128,7 @@ def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one() -> No
     assert found.tolist() == [[0.0], [2.0], [0.0]]
 
 
-def test_a_part_without_a_checkpoint_is_refused(
-    unisono: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_without_a_checkpoint_is_refused(unisono, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, output = unisono("fit", "--config", "occupation_coder/finetune.yaml")
     assert status != 0

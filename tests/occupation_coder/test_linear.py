@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from datamodules.core.batches import padded_texts
 from datamodules.occupations.store import CodeBookOptions
 from datamodules.tokenizers.codes import decode
+from lit_models.occupation_coder import linear
 from lit_models.occupation_coder.encoders import SPACE, ngram_keys, within_words
-from lit_models.occupation_coder.linear import (
-    LOGIT_PER_MARGIN,
-    LinearHead,
-    LinearOptions,
-    TitleHeads,
-    solve,
-)
 from lit_models.occupation_coder.loss import OccupationLossOptions, linear_examples, row_weights
 from lit_models.occupation_coder.network import NONE
 from tests.occupation_coder.test_loss import occupation_losses
@@ -27,7 +21,7 @@ from tests.occupation_tables import module, table
 
 
 def test_features_have_length_1_and_know_nothing_of_padding_and_neighbours():
-    head = LinearHead(4, LinearOptions(num_features=64))
+    head = linear.LinearHead(4, linear.LinearOptions(num_features=64))
     texts = ["farm servant", "smed", "農夫", ""]
     together = head.features(*padded(texts, 30))
     torch.testing.assert_close(together.norm(dim=1), torch.ones(4))
@@ -37,7 +31,7 @@ def test_features_have_length_1_and_know_nothing_of_padding_and_neighbours():
 
 
 def test_hashed_features_keep_the_likeness_of_texts():
-    head = LinearHead(4, LinearOptions(ngram_sizes=(2,), num_features=1 << 16))
+    head = linear.LinearHead(4, linear.LinearOptions(ngram_sizes=(2,), num_features=1 << 16))
     one, two, other = head.features(*padded(["abab", "ab", "xy"], 4))
     # <a ab ba ab b> against <a ab b>: 1 + 2 + 1 over the lengths
     assert (one @ two).item() == pytest.approx(4 / (7 * 3) ** 0.5)
@@ -50,8 +44,8 @@ def test_the_solved_head_is_the_minimum_of_its_squared_hinge_loss():
     texts = [np.array([ord(c) for c in word], np.uint32) for word in words]
     has_code = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [1, 1, 0], [1, 0, 0]]) > 0
     weights = rng.uniform(0.5, 2.0, 6)
-    head = LinearHead(3, LinearOptions(num_features=64, cost=2.0))
-    solve(head, texts, has_code, weights)
+    head = linear.LinearHead(3, linear.LinearOptions(num_features=64, cost=2.0))
+    linear.solve(head, texts, has_code, weights)
     assert not any(parameter.requires_grad for parameter in head.parameters())
     assert head.weight[2].norm() == 0  # a code without a text
     assert head.bias[2] == -1
@@ -72,16 +66,16 @@ def test_the_solved_head_is_the_minimum_of_its_squared_hinge_loss():
 
 
 def test_a_code_that_every_text_has_is_likely_everywhere():
-    head = LinearHead(2, LinearOptions(num_features=8))
+    head = linear.LinearHead(2, linear.LinearOptions(num_features=8))
     texts = [np.array([97], np.uint32), np.array([98], np.uint32)]
-    solve(head, texts, np.array([[True, False], [True, True]]), np.ones(2))
+    linear.solve(head, texts, np.array([[True, False], [True, True]]), np.ones(2))
     assert head.bias[0] == 1
-    margins = head(*padded(["z"], 1))[0] / LOGIT_PER_MARGIN
+    margins = head(*padded(["z"], 1))[0] / linear.LOGIT_PER_MARGIN
     assert margins[0] == 1
 
 
 def test_steps_train_the_encoder_and_the_decoder_and_leave_the_linear_head():
-    network = network_of(LinearOptions(num_features=32)).train()
+    network = network_of(linear.LinearOptions(num_features=32)).train()
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     batch = batch_of(torch.tensor([[0, 2], [1, NONE]]))
     losses = occupation_losses(memory, logits, network.decoder, batch)
@@ -91,7 +85,7 @@ def test_steps_train_the_encoder_and_the_decoder_and_leave_the_linear_head():
 
 
 def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
-    network = network_of(LinearOptions(num_features=32))
+    network = network_of(linear.LinearOptions(num_features=32))
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     codes = torch.tensor([[0, 2], [1, NONE]])
 
@@ -137,7 +131,7 @@ def test_descriptions_of_codes_that_no_row_has_weigh_nothing(store):
 
 
 def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog, monkeypatch):
-    options = OccupationLossOptions(linear=LinearOptions(), repeats=0.0, unused_codes=False)
+    options = OccupationLossOptions(linear=linear.LinearOptions(), repeats=0.0, unused_codes=False)
     texts, has_code, weight = linear_examples(store, options)
     said = [decode(text) for text in texts]
     assert said.count("farmer") == 2  # of two codes
@@ -152,7 +146,7 @@ def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog, monke
 
 def test_a_linear_head_that_nothing_is_trained_beside_is_refused():
     with pytest.raises(ValueError, match="raise seq2seq_weight"):
-        OccupationLossOptions(linear=LinearOptions(), seq2seq_weight=0.0)
+        OccupationLossOptions(linear=linear.LinearOptions(), seq2seq_weight=0.0)
 
 
 ENDS = ["and", "of", "at", "from", "&", ",", "(", ")"]
@@ -165,7 +159,7 @@ def spaced(text: str, size: int = 0) -> torch.Tensor:
 
 def head_of(text: str, ends: list[str], size: int = 0) -> str:
     ids = spaced(text, size)
-    return "".join(map(chr, ids[TitleHeads(ends)(ids)].tolist()))
+    return "".join(map(chr, ids[linear.TitleHeads(ends)(ids)].tolist()))
 
 
 def plain_head(text: str, ends: list[str]) -> str:
@@ -222,7 +216,9 @@ def test_ngrams_within_words_are_those_of_padded_words():
 
 
 def features(texts: list[str], **options: object) -> torch.Tensor:
-    head = LinearHead(2, LinearOptions(ngram_sizes=(2, 3), num_features=1 << 14, **options))
+    head = linear.LinearHead(
+        2, linear.LinearOptions(ngram_sizes=(2, 3), num_features=1 << 14, **options)
+    )
     return head.features(*padded(texts, max(map(len, texts))))
 
 
@@ -269,4 +265,4 @@ def test_a_text_without_words_has_no_features():
 @pytest.mark.parametrize("ends", [("part of",), ("",), (" of",), "of"])
 def test_ends_that_are_never_found_are_refused(ends):
     with pytest.raises(ValueError, match="must be a list of single words or signs"):
-        LinearOptions(head_weight=1.0, head_ends=ends)
+        linear.LinearOptions(head_weight=1.0, head_ends=ends)

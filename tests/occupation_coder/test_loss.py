@@ -6,13 +6,7 @@ import math
 import pytest
 import torch
 
-from lit_models.occupation_coder.loss import (
-    best_orders,
-    flat_nats,
-    record_losses,
-    sequence_nats,
-    summed,
-)
+from lit_models.occupation_coder import loss
 from lit_models.occupation_coder.network import NONE, BlockDecoder, CodeTrie, Memory
 from tests.occupation_coder.tiny import batch_of, trie_of
 
@@ -32,7 +26,9 @@ class UniformDecoder(torch.nn.Module):
 
 def occupation_losses(memory, logits, decoder, batch, importance=None):
     """Both terms as sums and counts."""
-    return summed(record_losses(memory, logits, decoder, batch), batch["weight"], importance)
+    return loss.summed(
+        loss.record_losses(memory, logits, decoder, batch), batch["weight"], importance
+    )
 
 
 def memory_of(rows: int) -> Memory:
@@ -41,7 +37,7 @@ def memory_of(rows: int) -> Memory:
 
 
 def orders_of(decoder: BlockDecoder, memory: Memory, codes: torch.Tensor) -> torch.Tensor:
-    return best_orders(decoder, memory, codes, batch_of(codes)["num_with_codes"])
+    return loss.best_orders(decoder, memory, codes, batch_of(codes)["num_with_codes"])
 
 
 def decoder_of(max_codes: int, dropout: float = 0.0) -> BlockDecoder:
@@ -56,14 +52,14 @@ def decoder_of(max_codes: int, dropout: float = 0.0) -> BlockDecoder:
 def test_nats_are_summed_over_the_symbols_of_a_record():
     trie = trie_of(2, TABLE)
     codes = torch.tensor([[0, NONE], [1, 2]])
-    nats = sequence_nats(UniformDecoder(trie), memory_of(2), codes)
+    nats = loss.sequence_nats(UniformDecoder(trie), memory_of(2), codes)
     # two symbols and one <empty>; two full blocks and no <empty>
     assert nats.tolist() == pytest.approx([3 * math.log(6), 4 * math.log(6)])
 
 
 def test_flat_nats_are_the_sum_over_the_code_book():
     logits = torch.tensor([[0.0, math.log(3.0), 0.0]])
-    nats = flat_nats(logits, torch.tensor([[1, NONE]]))
+    nats = loss.flat_nats(logits, torch.tensor([[1, NONE]]))
     assert nats.item() == pytest.approx(2 * math.log(2) - math.log(0.75))
 
 
@@ -78,11 +74,11 @@ def test_the_best_order_is_the_best_of_all_orders(size):
     decoder, memory = decoder_of(4), memory_of(3)
     codes = torch.tensor([[1, 0, 3, 2][:size], [3, *[NONE] * (size - 1)], [2, 3, 1, 0][:size]])
     found = orders_of(decoder, memory, codes)
-    nats = sequence_nats(decoder, memory, found)
+    nats = loss.sequence_nats(decoder, memory, found)
     for row in (0, 2):
         one = memory.select(torch.tensor([row]))
         every = [
-            sequence_nats(decoder, one, torch.tensor([order])).item()
+            loss.sequence_nats(decoder, one, torch.tensor([order])).item()
             for order in itertools.permutations(codes[row].tolist())
         ]
         assert nats[row].item() == pytest.approx(min(every), rel=1e-6)

@@ -8,22 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.occupations.store import (
-    CodeBookOptions,
-    Columns,
-    OccupationStore,
-    StoreRequest,
-    open_store,
-)
+from datamodules.occupations import store as stores
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, named_code_system
+from lit_models.occupation_coder import metrics as coder_metrics
 from lit_models.occupation_coder import metrics as metrics_file
 from lit_models.occupation_coder.decoding import TEMPERATURES, Decoded, TemperatureSearch
-from lit_models.occupation_coder.metrics import (
-    CalibrationBins,
-    LinearBaseline,
-    OccupationMetrics,
-    set_scores,
-)
 from lit_models.occupation_coder.module import LitOccupationCoder
 
 NONE = -100
@@ -36,7 +25,9 @@ def book():
 
 
 def metrics_of(book, *languages):
-    metrics = OccupationMetrics(book, ["unk", *languages], {"seq2seq": 0.25, "flat": 0.75})
+    metrics = coder_metrics.OccupationMetrics(
+        book, ["unk", *languages], {"seq2seq": 0.25, "flat": 0.75}
+    )
     nothing = torch.zeros(1)
     metrics.add_losses({"seq2seq": nothing, "flat": nothing}, nothing)
     return metrics
@@ -62,7 +53,7 @@ def batch_of(code_ids, weight=None, language=None, seen=None):
 def test_scores_of_a_record_by_hand():
     true = torch.tensor([[0, 1, NONE], [0, 1, 2], [3, NONE, NONE], [NONE] * 3])
     given = torch.tensor([[1, NONE], [1, 3], [3, NONE], [NONE, NONE]])
-    scores = {name: score.tolist() for name, score in set_scores(true, given).items()}
+    scores = {name: score.tolist() for name, score in coder_metrics.set_scores(true, given).items()}
     assert scores["accuracy"] == pytest.approx([1 / 2, 1 / 3, 1, 1])
     assert scores["precision"] == pytest.approx([1, 1 / 2, 1, 1])
     assert scores["recall"] == pytest.approx([1 / 2, 1 / 3, 1, 1])
@@ -71,7 +62,7 @@ def test_scores_of_a_record_by_hand():
 
 
 def test_a_repeated_code_counts_once():
-    scores = set_scores(torch.tensor([[2, 2]]), torch.tensor([[2, NONE, 2]]))
+    scores = coder_metrics.set_scores(torch.tensor([[2, 2]]), torch.tensor([[2, NONE, 2]]))
     assert [score.item() for score in scores.values()] == [1.0] * 5
 
 
@@ -123,7 +114,7 @@ def test_the_way_records_are_batched_changes_nothing(book):
 
 
 def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
-    bins = CalibrationBins()
+    bins = coder_metrics.CalibrationBins()
     bins.update(torch.tensor([0.9, 0.9, 0.25, 1.0]), torch.tensor([1, 0, 0, 1]), torch.ones(4))
     # bins 0.9 to 1 hold 0.9, 0.9 and 1.0 with 2 hits of 3; bin 0.2 holds 0.25 without a hit
     assert bins.compute().item() == pytest.approx((abs(2.8 - 2) + 0.25) / 4, abs=1e-6)
@@ -188,13 +179,15 @@ miller,3,,test
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OccupationStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stores.OccupationStore:
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "jobs.csv"
     path.write_text(TABLE, encoding="utf-8")
-    columns = Columns(split="split")
+    columns = stores.Columns(split="split")
     system = CodeSystem(max_codes=2)
-    return open_store(StoreRequest({0: [path], 1: [], 2: []}, columns, system, CodeBookOptions()))
+    return stores.open_store(
+        stores.StoreRequest({0: [path], 1: [], 2: []}, columns, system, stores.CodeBookOptions())
+    )
 
 
 def trainer_on(store: object, **changes: object) -> SimpleNamespace:
@@ -211,7 +204,7 @@ def trainer_on(store: object, **changes: object) -> SimpleNamespace:
 def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys):
     logged = []
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
-    baseline = LinearBaseline()
+    baseline = coder_metrics.LinearBaseline()
     baseline.on_test_end(trainer_on(store, loggers=[logger]), None)
     # right, right, one of two codes (F1 2/3, accuracy 1/2), and a trade never seen
     assert baseline.scores["f1"] == pytest.approx((1 + 1 + 2 / 3 + 0) / 4)
@@ -227,13 +220,13 @@ def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys
 @pytest.mark.parametrize("f1", [0.6, 0.7])
 def test_a_baseline_that_wins_is_told_with_its_remedy(store, capsys, f1):
     figures = {"test/f1": np.float32(f1), "test/accuracy": np.float32(f1)}
-    LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), None)
+    coder_metrics.LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), None)
     told = "the baseline is ahead by 0.0667: the linear head of occupation_coder/table.yaml"
     assert (told in capsys.readouterr().out) == (f1 == 0.6)
 
 
 def test_only_rank_zero_trains(store, capsys):
-    baseline = LinearBaseline()
+    baseline = coder_metrics.LinearBaseline()
     baseline.on_test_end(trainer_on(store, is_global_zero=False), None)
     assert not baseline.scores
     assert not capsys.readouterr().out
@@ -242,13 +235,13 @@ def test_only_rank_zero_trains(store, capsys):
 def test_more_strings_than_allowed_are_thinned_out_evenly(store, capsys, monkeypatch):
     for most, said in ((20, "6 training strings"), (3, "3 training strings"), (1, "1 training s")):
         monkeypatch.setattr(metrics_file, "MOST_TEXTS", most)
-        LinearBaseline().on_test_end(trainer_on(store), None)
+        coder_metrics.LinearBaseline().on_test_end(trainer_on(store), None)
         assert said in capsys.readouterr().out
 
 
 def test_other_data_are_refused():
     with pytest.raises(ValueError, match="through an OccupationDataModule"):
-        LinearBaseline().on_test_end(trainer_on(None), None)
+        coder_metrics.LinearBaseline().on_test_end(trainer_on(None), None)
 
 
 def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(

@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from lit_models.blocks import layer_depths
-from lit_models.occupation_coder.encoders import (
-    CanineEncoder,
-    CharacterEncoder,
-    NgramTable,
-    frame,
-    freeze_encoder,
-)
+from lit_models.occupation_coder import encoders
 from lit_models.occupation_coder.network import EMPTY, END, NONE, BlockDecoder, CodeTrie
 from tests.causal_lm.folders import saved_canine
 from tests.occupation_coder.tiny import network_of, padded, trie_of
@@ -43,8 +37,8 @@ def test_the_language_and_every_letter_matter():
 
 
 def test_ngrams_are_those_that_lie_inside_the_text():
-    table = NgramTable(8, sizes=(2, 3), num_buckets=1 << 20)
-    framed, lengths = frame(*padded(["abab", "ab"], 6))
+    table = encoders.NgramTable(8, sizes=(2, 3), num_buckets=1 << 20)
+    framed, lengths = encoders.frame(*padded(["abab", "ab"], 6))
     rows, inside = table.hashes(framed, lengths)
     assert inside[0].sum(0).tolist() == [5, 5, 4, 4]  # two rows of 5 pairs and 4 triples in <abab>
     assert inside[1].sum(0).tolist() == [3, 3, 2, 2]
@@ -59,8 +53,8 @@ def test_ngrams_are_those_that_lie_inside_the_text():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: CharacterEncoder(1, width=10, num_heads=4), "multiple of 2 x num_heads"),
-        (lambda: NgramTable(8, (), 16), "ngram_sizes must be one or more numbers"),
+        (lambda: encoders.CharacterEncoder(1, width=10, num_heads=4), "multiple of 2 x num_heads"),
+        (lambda: encoders.NgramTable(8, (), 16), "ngram_sizes must be one or more numbers"),
         (
             lambda: BlockDecoder(8, trie_of(2), width=10, num_heads=4),
             "width 10 must be a multiple of num_heads",
@@ -112,7 +106,7 @@ def test_symbols_follow_the_book_and_used_codes_are_closed():
 
 @torch.no_grad()
 def test_padding_never_changes_what_canine_says(tmp_path):
-    encoder = CanineEncoder(2, str(saved_canine(tmp_path))).eval()
+    encoder = encoders.CanineEncoder(2, str(saved_canine(tmp_path))).eval()
     languages = torch.ones(2, dtype=torch.long)
     for length in range(1, 14):
         text = "wine and spirit merchant"[:length]
@@ -127,26 +121,26 @@ def test_padding_never_changes_what_canine_says(tmp_path):
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
-        CanineEncoder(2, str(tmp_path / "nothing"))
+        encoders.CanineEncoder(2, str(tmp_path / "nothing"))
 
 
 def test_freezing_the_lowest_layers_takes_the_embeddings_along():
-    encoder = CharacterEncoder(2, width=8, num_layers=3, num_heads=2, num_buckets=16)
+    encoder = encoders.CharacterEncoder(2, width=8, num_layers=3, num_heads=2, num_buckets=16)
     for nothing in ("none", 0):
-        freeze_encoder(encoder, nothing)
+        encoders.freeze_encoder(encoder, nothing)
         assert all(parameter.requires_grad for parameter in encoder.parameters())
-    freeze_encoder(encoder, 2)
+    encoders.freeze_encoder(encoder, 2)
     learns = {name for name, p in encoder.named_parameters() if p.requires_grad}
     assert {name.partition(".")[0] for name in learns} == {"layers", "norm"}
     assert {name[:9] for name in learns if name.startswith("layers")} == {"layers.2."}
-    freeze_encoder(encoder, "encoder")
+    encoders.freeze_encoder(encoder, "encoder")
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     with pytest.raises(ValueError, match="freeze must be none, encoder, or 0 to 3 layers"):
-        freeze_encoder(encoder, 4)
+        encoders.freeze_encoder(encoder, 4)
 
 
 def test_depths_grow_towards_the_text():
-    encoder = CharacterEncoder(2, width=8, num_layers=2, num_heads=2, num_buckets=16)
+    encoder = encoders.CharacterEncoder(2, width=8, num_layers=2, num_heads=2, num_buckets=16)
     root = torch.nn.ModuleDict({"encoder": encoder, "head": torch.nn.Linear(8, 2)})
     depths = layer_depths(root, encoder)
     assert depths["encoder.layers.1.expand.weight"] == 1

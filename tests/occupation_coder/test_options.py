@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,29 +29,18 @@ PLACES = ["town", "ship", "mill", "farm", "royal", "old", "young", "poor"]
 SCHEDULE = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
 EVERYTHING = [
     *FILES,
-    "--trainer.default_root_dir=mine",
-    "--data.global_batch_size=12",
-    "--trainer.max_steps=7",
-    "--trainer.max_epochs=5",
-    "--model.optimizer.lr=0.02",
     SCHEDULE,
-    "--model.lr_scheduler.warmup=3",
-    "--model.encoder.dropout=0.1",
-    "--model.decoder.dropout=0.2",
-    "--model.loss.flat_dropout=0.3",
-    "--model.decoder.feed_forward=48",
-    "--model.loss.seq2seq_weight=0.75",
-    "--model.freeze=encoder",
-    "--data.text.max_length=9",
-    "--data.augmentation.delete=0.1",
-    "--data.augmentation.num_edits=3",
-    "--data.augmentation.drop_language=0.5",
-    "--trainer.log_every_n_steps=3",
-    "--trainer.callbacks+=lit_models.training.LastCheckpoint",
-    "--trainer.callbacks.every_n_steps=2",
-    "--trainer.callbacks.every_epoch=false",
-    "--data.loader.num_workers=1",
-    "--trainer.precision=bf16-mixed",
+    *shlex.split("""
+--trainer.default_root_dir=mine --data.global_batch_size=12 --trainer.max_steps=7
+--trainer.max_epochs=5 --model.optimizer.lr=0.02 --model.lr_scheduler.warmup=3
+--model.encoder.dropout=0.1 --model.decoder.dropout=0.2 --model.loss.flat_dropout=0.3
+--model.decoder.feed_forward=48 --model.loss.seq2seq_weight=0.75 --model.freeze=encoder
+--data.text.max_length=9 --data.augmentation.delete=0.1 --data.augmentation.num_edits=3
+--data.augmentation.drop_language=0.5 --trainer.log_every_n_steps=3
+--trainer.callbacks+=lit_models.training.LastCheckpoint --trainer.callbacks.every_n_steps=2
+--trainer.callbacks.every_epoch=false --data.loader.num_workers=1
+--trainer.precision=bf16-mixed
+"""),
 ]
 
 
@@ -178,18 +168,12 @@ def test_every_option_of_the_migration_page_is_tried_here():
     assert named - tried == {f"--{name}" for name in elsewhere}
 
 
-UNTRAINED = [
-    "--data.train_files=[dt]*.csv",
-    "--data.columns.text=job",
-    "--data.columns.codes=[occ]",
-    "--data.columns.default_language=sv",
-    "--data.split.validation_share=0.5",
-    "--data.split.test_share=0",
-    "--data.code_book.path=books/book.csv",
-    "--data.on_bad_rows=reject",
-    "--trainer.logger=false",
-    "--trainer.devices=1",
-]
+UNTRAINED = shlex.split("""
+--data.train_files=[dt]*.csv --data.columns.text=job --data.columns.codes=[occ]
+--data.columns.default_language=sv --data.split.validation_share=0.5 --data.split.test_share=0
+--data.code_book.path=books/book.csv --data.on_bad_rows=reject --trainer.logger=false
+--trainer.devices=1
+""")
 
 
 @pytest.fixture(scope="module")

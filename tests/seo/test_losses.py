@@ -8,19 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_models.seo.networks import (
-    Head,
-    HeadOptions,
-    RankingLoss,
-    Temperature,
-    TemperatureOptions,
-    baseline,
-    in_batch_loss,
-)
+from lit_models.seo import networks
 from lit_models.training.metrics import LossSum
 
 NAN, INF = math.nan, math.inf
-LOSSES = {kind: RankingLoss(kind) for kind in ("listnet", "bce", "lambda")}
+LOSSES = {kind: networks.RankingLoss(kind) for kind in ("listnet", "bce", "lambda")}
 each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -143,32 +135,36 @@ def test_it_is_the_loop_over_all_documents_but_the_known_ones() -> None:
             if number != -1 and number not in known[row].tolist()
         ]
         expected += math.log(sum(map(math.exp, scores))) - scores[0]
-    total, count = in_batch_loss(queries, documents[:4], documents, document, known, HALF, weight)
+    total, count = networks.in_batch_loss(
+        queries, documents[:4], documents, document, known, HALF, weight
+    )
     assert float(total) == pytest.approx(expected, rel=1e-12)
     assert float(count) == 3
 
 
 @pytest.mark.parametrize("start", [0.01, 0.05, 0.9])
 def test_a_temperature_begins_where_it_should_and_stays_between_its_bounds(start: float) -> None:
-    temperature = Temperature(TemperatureOptions(start)).double()
+    temperature = networks.Temperature(networks.TemperatureOptions(start)).double()
     assert float(temperature().detach()) == pytest.approx(start, rel=1e-6)
     for position in (-50.0, 50.0):
         temperature.position.data.fill_(position)
         assert 0.005 - 1e-9 <= float(temperature().detach()) <= 1.0 + 1e-9
-    assert not Temperature(TemperatureOptions(learns=False)).position.requires_grad
+    assert not networks.Temperature(
+        networks.TemperatureOptions(learns=False)
+    ).position.requires_grad
 
 
 @pytest.mark.parametrize("start", [0.0, 0.001, 2.0])
 def test_a_temperature_outside_its_bounds_is_refused(start: float) -> None:
     with pytest.raises(ValueError, match=r"temperature\.start must lie between 0\.005 and 1"):
-        TemperatureOptions(start)
+        networks.TemperatureOptions(start)
 
 
 def test_a_temperature_of_a_float64_run_is_float64_before_its_checkpoint_is_read() -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        temperature = Temperature(TemperatureOptions(start=0.07))
+        temperature = networks.Temperature(networks.TemperatureOptions(start=0.07))
     finally:
         torch.set_default_dtype(before)
     assert temperature.position.dtype == torch.float64
@@ -180,7 +176,7 @@ LEVELS = {"kind": "ordinal", "classes": ["a", "b", "c", "d"], "shares": [0.1, 0.
 SURE, FILLER = torch.tensor([1.0]), torch.tensor([1.0, 1.0, 0.0])
 
 
-def loss_of(head: Head, output: float, target: float) -> float:
+def loss_of(head: networks.Head, output: float, target: float) -> float:
     known = torch.tensor([True])
     return float(head.loss(torch.tensor([[output]]), torch.tensor([target]), known, SURE).total)
 
@@ -188,15 +184,15 @@ def loss_of(head: Head, output: float, target: float) -> float:
 def test_a_regression_is_learnt_in_standard_deviations() -> None:
     # a label of 14 is 2 standard deviations above the mean
     for loss, expected in (("mse", 0.25), ("mae", 0.5), ("huber", 0.125)):
-        assert loss_of(Head(REGRESSION, loss, 3), 1.5, 14.0) == pytest.approx(expected)
-    assert loss_of(Head(REGRESSION, "huber", 3), 5.0, 14.0) == pytest.approx(2.5)
-    head = Head(REGRESSION, "mse", 3)
+        assert loss_of(networks.Head(REGRESSION, loss, 3), 1.5, 14.0) == pytest.approx(expected)
+    assert loss_of(networks.Head(REGRESSION, "huber", 3), 5.0, 14.0) == pytest.approx(2.5)
+    head = networks.Head(REGRESSION, "mse", 3)
     assert head.prediction(torch.tensor([[1.5]])).tolist() == [[13.0]]
-    assert baseline(REGRESSION).tolist() == [10.0]
+    assert networks.baseline(REGRESSION).tolist() == [10.0]
 
 
 def test_levels_are_differences_of_sigmoids_of_ascending_thresholds() -> None:
-    head = Head(LEVELS, "cumulative", 2).double()
+    head = networks.Head(LEVELS, "cumulative", 2).double()
     torch.nn.init.normal_(head.gaps, std=3.0)
     vectors = torch.randn(5, 2, dtype=torch.float64)
     steps = F.softplus(head.gaps) + 1e-3
@@ -211,7 +207,7 @@ def test_levels_are_differences_of_sigmoids_of_ascending_thresholds() -> None:
 
 
 def test_far_scores_keep_a_finite_loss_and_gradient() -> None:
-    head = Head(LEVELS, "cumulative", 1)
+    head = networks.Head(LEVELS, "cumulative", 1)
     vectors = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     every = torch.ones(2, dtype=torch.bool)
     total = head.loss(head(vectors), torch.tensor([0.0, 1.0]), every, torch.ones(2)).total
@@ -222,7 +218,7 @@ def test_far_scores_keep_a_finite_loss_and_gradient() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 5.0, math.inf])
 def test_a_missing_label_and_a_filler_count_for_nothing_whatever_stands_there(value) -> None:
-    head = Head(REGRESSION, "mse", 3)
+    head = networks.Head(REGRESSION, "mse", 3)
     outputs = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
     known = torch.tensor([True, False, True])
     total, count = head.loss(outputs, torch.tensor([14.0, value, value]), known, FILLER)
@@ -232,30 +228,30 @@ def test_a_missing_label_and_a_filler_count_for_nothing_whatever_stands_there(va
 
 
 def test_a_multilabel_head_counts_each_label_that_is_there() -> None:
-    head = Head({"kind": "multilabel", "classes": ["x", "y"]}, "cross_entropy", 3)
+    head = networks.Head({"kind": "multilabel", "classes": ["x", "y"]}, "cross_entropy", 3)
     known = torch.tensor([[True, False], [True, True], [True, True]])
     total, count = head.loss(torch.zeros(3, 2), torch.ones(3, 2), known, FILLER)
     assert (total.item(), count.item()) == (pytest.approx(3 * math.log(2)), 3.0)
 
 
 def test_the_baseline_is_what_prediction_would_be() -> None:
-    assert baseline(LEVELS).tolist() == LEVELS["shares"]
-    assert baseline({"kind": "binary", "shares": [0.75, 0.25]}).tolist() == [0.25]
+    assert networks.baseline(LEVELS).tolist() == LEVELS["shares"]
+    assert networks.baseline({"kind": "binary", "shares": [0.75, 0.25]}).tolist() == [0.25]
 
 
 def test_a_loss_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match='model.heads.q: loss "mse" does not fit a binary head'):
-        HeadOptions("mse").loss_of("q", "binary")
+        networks.HeadOptions("mse").loss_of("q", "binary")
 
 
 def test_the_loss_of_a_text_is_the_mean_over_its_own_labels() -> None:
-    head = Head({"kind": "multilabel", "classes": ["a", "b", "c"]}, "cross_entropy", 2)
+    head = networks.Head({"kind": "multilabel", "classes": ["a", "b", "c"]}, "cross_entropy", 2)
     outputs, target = torch.zeros(3, 3), torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 0]])
     outputs[0, 0] = 50.0  # right, and sure of it
     known = torch.tensor([[True, True, True], [False, True, False], [False] * 3])
     log2 = math.log(2)
     found = head.loss_of_texts(outputs, target, known)
     assert found.tolist() == pytest.approx([2 / 3 * log2, log2, 0.0])
-    single = Head(REGRESSION, "mse", 2)
+    single = networks.Head(REGRESSION, "mse", 2)
     given = (torch.tensor([[1.5], [1.0]]), torch.tensor([14.0, math.nan]).nan_to_num())
     assert single.loss_of_texts(*given, torch.tensor([True, False])).tolist() == [0.25, 0.0]

@@ -10,16 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_models.seo.metrics import (
-    HeadMetrics,
-    RankedQueries,
-    RankingMetrics,
-    WeightedLoss,
-    first_relevant,
-    measures,
-    paired_bootstrap,
-    rank_queries,
-)
+from lit_models.seo import metrics as seo_metrics
 from lit_models.training.metrics import LossSum
 
 NAN = math.nan
@@ -37,8 +28,8 @@ TREC_NAMES = {
 
 def one_query(
     scores: list[float], relevance: list[float], judged: list[float], **options: list[int]
-) -> RankedQueries:
-    return rank_queries(
+) -> seo_metrics.RankedQueries:
+    return seo_metrics.rank_queries(
         torch.tensor([scores]),
         torch.tensor([relevance]),
         torch.ones(1, len(scores), dtype=torch.bool),
@@ -49,9 +40,9 @@ def one_query(
 
 def test_the_first_relevant_document_has_a_rank_or_none() -> None:
     ranked = one_query([1.0, 4.0, 3.0, 2.0], [2.0, NAN, 1.0, 0.0], [1.0, 2.0])
-    assert first_relevant(ranked).tolist() == [2]
-    assert first_relevant(one_query([1.0, 2.0], [0.0, NAN], [0.0, 1.0])).tolist() == [0]
-    assert first_relevant(one_query([], [], [1.0])).tolist() == [0]
+    assert seo_metrics.first_relevant(ranked).tolist() == [2]
+    assert seo_metrics.first_relevant(one_query([1.0, 2.0], [0.0, NAN], [0.0, 1.0])).tolist() == [0]
+    assert seo_metrics.first_relevant(one_query([], [], [1.0])).tolist() == [0]
 
 
 def test_ties_go_to_the_smaller_document_in_any_order_of_candidates() -> None:
@@ -62,12 +53,12 @@ def test_ties_go_to_the_smaller_document_in_any_order_of_candidates() -> None:
 
 
 def test_fillers_and_queries_without_judgements_count_nowhere() -> None:
-    metrics = RankingMetrics(("ndcg@1", "recall@1"))
+    metrics = seo_metrics.RankingMetrics(("ndcg@1", "recall@1"))
     scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [NAN, 0.0], [1.0, 9.0]])
     is_candidate = torch.tensor([[True, True]] * 3 + [[True, False]])
     relevance = torch.tensor([[1.0, 0.0], [NAN, NAN], [1.0, 0.0], [0.0, 5.0]])
     judged = torch.tensor([[1.0, 0.0], [-1.0, -1.0], [1.0, 0.0], [0.0, 0.0]])
-    ranked = rank_queries(scores, relevance, is_candidate, judged)
+    ranked = seo_metrics.rank_queries(scores, relevance, is_candidate, judged)
     metrics.update(ranked, torch.tensor([1.0, 1.0, 0.0, 1.0]))
     # the first scores 1, the last has judgements but nothing relevant and scores 0
     assert {n: float(m.compute()) for n, m in metrics.items()} == {"ndcg@1": 0.5, "recall@1": 0.5}
@@ -108,8 +99,8 @@ def test_equal_to_trec_eval(cases: list) -> None:
         for column, grade in enumerate(floor.values()):
             all_relevance[q, column] = grade  # below 0 would say that there is no document
         run[f"q{q}"] = dict(zip(names, found, strict=True))
-    ranked = rank_queries(scores, relevance, is_candidate, all_relevance)
-    metrics = RankingMetrics(TREC_NAMES)
+    ranked = seo_metrics.rank_queries(scores, relevance, is_candidate, all_relevance)
+    metrics = seo_metrics.RankingMetrics(TREC_NAMES)
     values = metrics.per_query(ranked)
     wanted = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall"}
     reference = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(run)
@@ -124,12 +115,12 @@ def test_the_bootstrap_finds_the_interval_of_a_mean_difference() -> None:
     rng = np.random.default_rng(0)
     b = rng.random(400)
     a = b + rng.normal(0.1, 0.5, 400)
-    mean, low, high = paired_bootstrap(a, b, seed=1, num=4000)
+    mean, low, high = seo_metrics.paired_bootstrap(a, b, seed=1, num=4000)
     assert mean == pytest.approx((a - b).mean())
     error = (a - b).std() / math.sqrt(400)
     assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.005)
-    assert paired_bootstrap(a, b, seed=1, num=4000) == (mean, low, high)
-    assert paired_bootstrap(b, b, seed=1) == (0.0, 0.0, 0.0)
+    assert seo_metrics.paired_bootstrap(a, b, seed=1, num=4000) == (mean, low, high)
+    assert seo_metrics.paired_bootstrap(b, b, seed=1) == (0.0, 0.0, 0.0)
 
 
 RNG = np.random.default_rng(0)
@@ -138,7 +129,9 @@ RNG = np.random.default_rng(0)
 def measured(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
     prediction, target = (np.asarray(x, float) for x in (prediction, target))
     target = target.reshape(len(target), -1)
-    return {name: value for name, (value, _) in measures(kind, prediction, target).items()}
+    return {
+        name: value for name, (value, _) in seo_metrics.measures(kind, prediction, target).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -203,7 +196,7 @@ def test_missing_labels_of_a_multilabel_head_count_for_no_label() -> None:
     ],
 )
 def test_what_is_undefined_is_said(kind, prediction, target, expected, said, caplog) -> None:
-    metrics = HeadMetrics(kind)
+    metrics = seo_metrics.HeadMetrics(kind)
     size = len(target)
     shape = (size, {"ordinal": 2, "multiclass": 2}.get(kind, 1))
     target = torch.tensor(target).float()
@@ -220,7 +213,7 @@ def test_what_is_undefined_is_said(kind, prediction, target, expected, said, cap
 def test_order_batches_and_fillers_change_no_bit() -> None:
     truth, guess = torch.from_numpy(RNG.normal(0, 1, 40)).float(), torch.from_numpy(RNG.random(40))
     known = torch.from_numpy(RNG.random(40) < 0.7)
-    whole, parts = HeadMetrics("regression"), HeadMetrics("regression")
+    whole, parts = seo_metrics.HeadMetrics("regression"), seo_metrics.HeadMetrics("regression")
     ids = torch.arange(40)
     whole.update(guess[:, None], truth, known, {"sample_id": ids, "weight": torch.ones(40)})
     for rows in torch.randperm(40).split(7):
@@ -237,7 +230,7 @@ def test_order_batches_and_fillers_change_no_bit() -> None:
 
 
 def test_the_loss_of_all_heads_is_the_weighted_sum_of_their_means() -> None:
-    loss = WeightedLoss({"a": 2.0, "b": 0.5, "none": 3.0})
+    loss = seo_metrics.WeightedLoss({"a": 2.0, "b": 0.5, "none": 3.0})
     for total, count in ((6.0, 2.0), (1.0, 5.0)):
         term = LossSum(torch.tensor(total), torch.tensor(count))
         empty = LossSum(torch.tensor(0.0), torch.tensor(0.0))

@@ -81,11 +81,8 @@ def test_robots_and_language_are_read():
 
 def test_the_order_of_headings_is_checked():
     html = "<h2>a</h2><h4>b</h4><h1>c</h1><h1>d</h1><h2></h2>"
-    assert [rule for rule, _, _ in rules(html, "headings")] == [
-        "levels are skipped",
-        "another h1",
-        "an empty heading",
-    ]
+    broken = ["levels are skipped", "another h1", "an empty heading"]
+    assert [rule for rule, _, _ in rules(html, "headings")] == broken
     assert rules("<p>x", "headings") == [("there is no heading", "", "")]
     assert rules("<h2>a</h2>", "headings") == [("there is no h1", "a", "body > h2:nth-of-type(1)")]
 
@@ -233,11 +230,8 @@ def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeyp
         pages = list(csv.DictReader(file))
     names = ["bakery/index.html", "bakery/shop/pie.htm", "garden/a.html"]
     assert [page["page"] for page in pages] == names
-    assert (pages[0]["title"], pages[0]["images_without"], pages[1]["images_without"]) == (
-        "Pies",
-        "0",
-        "1",
-    )
+    assert pages[0]["title"] == "Pies"
+    assert [page["images_without"] for page in pages[:2]] == ["0", "1"]
     with open("onpage-findings.csv", newline="") as file:
         findings = list(csv.DictReader(file))
     counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
@@ -283,24 +277,13 @@ def test_sentences_end_where_they_end(sentences):
 
 
 def test_no_sentence_goes_over_a_line():
-    assert sentences_of(["Apple pie", "Peel it. Bake", "***", ""]) == [
-        "Apple pie",
-        "Peel it.",
-        "Bake",
-    ]
+    found = sentences_of(["Apple pie", "Peel it. Bake", "***", ""])
+    assert found == ["Apple pie", "Peel it.", "Bake"]
 
 
 def test_words_keep_apostrophes_hyphens_and_decimals():
-    assert words_of("It's a well-known 3.5 of 1,000 _x_ – naïve") == [
-        "It's",
-        "a",
-        "well-known",
-        "3.5",
-        "of",
-        "1,000",
-        "x",
-        "naïve",
-    ]
+    found = words_of("It's a well-known 3.5 of 1,000 _x_ – naïve")
+    assert "|".join(found) == "It's|a|well-known|3.5|of|1,000|x|naïve"
 
 
 JSON = st.recursive(

@@ -41,11 +41,11 @@ def expression(num_replicas: int) -> frozenset:
 
 
 @pytest.mark.parametrize("num_replicas", [2, 4, 8, 16])
-def test_chunks_are_added_in_one_expression_on_any_number_of_replicas(num_replicas: int) -> None:
+def test_chunks_are_added_in_one_expression_on_any_number_of_replicas(num_replicas):
     assert expression(num_replicas) == expression(1)
 
 
-def test_the_cut_of_a_step_does_not_depend_on_the_replicas() -> None:
+def test_the_cut_of_a_step_does_not_depend_on_the_replicas():
     ids, lengths = np.arange(37), np.random.default_rng(0).integers(1, 20, 37)
     cuts = []
     for replicas in (1, 2, 4, 8):
@@ -56,14 +56,14 @@ def test_the_cut_of_a_step_does_not_depend_on_the_replicas() -> None:
     assert cuts[0] == cuts[1] == cuts[2] == cuts[3]
 
 
-def test_a_parameter_that_some_micro_batches_do_not_reach_keeps_its_gradient() -> None:
+def test_a_parameter_that_some_micro_batches_do_not_reach_keeps_its_gradient():
     tree = TreeSum()
     for gradient in (None, torch.tensor([2.0]), None, torch.tensor([3.0])):
         tree.push([gradient])
     assert tree.pop()[0].tolist() == [5.0]
 
 
-def test_threads_and_kernels_are_as_before_when_the_run_is_over(tmp_path) -> None:
+def test_threads_and_kernels_are_as_before_when_the_run_is_over(tmp_path):
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with pinned():
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (1, True)
@@ -80,7 +80,7 @@ def fit(folder, callbacks=None, module=None, micro_batch_size=2, ckpt_path=None,
     return module
 
 
-def test_the_ledger_reads_the_norm_of_the_whole_sum(tmp_path) -> None:
+def test_the_ledger_reads_the_norm_of_the_whole_sum(tmp_path):
     fit(tmp_path / "tree")
     fit(tmp_path / "plain", callbacks=[])
     for a, b in zip(ledger_lines(tmp_path / "tree"), ledger_lines(tmp_path / "plain"), strict=True):
@@ -95,7 +95,7 @@ def test_the_ledger_reads_the_norm_of_the_whole_sum(tmp_path) -> None:
         (("ddp", "16-mixed", 2), "32-true or 64-true, got 16-mixed"),
     ],
 )
-def test_a_run_that_cannot_keep_bits_is_refused(arguments, message) -> None:
+def test_a_run_that_cannot_keep_bits_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         check_run(*arguments)
     check_run("ddp_spawn", "64-true", 8)
@@ -124,7 +124,7 @@ def test_a_cut_that_follows_the_devices_is_refused(total, devices, accumulation,
     check_cut(data_of(Batching(64, 8, 2), 4, 8))
 
 
-def test_a_callback_in_a_plain_script_refuses_too(tmp_path) -> None:
+def test_a_callback_in_a_plain_script_refuses_too(tmp_path):
     words = "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"
     with pytest.raises(ValueError, match=words):
         fit(tmp_path, micro_batch_size=None)
@@ -138,7 +138,7 @@ def test_a_callback_in_a_plain_script_refuses_too(tmp_path) -> None:
         fit(tmp_path, module=module)
 
 
-def test_random_numbers_that_each_process_draws_itself_are_refused(tmp_path) -> None:
+def test_random_numbers_that_each_process_draws_itself_are_refused(tmp_path):
     class Drawing(LitToy):
         def forward(self, batch):
             return nn.functional.dropout(super().forward(batch), 0.1)
@@ -149,7 +149,7 @@ def test_random_numbers_that_each_process_draws_itself_are_refused(tmp_path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_micro_batch_without_a_loss_is_refused(tmp_path) -> None:
+def test_a_micro_batch_without_a_loss_is_refused(tmp_path):
     class Skipping(LitToy):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
@@ -159,7 +159,7 @@ def test_a_micro_batch_without_a_loss_is_refused(tmp_path) -> None:
         fit(tmp_path, module=Skipping())
 
 
-def test_a_resume_with_another_cut_is_refused(tmp_path) -> None:
+def test_a_resume_with_another_cut_is_refused(tmp_path):
     saver = LastCheckpoint(every_n_steps=2, every_epoch=False)
     fit(tmp_path, [BitwiseSum(), saver], max_steps=2)
     last = tmp_path / "checkpoints" / "last.ckpt"
@@ -169,7 +169,7 @@ def test_a_resume_with_another_cut_is_refused(tmp_path) -> None:
 
 def test_the_command_line_turns_it_on_and_topology_and_banner_say_so(
     unisono, toy_config, monkeypatch
-) -> None:
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     status, output = unisono(
         "fit",

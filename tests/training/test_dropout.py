@@ -32,19 +32,19 @@ def noise(
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_rate_and_scale_are_those_of_dropout(rate: float) -> None:
+def test_rate_and_scale_are_those_of_dropout(rate):
     values = noise(torch.arange(500), rate=rate)
     assert values.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
     deviation = (rate * (1 - rate) / values.numel()) ** 0.5
     assert float((values == 0).double().mean()) == pytest.approx(rate, abs=4 * deviation)
 
 
-def test_a_rate_of_one_drops_all_and_of_zero_nothing() -> None:
+def test_a_rate_of_one_drops_all_and_of_zero_nothing():
     assert noise(torch.arange(3), rate=1.0).eq(0).all()
     assert noise(torch.arange(3), rate=0.0).eq(1).all()
 
 
-def test_no_axis_prefers_an_index() -> None:
+def test_no_axis_prefers_an_index():
     dropped = (noise(torch.arange(2000)) == 0).double() - 0.25
     for axis in range(3):
         others = [a for a in range(3) if a != axis]
@@ -60,7 +60,7 @@ def correlation(left: Tensor, right: Tensor) -> float:
     return float((a * b).mean() / (0.25 * 0.75)) * a.numel() ** 0.5
 
 
-def test_samples_modules_calls_epochs_and_positions_are_independent() -> None:
+def test_samples_modules_calls_epochs_and_positions_are_independent():
     ids = torch.arange(500)
     base = noise(ids)
     net, keys = network()
@@ -79,7 +79,7 @@ def test_samples_modules_calls_epochs_and_positions_are_independent() -> None:
     assert correlation(base, noise(ids)) == pytest.approx(base.numel() ** 0.5, rel=0.02)
 
 
-def test_a_mask_is_the_hash_that_its_description_says() -> None:
+def test_a_mask_is_the_hash_that_its_description_says():
     net, keys = network(0.5, count=1)
     keys.begin(3, torch.tensor([11]))
 
@@ -125,7 +125,7 @@ def test_compiled_code_draws_the_same_masks_and_is_one_for_all_modules() -> None
 
 @given(order=st.permutations(range(6)), cut=st.integers(1, 5), padding=st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
-def test_masks_do_not_depend_on_batch_order_batch_split_or_padding(order, cut, padding) -> None:
+def test_masks_do_not_depend_on_batch_order_batch_split_or_padding(order, cut, padding):
     ids = torch.tensor([3, 14, 15, 92, 65, 2**40])
     base, order = noise(ids), torch.tensor(order)
     assert torch.equal(noise(ids[order]), base[order])
@@ -134,7 +134,7 @@ def test_masks_do_not_depend_on_batch_order_batch_split_or_padding(order, cut, p
     assert torch.equal(padded[:, : SHAPE[0], : SHAPE[1]], base)
 
 
-def test_several_rows_of_a_sample_lie_side_by_side_and_differ() -> None:
+def test_several_rows_of_a_sample_lie_side_by_side_and_differ():
     net, keys = network()
     keys.begin(7, torch.arange(4))
     rows = net[0](torch.ones(12, *SHAPE)).view(4, 3, *SHAPE)
@@ -142,13 +142,13 @@ def test_several_rows_of_a_sample_lie_side_by_side_and_differ() -> None:
     assert abs(correlation(rows[:, 0], rows[:, 1])) < 4.5
 
 
-def test_tensors_of_two_axes_and_of_one_have_masks_too() -> None:
+def test_tensors_of_two_axes_and_of_one_have_masks_too():
     assert noise(torch.arange(50), (9,)).unique().numel() == 2
     assert noise(torch.arange(50), ()).shape == (50,)
     assert torch.equal(noise(torch.arange(50), (9,))[:9], noise(torch.arange(9), (9,)))
 
 
-def test_evaluation_is_untouched_and_modules_are_plain_again_afterwards() -> None:
+def test_evaluation_is_untouched_and_modules_are_plain_again_afterwards():
     keys, net = SampleKeys(), nn.Sequential(nn.Dropout(0.5))
     key_dropout(net, keys)
     assert type(net[0]) is KeyedDropout
@@ -159,7 +159,7 @@ def test_evaluation_is_untouched_and_modules_are_plain_again_afterwards() -> Non
     assert net.train()(torch.ones(100, 4)).eq(0).any()
 
 
-def test_a_repeated_call_in_the_backward_pass_draws_the_same_mask_or_is_refused() -> None:
+def test_a_repeated_call_in_the_backward_pass_draws_the_same_mask_or_is_refused():
     net, keys = network()
     gradients = []
     for repeats in (False, True):
@@ -178,7 +178,7 @@ def test_a_repeated_call_in_the_backward_pass_draws_the_same_mask_or_is_refused(
         out.square().sum().backward()
 
 
-def test_a_tensor_that_does_not_hold_the_samples_is_refused() -> None:
+def test_a_tensor_that_does_not_hold_the_samples_is_refused():
     net, keys = network()
     with pytest.raises(RuntimeError, match=r"0 ran in training mode outside a training step"):
         net(torch.ones(4, 3))
@@ -201,7 +201,7 @@ def losses(folder):
     return [line["loss"] for line in ledger_lines(folder)]
 
 
-def test_a_run_with_dropout_does_not_depend_on_the_micro_batches(tmp_path) -> None:
+def test_a_run_with_dropout_does_not_depend_on_the_micro_batches(tmp_path):
     for name, micro in (("one", None), ("four", 2)):
         fit(tmp_path / name, micro)
         fit(tmp_path / f"{name}, off", micro, is_exact=False)

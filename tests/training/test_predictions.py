@@ -2,8 +2,6 @@
 
 import csv
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,13 +98,13 @@ def ids_of(found: Tensor) -> list[int]:
     return [int(row[1]) for row in found.tolist() if row[1] >= 0]
 
 
-def test_the_largest_come_first_and_equal_ones_by_their_number() -> None:
+def test_the_largest_come_first_and_equal_ones_by_their_number():
     found = worst_of(rows([1.0, 3.0, 2.0, 3.0, 0.0], [4, 7, 1, 2, 9]), 3)
     assert found[:, [0, 1, 4]].tolist() == [[3.0, 2.0, 20.0], [3.0, 7.0, 70.0], [2.0, 1.0, 10.0]]
     assert ids_of(worst_of(rows([-5.0, -6.0], [0, 1]), 3)) == [0, 1]  # filled up with nobody
 
 
-def test_losses_that_differ_by_rounding_are_equal_and_others_are_not() -> None:
+def test_losses_that_differ_by_rounding_are_equal_and_others_are_not():
     nearly = 2.0 / 3 * (1 + 1e-7)
     assert ids_of(worst_of(rows([2.0 / 3, nearly], [1, 8]), 2)) == [1, 8]
     assert ids_of(worst_of(rows([2.0 / 3, 2.0 / 3 * 1.001], [1, 8]), 2)) == [8, 1]
@@ -114,12 +112,12 @@ def test_losses_that_differ_by_rounding_are_equal_and_others_are_not() -> None:
         assert rows([loss], [0])[0, 0].item() == pytest.approx(loss, rel=1 / 4096)
 
 
-def test_fillers_are_nobody_and_what_is_no_number_is_worst() -> None:
+def test_fillers_are_nobody_and_what_is_no_number_is_worst():
     found = worst_of(rows([math.inf, 9.0, math.nan, 1.0], [0, 1, 2, 3], [1, 0, 1, 1]), 4)
     assert ids_of(found) == [2, 0, 3]
 
 
-def test_answers_that_are_right_are_not_listed() -> None:
+def test_answers_that_are_right_are_not_listed():
     said = {"answer": torch.arange(3)}
     wrong, sure = torch.tensor([True, False, True]), torch.tensor([0.5, 0.9, 0.25])
     result = SampleResult(torch.tensor([1.0, 5.0, 2.0]), said, wrong, sure, wrong)
@@ -128,7 +126,7 @@ def test_answers_that_are_right_are_not_listed() -> None:
     assert ids_of(found) == [2, 0]
 
 
-def test_texts_that_a_sample_lacks_are_empty_and_long_ones_are_cut() -> None:
+def test_texts_that_a_sample_lacks_are_empty_and_long_ones_are_cut():
     samples = [
         ({"text": "2", "b": "y", "given": "z" * 2001}, ("0.5", "yes", "5", "0.5")),
         ({"text": "1", "given": "z", "c": "w"}, ("", "", "3", "nan")),
@@ -169,11 +167,11 @@ def test_a_run_lists_what_looking_at_each_sample_lists(tmp_path, capsys, monkeyp
 class LitSilent(LitToy):
     """Says nothing of its samples."""
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def test_step(self, batch, batch_idx):
         super().test_step(batch, batch_idx)
 
 
-def test_a_module_that_says_nothing_of_its_samples_has_no_table(tmp_path: Path) -> None:
+def test_a_module_that_says_nothing_of_its_samples_has_no_table(tmp_path):
     trainer = toy_trainer(tmp_path, callbacks=[ErrorTable()])
     trainer.test(LitSilent(), ToyData(), verbose=False)
     assert not list(tmp_path.glob("errors-*"))
