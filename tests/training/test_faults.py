@@ -1,6 +1,5 @@
 """Faults of a run: signals that come again, steps that are not finite, ranks that are silent."""
 
-import json
 import os
 import signal
 import time
@@ -19,7 +18,7 @@ from lit_models.cli import FORWARDED, forward_signals
 from lit_models.commands.verify import Status, verify_run
 from lit_models.training import LastCheckpoint, Ledger, NonFinite, Preemption
 from lit_models.training.faults import Watch
-from lit_models.training.ledger import ledger_of
+from lit_models.training.ledger import json_lines, ledger_of
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 pytestmark = [
@@ -101,19 +100,12 @@ def test_a_warning_before_there_is_a_run_ends_the_process(monkeypatch: pytest.Mo
     assert signal.getsignal(USR1) is signal.SIG_DFL
 
 
-OPTIMIZERS = {
+PLAIN = ("AdamW", "Adagrad", "Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop")
+OPTIMIZERS = {name: partial(getattr(torch.optim, name), lr=0.01) for name in PLAIN} | {
     "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.1),
-    "adamw": partial(torch.optim.AdamW, lr=0.01),
     "adamw fused": partial(torch.optim.AdamW, lr=0.01, fused=True),
     "adam amsgrad": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
-    "adagrad": partial(torch.optim.Adagrad, lr=0.01),
-    "adadelta": partial(torch.optim.Adadelta, lr=0.01),
-    "adamax": partial(torch.optim.Adamax, lr=0.01),
-    "asgd": partial(torch.optim.ASGD, lr=0.01),
-    "nadam": partial(torch.optim.NAdam, lr=0.01),
-    "radam": partial(torch.optim.RAdam, lr=0.01),
     "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.9),
-    "rprop": partial(torch.optim.Rprop, lr=0.01),
 }
 
 
@@ -184,7 +176,7 @@ def test_a_callback_of_a_script_stands_before_the_ledger_and_skips_too(tmp_path)
     step = planted_step(data)
     (weights, _), (new_weights, _) = states.after[step - 1], states.after[step]
     assert all(torch.equal(new_weights[name], value) for name, value in weights.items())
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    lines = json_lines(tmp_path / "ledger.jsonl")
     (event,) = [line for line in lines if line.get("event") == "not_applied"]
     assert (event["step"], data.planted in event["sample_ids"]) == (step, True)
     (line,) = [line for line in lines if line.get("step") == step and "digest" in line]
@@ -192,18 +184,18 @@ def test_a_callback_of_a_script_stands_before_the_ledger_and_skips_too(tmp_path)
 
 
 def test_a_skipped_step_has_nothing_to_clip(tmp_path):
-    after, step = fit(tmp_path, OPTIMIZERS["adamw"], "skip", gradient_clip_val=1.0)
+    after, step = fit(tmp_path, OPTIMIZERS["AdamW"], "skip", gradient_clip_val=1.0)
     weights = after[step - 1][0]
     assert all(torch.equal(after[step][0][name], value) for name, value in weights.items())
 
 
 def test_the_run_stops_and_names_the_sample(tmp_path):
     with pytest.raises(FloatingPointError) as error:
-        fit(tmp_path, OPTIMIZERS["adamw"], "stop")
+        fit(tmp_path, OPTIMIZERS["AdamW"], "stop")
     assert "Samples: " in str(error.value)
     assert "unisono replay" in str(error.value)
-    events = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    (event,) = [e for e in events if e.get("event") == "not_applied"]
+    lines = json_lines(tmp_path / "ledger.jsonl")
+    (event,) = [line for line in lines if line.get("event") == "not_applied"]
     assert PlantedData.planted in event["sample_ids"]
     assert len(set(event["sample_ids"])) == len(event["sample_ids"])
     assert f"step {event['step']}:" in str(error.value)

@@ -71,9 +71,9 @@ def test_where_each_task_sees_one_gpu_the_devices_are_the_tasks(
     num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # which a strategy sets for the whole process
-    place = {"PROCID": 7, "LOCALID": 3, "NODEID": 1, "STEP_ID": 0, "JOB_NAME": "train"}
-    srun = {f"SLURM_{name}": str(value) for name, value in place.items()}
-    srun |= {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"}
+    of_srun = {"JOB_NAME": "train", "STEP_ID": "0", "NTASKS": "8", "NTASKS_PER_NODE": "4"}
+    of_srun |= {"PROCID": "7", "LOCALID": "3", "NODEID": "1"}
+    srun = {f"SLURM_{n}": value for n, value in of_srun.items()} | {"CUDA_VISIBLE_DEVICES": "0"}
     for name, value in srun.items():
         monkeypatch.setenv(name, value)
     for devices in ("auto", 4):

@@ -1,7 +1,6 @@
 """Run folder, lock and claims; banner, progress and loggers."""
 
 import csv
-import json
 import multiprocessing
 import os
 import socket
@@ -22,6 +21,7 @@ from lit_models.training import (
     default_callbacks,
     run,
 )
+from lit_models.training.ledger import json_lines
 from lit_models.training.rules import is_first_process
 from lit_models.training.run import (
     AppendingCSVLogger,
@@ -185,7 +185,6 @@ def test_a_second_run_says_who_holds_the_folder_and_writes_nothing(
     run = Path("runs/toy")
     if is_resumed:
         assert unisono("fit", "--config", "toy.yaml")[0] == 0
-        run = Path("runs/toy")
     with held(run):
         before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
         holder = (run / ".lock").read_text().split()[0]
@@ -214,12 +213,8 @@ def test_a_lock_is_taken_over_from_the_dead_and_from_the_same_job_alone(tmp_path
     release(tmp_path)
     lock_of(17, "node9", "5 0")
     again = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
-    for environ in (
-        {},
-        {"SLURM_JOB_ID": "6"},
-        {"SLURM_JOB_ID": "5"},
-        {**again, "SLURM_JOB_ID": "6"},
-    ):
+    other = {"SLURM_JOB_ID": "6"}
+    for environ in ({}, other, {"SLURM_JOB_ID": "5"}, again | other):
         with pytest.raises(RuntimeError, match=r"process 17 on node9.*is gone, remove .*/\.lock\."):
             locked(choose, environ)
     assert locked(choose, again) == choose()
@@ -262,7 +257,7 @@ def test_a_script_trains_in_its_folder_and_mixes_no_two_runs(tmp_path: Path) -> 
     script_run(tmp_path / "out", ckpt_path=str(last))  # nothing is left to train
     trainer.fit_loop.max_epochs = 2
     trainer.fit(trainer.lightning_module, ToyData())  # goes on where it was
-    rows = [json.loads(line) for line in (tmp_path / "out/ledger.jsonl").read_text().splitlines()]
+    rows = json_lines(tmp_path / "out/ledger.jsonl")
     assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.ckpt", "out"]
     assert not list(tmp_path.rglob(".lock*"))

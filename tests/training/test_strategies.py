@@ -108,19 +108,12 @@ def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> Non
 
 OPTIONS = """
 trainer:
-  devices: 2
   sync_batchnorm: true
   strategy:
     class_path: lit_models.training.strategies.ReplicatedStrategy
-    init_args:
-      process_group_backend: gloo
-      timeout: 0:01:30
-      start_method: spawn
-      find_unused_parameters: true
-      gradient_as_bucket_view: true
-      broadcast_buffers: false
-      bucket_cap_mb: 10
-      static_graph: true
+    init_args: {process_group_backend: gloo, timeout: 0:01:30, start_method: spawn,
+                find_unused_parameters: true, gradient_as_bucket_view: true, bucket_cap_mb: 10,
+                broadcast_buffers: false, static_graph: true}
 """
 
 

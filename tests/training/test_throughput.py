@@ -1,6 +1,6 @@
 """Throughput: intervals of whole steps, known sleeps in their column, and no trace on the run."""
 
-import json
+import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import nn
 
 from lit_models.training import Throughput, default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
+from lit_models.training.ledger import json_lines
 from lit_models.training.run import AppendingCSVLogger
 from lit_models.training.sharding import is_compiled
 from lit_models.training.throughput import peak_of
@@ -20,7 +21,7 @@ NAP_S = 0.06
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "throughput.jsonl").read_text().splitlines()]
+    return json_lines(folder / "throughput.jsonl")
 
 
 def run(folder: Path, **options: Any) -> None:
@@ -113,10 +114,8 @@ def test_a_resumed_run_goes_on_in_the_file_and_cuts_a_torn_line(tmp_path):
 
 def test_loggers_get_the_same_numbers(tmp_path):
     run(tmp_path, logger=AppendingCSVLogger(str(tmp_path)))
-    header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    columns = header.split(",")
-    found = [dict(zip(columns, row.split(","), strict=True)) for row in rows]
-    found = [row for row in found if row["throughput/seconds"]]
+    rows = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
+    found = [row for row in rows if row["throughput/seconds"]]
     for row, line in zip(found, lines_of(tmp_path), strict=True):
         assert int(row["step"]) == line["step"]
         assert float(row["throughput/data_seconds"]) == line["split"]["data"]
