@@ -30,35 +30,27 @@ from lit_models.training.faults import NonFinite
 from lit_models.training.optim import MuonAdamW
 from lit_models.training.sharding import whole
 from lit_models.training.strategies import leave_group
-from tests.distributed.families import (
-    FAMILIES,
-    PRETRAINED,
-    SPECIAL,
-    Family,
-    occupation_table,
-    pretrained_files,
-    text_files,
-)
+from tests.distributed import families
 from tests.distributed.lens_family import JOINT_START, story_files
 from tests.distributed.seo_family import seo_files
 from tests.toy import toy_trainer
 
 META = torch.device("meta")
-EVERY = FAMILIES | PRETRAINED
+EVERY = families.FAMILIES | families.PRETRAINED
 CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in one of two ways
 # Family, optimizer steps before the one that is looked at, samples of it.
-CASES: dict[str, tuple[Family, int, int]] = {
-    "occupation_coder": (FAMILIES["occupation_coder"], 1, 50),
-    "causal_lm": (FAMILIES["causal_lm"], 1, 4),
-    "gpt2": (SPECIAL["gpt2"], 1, 4),
-    "grouped_heads": (partial(SPECIAL["llama"], layout="blocks"), 1, 4),
-    "documents": (partial(FAMILIES["causal_lm"], layout="documents"), 1, 4),
-    "lens_warm_up": (FAMILIES["consistency_lens"], 1, 4),
-    "lens_together": (FAMILIES["consistency_lens"], JOINT_START + 2, 4),
-    "text_scorer": (FAMILIES["text_scorer"], 1, 8),
-    "ranker": (FAMILIES["ranker"], 1, 4),
-    "retriever": (FAMILIES["retriever"], 1, 8),
-    "snippet_writer": (FAMILIES["snippet_writer"], 1, 4),
+CASES: dict[str, tuple[families.Family, int, int]] = {
+    "occupation_coder": (families.FAMILIES["occupation_coder"], 1, 50),
+    "causal_lm": (families.FAMILIES["causal_lm"], 1, 4),
+    "gpt2": (families.SPECIAL["gpt2"], 1, 4),
+    "grouped_heads": (partial(families.SPECIAL["llama"], layout="blocks"), 1, 4),
+    "documents": (partial(families.FAMILIES["causal_lm"], layout="documents"), 1, 4),
+    "lens_warm_up": (families.FAMILIES["consistency_lens"], 1, 4),
+    "lens_together": (families.FAMILIES["consistency_lens"], JOINT_START + 2, 4),
+    "text_scorer": (families.FAMILIES["text_scorer"], 1, 8),
+    "ranker": (families.FAMILIES["ranker"], 1, 4),
+    "retriever": (families.FAMILIES["retriever"], 1, 8),
+    "snippet_writer": (families.FAMILIES["snippet_writer"], 1, 4),
 }
 
 
@@ -89,11 +81,11 @@ class LastBatch(Callback):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("waits")
-    occupation_table(folder / "occupations.csv")
-    text_files(folder)
+    families.occupation_table(folder / "occupations.csv")
+    families.text_files(folder)
     story_files(folder)
     seo_files(folder)
-    pretrained_files(folder)
+    families.pretrained_files(folder)
     return folder
 
 
@@ -109,7 +101,9 @@ def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind != "meta" and is_on(kind))
 
 
-def trained(family: Family, folder: Path, steps: int, size: int) -> tuple[ExactModule, Any]:
+def trained(
+    family: families.Family, folder: Path, steps: int, size: int
+) -> tuple[ExactModule, Any]:
     """Return a module that has trained for some steps, on the device "meta", and a batch there."""
     module, data = family(folder / "job", {"global_batch_size": size})
     last = LastBatch()
@@ -142,7 +136,9 @@ class FirstWeights(Callback):
         self.weights = {n: whole(w).detach().clone() for n, w in pl_module.named_parameters()}
 
 
-def first_weights(family: Family, folder: Path, steps: int, **options: Any) -> dict[str, Tensor]:
+def first_weights(
+    family: families.Family, folder: Path, steps: int, **options: Any
+) -> dict[str, Tensor]:
     torch.manual_seed(0)
     module, data = family(folder / "job", {"global_batch_size": 8})
     first = FirstWeights()
@@ -202,7 +198,7 @@ def test_a_step_asks_the_device_for_nothing(files, no_autocast, monkeypatch, cas
 
 @pytest.mark.parametrize("name", ["gpt2", "retriever_dropout"])
 def test_dropout_by_sample_asks_the_device_for_nothing(files, no_autocast, name):
-    module, batch = trained(SPECIAL[name], files, 1, 8)
+    module, batch = trained(families.SPECIAL[name], files, 1, 8)
     keys = SampleKeys()
     assert key_dropout(module, keys)
     for _ in range(2):
@@ -246,7 +242,7 @@ class TorchCount(Callback):
 
 @pytest.mark.parametrize("name", ["occupation_coder", "causal_lm", "consistency_lens"])
 def test_the_arithmetic_of_a_family_is_near_what_torch_counts(files, tmp_path, name):
-    module, data = FAMILIES[name](files / f"counted {name}", {"global_batch_size": 8})
+    module, data = families.FAMILIES[name](files / f"counted {name}", {"global_batch_size": 8})
     counts, few = TorchCount(), {"max_steps": 1, "max_epochs": -1, "limit_val_batches": 0}
     toy_trainer(tmp_path / "run", callbacks=[counts], **few).fit(module, data)
     # In so small networks what is not counted (embeddings, attention, norms) weighs much.

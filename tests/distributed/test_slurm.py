@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launch import (
-    ROOT,
-    findings,
-    finished,
-    free_port,
-    in_world,
-    started,
-    unisono_here,
-)
+from tests.distributed import launch
 from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -32,7 +24,7 @@ def srun(environ: dict[str, str], options: list[str], command: list[str]) -> sub
     """Start a command of Python under srun, in a job of its own."""
     launcher = ["srun", "-J", "train", *options, sys.executable, *command]
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(launcher, cwd=ROOT, env=environ, text=True, **out)
+    return subprocess.Popen(launcher, cwd=launch.ROOT, env=environ, text=True, **out)
 
 
 def fit(environ: dict[str, str], nodes: int, tasks: int, *options: str) -> tuple[int, str]:
@@ -47,7 +39,7 @@ def fit(environ: dict[str, str], nodes: int, tasks: int, *options: str) -> tuple
 def one_device(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "run"
     options = ["--trainer.devices=1", f"--trainer.default_root_dir={folder}"]
-    in_world(1, unisono_here, *FIT, *options)
+    launch.in_world(1, launch.unisono_here, *FIT, *options)
     return folder
 
 
@@ -83,7 +75,7 @@ def test_tasks_that_would_train_copies_are_refused(slurm, tmp_path):
 def check_group(printed: str) -> None:
     """Of two ranks one spoke, and found the group sound."""
     assert re.findall(r"^\d+ ok, \d+ warnings, (\d+) errors$", printed, re.M) == ["0"], printed
-    found = {one["check"]: one["what"] for one in findings(printed)}
+    found = {one["check"]: one["what"] for one in launch.findings(printed)}
     assert found["group"].startswith("2 ranks by gloo on ")
     assert "the known sum of 64 MiB" in found["all-reduce"]
 
@@ -94,7 +86,7 @@ def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) 
     printed, _ = process.communicate(timeout=150)
     assert process.returncode == 0, printed
     check_group(printed)
-    (launcher,) = (one for one in findings(printed) if one["check"] == "launcher")
+    (launcher,) = (one for one in launch.findings(printed) if one["check"] == "launcher")
     assert launcher["what"].startswith("srun (SLURM_STEP_ID is set)")
 
 
@@ -106,17 +98,17 @@ def test_torchrun_in_every_task_is_an_error(slurm, tmp_path) -> None:
     printed, _ = process.communicate(timeout=150)
     assert process.returncode != 0, printed
     first = "\n".join(line[3:] for line in printed.splitlines() if line.startswith("0: "))
-    errors = [one["what"] for one in findings(first) if one["level"] == "error"]
+    errors = [one["what"] for one in launch.findings(first) if one["level"] == "error"]
     assert errors == ["srun started 2 tasks, and torchrun runs in them"]
 
 
 def test_the_doctor_on_two_nodes_of_torchrun(tmp_path: Path) -> None:
-    place, launched = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"], []
+    place, launched = ["--master_addr=127.0.0.1", f"--master_port={launch.free_port()}"], []
     for rank in (0, 1):
         nodes = ["--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", *place]
         command = [*nodes, *DOCTOR, *GROUP, f"--folder={tmp_path}"]
-        launched.append(started("-m", "torch.distributed.run", *command))
-    statuses, outputs = finished(*launched)
+        launched.append(launch.started("-m", "torch.distributed.run", *command))
+    statuses, outputs = launch.finished(*launched)
     assert statuses == [0, 0], "\n".join(outputs)
     check_group(outputs[0])
-    assert findings(outputs[1]) == []
+    assert launch.findings(outputs[1]) == []

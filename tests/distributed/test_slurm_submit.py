@@ -7,16 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_models.commands.verify import verify_run
-from tests.distributed.slurm import (
-    Environ,
-    said,
-    slurm_says,
-    steps_of,
-    submitted,
-    wait_for,
-    wait_for_end,
-    write_config,
-)
+from tests.distributed import slurm as cluster
 
 pytestmark = pytest.mark.slow
 TWO_TASKS = ["--config=toy.yaml", "--tasks-per-node=2", "--time-limit=30"]
@@ -35,11 +26,11 @@ stages:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def minute(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def minute(slurm: cluster.Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A job that needs more than its minute; it runs beside the tests that come first."""
     folder = tmp_path_factory.mktemp("minute")
-    write_config(folder, step_s=1.2)
-    (job,) = submitted(folder, slurm, *TWO_TASKS, *MINUTE)
+    cluster.write_config(folder, step_s=1.2)
+    (job,) = cluster.submitted(folder, slurm, *TWO_TASKS, *MINUTE)
     return folder, job
 
 
@@ -54,18 +45,20 @@ def assert_whole(run: Path, num_epochs: int) -> None:
 
 
 def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm, tmp_path) -> None:
-    write_config(tmp_path, step_s=0.5)
-    (job,) = submitted(tmp_path, slurm, *TWO_TASKS, "--trainer.max_epochs=3")
+    cluster.write_config(tmp_path, step_s=0.5)
+    (job,) = cluster.submitted(tmp_path, slurm, *TWO_TASKS, "--trainer.max_epochs=3")
     run = tmp_path / f"runs/toy_{job}"
-    wait_for(lambda: steps_of(run) > 3, lambda: said(tmp_path))
-    slurm_says(slurm, "scancel", job)
-    facts = wait_for_end(job, slurm)
-    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), said(tmp_path)
-    wait_for(lambda: "stopped by SIGTERM; everything is saved" in said(tmp_path), "not saved")
+    cluster.wait_for(lambda: cluster.steps_of(run) > 3, lambda: cluster.said(tmp_path))
+    cluster.slurm_says(slurm, "scancel", job)
+    facts = cluster.wait_for_end(job, slurm)
+    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), cluster.said(tmp_path)
+    cluster.wait_for(
+        lambda: "stopped by SIGTERM; everything is saved" in cluster.said(tmp_path), "not saved"
+    )
     root = f"--trainer.default_root_dir=runs/toy_{job}"
     again = ["--config=toy.yaml", "--nodes=2", "--time-limit=30", "--trainer.max_epochs=3", root]
-    (job,) = submitted(tmp_path, slurm, *again)
-    assert wait_for_end(job, slurm)["JobState"] == "COMPLETED", said(tmp_path)
+    (job,) = cluster.submitted(tmp_path, slurm, *again)
+    assert cluster.wait_for_end(job, slurm)["JobState"] == "COMPLETED", cluster.said(tmp_path)
     assert_whole(run, 3)
     facts = json.loads((run / "topology.json").read_text())
     assert (facts["world_size"], facts["num_nodes"]) == (2, 2)
@@ -73,33 +66,35 @@ def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm,
 
 
 def test_a_rank_that_fails_ends_the_job_which_is_not_requeued(slurm, tmp_path) -> None:
-    write_config(tmp_path, 0.0, FAILS)
-    (job,) = submitted(tmp_path, slurm, *TWO_TASKS)
-    facts = wait_for_end(job, slurm)
-    assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), said(tmp_path)
-    assert "a word that no dictionary has" in said(tmp_path)
+    cluster.write_config(tmp_path, 0.0, FAILS)
+    (job,) = cluster.submitted(tmp_path, slurm, *TWO_TASKS)
+    facts = cluster.wait_for_end(job, slurm)
+    assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), cluster.said(tmp_path)
+    assert "a word that no dictionary has" in cluster.said(tmp_path)
 
 
 def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(slurm, tmp_path):
     """The warning comes while Python starts, long before the training can hear it."""
-    write_config(tmp_path, 0.0)
+    cluster.write_config(tmp_path, 0.0)
     (tmp_path / "chain.yaml").write_text(CHAIN)
-    first, second = submitted(
+    first, second = cluster.submitted(
         tmp_path, slurm, "--config=chain.yaml", "--change.first.devices=2", "--time-limit=30"
     )
-    wait_for(lambda: f"{first}.0" in slurm_says(slurm, "squeue", "-h", "-s"), "no step")
-    slurm_says(slurm, "scancel", "--signal=USR1", "--batch", first)
-    facts = wait_for_end(first, slurm)
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), said(tmp_path)
+    cluster.wait_for(
+        lambda: f"{first}.0" in cluster.slurm_says(slurm, "squeue", "-h", "-s"), "no step"
+    )
+    cluster.slurm_says(slurm, "scancel", "--signal=USR1", "--batch", first)
+    facts = cluster.wait_for_end(first, slurm)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), cluster.said(tmp_path)
     assert_whole(tmp_path / "chain/first", 1)
-    assert wait_for_end(second, slurm)["JobState"] == "COMPLETED", said(tmp_path)
-    assert "stage second is complete" in said(tmp_path)
+    assert cluster.wait_for_end(second, slurm)["JobState"] == "COMPLETED", cluster.said(tmp_path)
+    assert "stage second is complete" in cluster.said(tmp_path)
 
 
 def test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, minute) -> None:
     folder, job = minute
-    facts = wait_for_end(job, slurm, 300, folder)
-    assert facts["JobState"] == "COMPLETED", said(folder)
+    facts = cluster.wait_for_end(job, slurm, 300, folder)
+    assert facts["JobState"] == "COMPLETED", cluster.said(folder)
     assert int(facts["Restarts"]) >= 1
-    assert f"job {job} ended with status 75 and is requeued" in said(folder)
+    assert f"job {job} ended with status 75 and is requeued" in cluster.said(folder)
     assert_whole(folder / f"runs/toy_{job}", 9)

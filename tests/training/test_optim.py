@@ -10,22 +10,14 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lit_models.blocks import layer_rates
-from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks
+from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks, optim
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.optim import (
-    AVERAGED,
-    MuonAdamW,
-    WarmupDecay,
-    orthogonal,
-    parameter_groups,
-    reorder_by_name,
-)
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 
 def rates(steps, total, **options):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = WarmupDecay(optimizer, **options)
+    schedule = optim.WarmupDecay(optimizer, **options)
     schedule.set_total_steps(total)
     seen = []
     for _ in range(steps):
@@ -50,7 +42,7 @@ def test_decay_follows_its_formula():
 def test_the_schedule_is_the_same_over_accumulation_and_reaches_the_end(tmp_path):
     seen = []
     for micro in (None, 2):
-        schedule = partial(WarmupDecay, warmup=0.25, decay="linear")
+        schedule = partial(optim.WarmupDecay, warmup=0.25, decay="linear")
         folder = tmp_path / str(micro)
         toy_trainer(folder).fit(LitToy(lr_scheduler=schedule), ToyData(micro_batch_size=micro))
         seen.append([line["learning_rate"] for line in ledger_lines(folder)])
@@ -61,7 +53,7 @@ def test_the_schedule_is_the_same_over_accumulation_and_reaches_the_end(tmp_path
 
 
 def test_a_longer_run_follows_its_own_length_after_a_resume(tmp_path):
-    schedule = partial(WarmupDecay, decay="linear")
+    schedule = partial(optim.WarmupDecay, decay="linear")
     toy_trainer(tmp_path, max_epochs=1).fit(LitToy(lr_scheduler=schedule), ToyData())
     last = tmp_path / "checkpoints" / "last.ckpt"
     longer = toy_trainer(tmp_path, max_epochs=2)
@@ -71,14 +63,16 @@ def test_a_longer_run_follows_its_own_length_after_a_resume(tmp_path):
 
 def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="warmup is 30 steps, but the run has 14"):
-        toy_trainer(tmp_path).fit(LitToy(lr_scheduler=partial(WarmupDecay, warmup=30)), ToyData())
+        toy_trainer(tmp_path).fit(
+            LitToy(lr_scheduler=partial(optim.WarmupDecay, warmup=30)), ToyData()
+        )
 
 
 def test_vectors_and_tables_do_not_decay_and_a_prefix_has_its_rate():
     net = nn.ModuleDict(
         {"low": nn.Linear(2, 2), "table": nn.Embedding(3, 2), "top": nn.Linear(2, 1)}
     )
-    groups = parameter_groups(net, {"low": 0.25})
+    groups = optim.parameter_groups(net, {"low": 0.25})
     found = {name: group for group in groups for name, _ in group["params"]}
     assert found["table.weight"]["weight_decay"] == found["low.bias"]["weight_decay"] == 0
     assert "weight_decay" not in found["top.weight"]
@@ -93,11 +87,11 @@ def network() -> nn.Sequential:
 
 
 def groups_of(net: nn.Sequential) -> list[dict[str, Any]]:
-    return parameter_groups(net, heads=[net[3].weight])
+    return optim.parameter_groups(net, heads=[net[3].weight])
 
 
-def muon(**values: Any) -> MuonAdamW:
-    return MuonAdamW(groups_of(network()), **values)
+def muon(**values: Any) -> optim.MuonAdamW:
+    return optim.MuonAdamW(groups_of(network()), **values)
 
 
 def loss_of(net: nn.Module) -> Tensor:
@@ -107,13 +101,13 @@ def loss_of(net: nn.Module) -> Tensor:
 def test_a_head_that_is_the_embedding_too_is_trained_as_that() -> None:
     tied = nn.ModuleList([nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)])
     tied[1].weight = tied[0].weight
-    [group] = parameter_groups(tied, heads=[tied[1].weight])
+    [group] = optim.parameter_groups(tied, heads=[tied[1].weight])
     assert (group["kind"], group["weight_decay"]) == ("others", 0.0)
 
 
 def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
     ours, theirs = network().bfloat16(), network().bfloat16()  # torch's iterates in bfloat16 alone
-    optimizer = MuonAdamW(groups_of(ours), lr=0.02, adamw_factor=0.5, weight_decay=0.1)
+    optimizer = optim.MuonAdamW(groups_of(ours), lr=0.02, adamw_factor=0.5, weight_decay=0.1)
     matrices = [theirs[1].weight, theirs[2].weight]
     muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     others = [theirs[0].weight, theirs[1].bias, theirs[2].bias]
@@ -133,7 +127,7 @@ def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
 
 def test_parameters_without_a_gradient_stand_still():
     net = network()
-    optimizer = MuonAdamW(groups_of(net), lr=0.1)
+    optimizer = optim.MuonAdamW(groups_of(net), lr=0.1)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     optimizer.step()
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
@@ -146,15 +140,15 @@ def test_parameters_without_a_gradient_stand_still():
 
 def test_its_state_returns_by_name_whatever_the_order_of_groups():
     whole, halved = network(), network()
-    optimizers = [MuonAdamW(groups_of(net), lr=0.1) for net in (whole, halved)]
+    optimizers = [optim.MuonAdamW(groups_of(net), lr=0.1) for net in (whole, halved)]
     for net, optimizer, steps in ((whole, optimizers[0], 4), (halved, optimizers[1], 2)):
         for _ in range(steps):
             optimizer.zero_grad()
             loss_of(net).backward()
             optimizer.step()
     turned = [{**g, "params": g["params"][::-1]} for g in groups_of(halved)[::-1]]
-    resumed = MuonAdamW(turned, lr=0.1)
-    resumed.register_load_state_dict_pre_hook(reorder_by_name)
+    resumed = optim.MuonAdamW(turned, lr=0.1)
+    resumed.register_load_state_dict_pre_hook(optim.reorder_by_name)
     resumed.load_state_dict(optimizers[1].state_dict())
     for _ in range(2):
         resumed.zero_grad()
@@ -166,7 +160,7 @@ def test_its_state_returns_by_name_whatever_the_order_of_groups():
 
 def test_found_inf_leaves_a_step_out_where_it_is_computed():
     nets = [network(), network()]
-    skipping, plain = (MuonAdamW(groups_of(net), lr=0.1) for net in nets)
+    skipping, plain = (optim.MuonAdamW(groups_of(net), lr=0.1) for net in nets)
     for found_inf in (0.0, 1.0, 0.0):
         for net in nets:
             net.zero_grad()
@@ -184,8 +178,8 @@ def test_found_inf_leaves_a_step_out_where_it_is_computed():
 
 def test_matrices_of_one_shape_are_made_orthogonal_at_once_as_one_by_one():
     matrices = torch.randn(4, 5, 3, dtype=torch.float64)
-    one_by_one = torch.stack([orthogonal(matrix.clone()) for matrix in matrices])
-    torch.testing.assert_close(orthogonal(matrices), one_by_one)
+    one_by_one = torch.stack([optim.orthogonal(matrix.clone()) for matrix in matrices])
+    torch.testing.assert_close(optim.orthogonal(matrices), one_by_one)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +188,9 @@ def test_matrices_of_one_shape_are_made_orthogonal_at_once_as_one_by_one():
         (lambda: muon(lr=-1.0), "must be 0 or more, .*; got {'lr': -1.0"),
         (lambda: muon(momentum=1.0), "momentum and betas below 1; got .*'momentum': 1.0"),
         (lambda: muon(betas=(0.9, 1.0)), "momentum and betas below 1; got .* 1.0"),
-        (lambda: MuonAdamW(network().parameters()), "which parameters.*parameter_groups"),
+        (lambda: optim.MuonAdamW(network().parameters()), "which parameters.*parameter_groups"),
         (lambda: AveragedWeights(1.0), "decay must lie between 0 and 1, got 1"),
-        (lambda: WarmupDecay(muon(), warmup=-1), "warmup must be 0 or more, got -1"),
+        (lambda: optim.WarmupDecay(muon(), warmup=-1), "warmup must be 0 or more, got -1"),
         (lambda: layer_rates(network(), None, 0), "layer_decay must be above 0"),
     ],
 )
@@ -244,7 +238,7 @@ def average(weights, decay):
 def test_checkpoints_hold_the_average_and_validation_sees_it(tmp_path):
     seen = fit_averaged(tmp_path)
     content = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
-    for name, value in content[AVERAGED].items():
+    for name, value in content[optim.AVERAGED].items():
         expected = average([w[name] for w in seen.after], 0.8)
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(seen.validated[-1][name], expected, rtol=1e-12, atol=1e-14)
@@ -258,7 +252,7 @@ def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):
     whole, cut = (
         read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "cut")
     )
-    for key in ("state_dict", AVERAGED):
+    for key in ("state_dict", optim.AVERAGED):
         assert all(torch.equal(cut[key][name], value) for name, value in whole[key].items())
 
 
@@ -268,5 +262,5 @@ def test_a_checkpoint_loads_with_the_average(tmp_path):
     module = LitToy()
     trainer = toy_trainer(tmp_path, logger=False)
     trainer.test(module, ToyData(), ckpt_path=path, weights_only=True, verbose=False)
-    expected = read_checkpoint(path)[AVERAGED]
+    expected = read_checkpoint(path)[optim.AVERAGED]
     assert all(torch.equal(p, expected[name]) for name, p in module.named_parameters())
