@@ -71,12 +71,14 @@ class PlannedDataset(Dataset):
         fingerprint: hex digest of the content that the plan depends on.
         target_counts: term -> [N] number of targets of each sample; `None` for one per sample.
         is_padded: whether samples of a micro-batch are padded to the longest of them.
+        least_shape: rows and positions of a padded micro-batch at least, for code that is compiled.
     """
 
     lengths: np.ndarray
     fingerprint: str
     target_counts: dict[str, np.ndarray | None]
     is_padded: bool = True
+    least_shape: tuple[int, int] = (0, 0)
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return one sample; randomness is keyed by (seed, epoch, sample id)."""
@@ -143,6 +145,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         )
     used, lengths = batch.ids[batch.weights > 0], dataset.lengths[batch.ids]
     longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
+    rows, longest = max(len(lengths), dataset.least_shape[0]), max(longest, dataset.least_shape[1])
     return {
         **own,
         "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
@@ -154,7 +157,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
         "load": {
             "samples": len(used),
             "tokens": int(lengths.dot(batch.weights)),
-            "positions": longest * len(lengths) if dataset.is_padded else int(lengths.sum()),
+            "positions": longest * rows if dataset.is_padded else int(lengths.sum()),
         },
         "step_denominators": batch.denominators,
     }

@@ -78,17 +78,21 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     return order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def padded_rows(examples: list[list[Piece]]) -> dict[str, Any]:
-    """Return one row per sample, its pieces one after the other, padded to the longest row."""
+def padded_rows(
+    examples: list[list[Piece]], least_shape: tuple[int, int] = (0, 0)
+) -> dict[str, Any]:
+    """Return one row per sample, its pieces one after the other, padded to the longest row; and
+    rows of padding, which belong to the last sample, up to `least_shape` [R, T]."""
     flat, widths = _joined(examples)
     fills = dict.fromkeys(flat, 0) | {"labels": IGNORED, "document_ids": -1}
-    is_token = np.arange(widths.max()) < widths[:, None]  # [R, T]
+    widths = np.pad(widths, (0, max(0, least_shape[0] - len(widths))))
+    is_token = np.arange(max(widths.max(), least_shape[1])) < widths[:, None]  # [R, T]
     batch: dict[str, Any] = {}
     for name, values in flat.items():
         rows = np.full(is_token.shape, fills[name], np.int64)
         rows[is_token] = values
         batch[name] = torch.from_numpy(rows)
-    batch["sample_index"][:] = torch.arange(len(widths))[:, None]
+    batch["sample_index"][:] = torch.arange(len(widths)).clamp(max=len(examples) - 1)[:, None]
     return {**batch, "has_single_documents": all(len(pieces) == 1 for pieces in examples)}
 
 
@@ -173,7 +177,7 @@ class RowDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
-        return padded_rows(examples) if self.is_padded else one_row(examples)
+        return padded_rows(examples, self.least_shape) if self.is_padded else one_row(examples)
 
 
 class TokenDataset(RowDataset):

@@ -182,6 +182,11 @@ class LitCausalLM(ExactModule):
             check_isolation(self.network)
             if self.computation.activation_checkpointing:
                 self.network.recompute_blocks()
+        if self.computation.compile and not self.trainer.predicting:
+            # One shape, for which the fastest code is made, in place of open or of many ones.
+            rows = 0 if data.micro_batch_size == "auto" else data.batching.micro_batch_size
+            for dataset in data.datasets.values():
+                dataset.least_shape = (rows, data.context_length)
         if self.computation.compile and not self.network.is_compiled:
             self.network.compile_blocks()
 

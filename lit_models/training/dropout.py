@@ -224,7 +224,8 @@ class ExactDropout(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         key = int(mixed(trainer.datamodule.seed, trainer.current_epoch))
-        self._keys.begin(key, batch["sample_id"])
+        index = batch["sample_index"][:, 0] if "sample_index" in batch else slice(None)
+        self._keys.begin(key, batch["sample_id"][index])  # of rows of padding too
         self._guard.begin(pl_module.device)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

@@ -11,9 +11,10 @@ from lightning.pytorch import Callback
 
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.training import Throughput, default_callbacks
+from lit_models.training import ExactDropout, Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
 from tests.causal_lm.tiny import BLOCKS, SENTENCE, SMALL, run
+from tests.toy import ledger_lines
 
 
 def fit(folder, own, compile=False, **options):
@@ -44,31 +45,48 @@ def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tm
 
 
 @pytest.fixture
-def compiled_calls(monkeypatch):
-    """The calls of compiled code so far; what was compiled before is forgotten."""
-    calls = []
+def compiled_by(monkeypatch):
+    """Sets the backend that compiles; what was compiled before is forgotten."""
 
-    def counting(graph, inputs):
-        return lambda *args: calls.append(1) or graph(*args)
+    def use(backend):
+        compile_blocks = partialmethod(Decoder.compile_blocks, backend=backend)
+        monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+        torch._dynamo.reset()
 
-    compile_blocks = partialmethod(Decoder.compile_blocks, backend=counting)
-    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
-    torch._dynamo.reset()
-    yield calls
+    yield use
     torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
-def test_a_compiled_network_stays_compiled_and_is_counted(tmp_path, compiled_calls):
-    fit(tmp_path / "measured", [Throughput(peak_flops=1e9)], compile=True)
+def test_a_compiled_network_stays_compiled_for_one_shape_and_is_counted(tmp_path, compiled_by):
+    """With dropout by sample, accumulation, a block that is cut, a short last step, validation."""
+    graphs, calls, shapes, losses = [], [], [], []
+
+    def counting(graph, inputs):
+        graphs.append(1)
+        return lambda *args: calls.append(1) or graph(*args)
+
+    class Shapes(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            shapes.append((len(batch["weight"]), *batch["input_ids"].shape))
+
+    compiled_by(counting)
+    for compiles in (False, True):
+        folder = tmp_path / f"{compiles}"
+        own = [Throughput(peak_flops=1e9), ExactDropout(), Shapes()]
+        fit(folder, own, compile=compiles)
+        losses.append([line["loss"] for line in ledger_lines(folder)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert len(graphs) == 3  # of validation, of training, and there with two pieces in a block
     # The one layer in 10 micro-batches of training, and in 2 before it and 2 after of validation.
-    assert len(compiled_calls) == 10 + 2 + 2
-    lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
+    assert len(calls) == 10 + 2 + 2
+    assert (shapes[0], shapes[-1]) == ((4, 4, 16), (1, 4, 16))
+    lines = (folder / "throughput.jsonl").read_text().splitlines()
     assert all(json.loads(line)["mfu"] > 0 for line in lines)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
-def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_path, monkeypatch):
+def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_path, compiled_by):
     compiled = []  # whether its sizes are open, of each graph
 
     def noting(graph, inputs):
@@ -81,13 +99,10 @@ def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_pat
         def on_sanity_check_start(self, trainer, pl_module):
             compiled.append("rehearsed")
 
-    compile_blocks = partialmethod(Decoder.compile_blocks, backend=noting)
-    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
-    torch._dynamo.reset()
+    compiled_by(noting)
     endless = SimpleNamespace(capacity_bytes=100, start=lambda: None, peak_bytes=lambda: 1)
     callbacks = [Rehearsed(), Rehearsal(endless)]
     fit(tmp_path / "run", callbacks, compile=True, micro_batch_size="auto")
-    torch._dynamo.reset()
     begun = compiled.index("rehearsed")
     assert True in compiled[:begun]
     assert compiled[begun + 1] is False
