@@ -210,6 +210,10 @@ def ledger_lines(folder: Path) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in ledger_lines(folder)]
+
+
 def assert_same_samples(
     expected: list[dict[str, Any]], found: list[dict[str, Any]], rel: float = 1e-10
 ) -> None:

@@ -25,7 +25,7 @@ from lit_models.training.ledger import HostCopy
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family, causal_lm, pretrained
 from tests.test_step_waits import EVERY, first_weights
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import ledger_lines, losses, toy_trainer
 
 ACCELERATOR = os.environ.get("ACCELERATOR", "gpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -86,10 +86,6 @@ def fitted(family: Family, folder: Path, run: Path, **options: Any) -> tuple[Any
     trainer = toy_trainer(run, limit_val_batches=1, **given)
     trainer.fit(module, data, ckpt_path=resume, weights_only=True)
     return trainer, module, data
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in ledger_lines(run)]
 
 
 @pytest.mark.parametrize("name", EVERY)

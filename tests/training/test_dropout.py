@@ -11,7 +11,7 @@ from lit_models.training import ExactDropout, LastCheckpoint, Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.dropout import KeyedDropout, SampleKeys, key_dropout, release_dropout
 from lit_models.training.metrics import hash_ids
-from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
+from tests.toy import LitToy, ToyData, losses, toy_trainer
 
 SHAPE = (12, 32)  # positions, channels
 
@@ -104,23 +104,17 @@ def test_a_mask_is_the_hash_that_its_description_says():
 
 
 def test_compiled_code_draws_the_same_masks_and_is_one_for_all_modules() -> None:
-    def masks(compiles: bool) -> list[Tensor]:
-        net = nn.Sequential(*(nn.Dropout(rate) for rate in (0.25, 0.25, 0.5, 0.5)))
-        key_dropout(net, keys := SampleKeys())
-        found = []
-        for samples, length in ((4, 12), (5, 7), (3, 9)):
-            keys.begin(7, torch.arange(samples) * 99_991)
-            for module in net:
-                call = torch.compile(module, backend=backend, fullgraph=True)
-                ones = torch.ones(samples, length, 33)
-                found.append(call(ones) if compiles else module(ones))
-        return found
-
     graphs: list[int] = []
-    backend = lambda graph, inputs: graphs.append(1) or graph  # noqa: E731
+    backend, (net, keys) = lambda graph, inputs: graphs.append(1) or graph, network(count=3)
     torch._dynamo.reset()
-    assert all(map(torch.equal, masks(True), masks(False)))
-    assert len(graphs) == 2 * 2  # of each rate, and for other sizes
+    for samples, length in ((4, 12), (5, 7), (3, 9)):
+        for module in net:
+            found = []
+            for call in (module, torch.compile(module, backend=backend, fullgraph=True)):
+                keys.begin(7, torch.arange(samples))
+                found.append(call(torch.ones(samples, length, 33)))
+            assert torch.equal(*found)
+    assert len(graphs) == 2  # of one size, and of all others
 
 
 @given(order=st.permutations(range(6)), cut=st.integers(1, 5), padding=st.integers(0, 5))
@@ -149,8 +143,7 @@ def test_tensors_of_two_axes_and_of_one_have_masks_too():
 
 
 def test_evaluation_is_untouched_and_modules_are_plain_again_afterwards():
-    keys, net = SampleKeys(), nn.Sequential(nn.Dropout(0.5))
-    key_dropout(net, keys)
+    net, _ = network(0.5)
     assert type(net[0]) is KeyedDropout
     net.eval()
     assert net(torch.ones(3, 4)).eq(1).all()
@@ -195,10 +188,6 @@ def fit(folder, micro=None, ckpt_path=None, is_exact=True, **options):
     module = LitToy(dropout=0.3)
     trainer.fit(module, ToyData(micro_batch_size=micro), ckpt_path=ckpt_path)
     return module.state_dict()
-
-
-def losses(folder):
-    return [line["loss"] for line in ledger_lines(folder)]
 
 
 def test_a_run_with_dropout_does_not_depend_on_the_micro_batches(tmp_path):
