@@ -20,6 +20,7 @@ from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import HostCopy, complete_lines, is_distributed, ledger_of
 
 FILE_NAME = "throughput.jsonl"
+DATA_OF_RANKS = tuple(f"data_{name}_seconds" for name in ("min", "median", "max"))
 # Dense TFLOP/s in bfloat16 and float16 of GPUs whose names begin so; the longest that fits counts.
 # NVIDIA's and AMD's sheets, most of which give twice as much, with structured sparsity.
 PEAKS = {
@@ -54,7 +55,7 @@ class Throughput(Callback):
 
     `mfu` is the share of the device's peak that the arithmetic of useful tokens takes, as the
     module's `flops` counts it: of what the plan knows, which of a retriever is one document a pair.
-    Of several ranks `slowest_rank` waited most for data; `data_of_ranks` has the spread in seconds.
+    Of several ranks `slowest_rank` waited most for data; `DATA_OF_RANKS` is the spread.
 
     Args:
         peak_flops: of a device in the run's precision, dense, in FLOP/s; `None` takes it from a
@@ -161,16 +162,14 @@ class Throughput(Callback):
         if waits is not None:
             seconds = np.array(waits.read())
             spread = np.quantile(seconds, [0, 0.5, 1]).round(6).tolist()
-            line["data_of_ranks"] = dict(zip(("min", "median", "max"), spread, strict=True))
+            line |= dict(zip(DATA_OF_RANKS, spread, strict=True))
             line["slowest_rank"] = int(seconds.argmax())
         if not trainer.is_global_zero:
             return
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        of_ranks = {f"data_{name}": value for name, value in line.get("data_of_ranks", {}).items()}
-        times = line["split"] | of_ranks
-        figures = {f"throughput/{name}_seconds": value for name, value in times.items()}
-        for name in line.keys() - {"attempt", "step", "split", "data_of_ranks"}:
+        figures = {f"throughput/{name}_seconds": value for name, value in line["split"].items()}
+        for name in line.keys() - {"attempt", "step", "split"}:
             figures[f"throughput/{name}"] = line[name]
         for logger in trainer.loggers:
             logger.log_metrics(figures, line["step"])

@@ -12,6 +12,7 @@ from lit_models.commands.export import export
 from lit_models.commands.verify import verify_run
 from lit_models.training import ExactDropout
 from lit_models.training.run import Topology
+from lit_models.training.throughput import DATA_OF_RANKS
 from tests.distributed.families import text_files
 from tests.distributed.jobs import STEPS, run_job
 from tests.distributed.test_matrix import assert_same, run_world, weights
@@ -132,9 +133,9 @@ def test_throughput_counts_the_samples_of_a_group_once_and_says_who_waited(runs)
         samples = sum(line["samples_per_s"] * line["seconds"] for line in lines)
         assert samples == pytest.approx(expected, rel=1e-3)
         for line in lines:
-            waits = line["data_of_ranks"]
-            assert 0 < waits["min"] <= line["split"]["data"] <= waits["max"]
-            assert waits["min"] <= waits["median"] <= waits["max"]
+            least, median, most = (line[name] for name in DATA_OF_RANKS)
+            assert 0 < least <= median <= most
+            assert least <= line["split"]["data"] <= most
             assert line["slowest_rank"] in range(num_ranks)
 
 
