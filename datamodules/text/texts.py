@@ -114,6 +114,11 @@ class LanguageModelDataModule(CorpusDataModule):
                 self.store = store
                 self.datasets.clear()
         super().setup(stage)
+        if stage != "predict" and self.model.options.get("compiles"):
+            # One shape, for which the fastest code is made, in place of open or of many ones.
+            rows = 0 if self.micro_batch_size == "auto" else self.batching.micro_batch_size
+            for dataset in self.datasets.values():
+                dataset.least_shape = (rows, self.context_length)
 
     @property
     def tokenizer(self) -> TextTokenizer:

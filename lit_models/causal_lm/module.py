@@ -119,7 +119,8 @@ class LitCausalLM(ExactModule):
 
     def model_facts(self) -> ModelFacts:
         facts, pretrained = super().model_facts(), self.pretrained
-        options: dict[str, Any] = {"generation": self.generation}
+        compiles = self.computation.compile
+        options: dict[str, Any] = {"generation": self.generation, "compiles": compiles}
         if self._trainer is not None and self.trainer.predicting and (facts.recipe or pretrained):
             network = facts.recipe["network"] if facts.recipe else read_recipe(str(pretrained))
             options["max_positions"] = most_positions(network)
@@ -182,11 +183,6 @@ class LitCausalLM(ExactModule):
             check_isolation(self.network)
             if self.computation.activation_checkpointing:
                 self.network.recompute_blocks()
-        if self.computation.compile and not self.trainer.predicting:
-            # One shape, for which the fastest code is made, in place of open or of many ones.
-            rows = 0 if data.micro_batch_size == "auto" else data.batching.micro_batch_size
-            for dataset in data.datasets.values():
-                dataset.least_shape = (rows, data.context_length)
         if self.computation.compile and not self.network.is_compiled:
             self.network.compile_blocks()
 
