@@ -20,7 +20,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
 from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
-from lit_models.training.optim import MuonAdamW
 from lit_models.training.strategies import ManagedProcesses
 
 USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
@@ -131,8 +130,8 @@ class NonFinite(Callback):
         norm = None if record is None else record.gradient_norm(optimizer)
         if norm is None or has_scaler:  # a scaler of float16 skips by itself
             return
-        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if norm.device.type != "cpu" and (is_fused or isinstance(optimizer, MuonAdamW)):
+        knows = getattr(optimizer, "_step_supports_amp_scaling", hasattr(optimizer, "found_inf"))
+        if norm.device.type != "cpu" and knows:
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         elif not math.isfinite(float(norm)):

@@ -2,7 +2,6 @@
 
 import bisect
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -291,10 +290,10 @@ class MuonAdamW(Optimizer):
 
 def alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield parameters of one shape and sharding together, at most what fills their devices."""
-    kinds: defaultdict[Any, list[Tensor]] = defaultdict(list)
+    kinds: dict[Any, list[Tensor]] = {}
     for p in parameters:
         sharding = (p.device_mesh, p.placements) if isinstance(p, DTensor) else None
-        kinds[p.shape, p.dtype, sharding].append(p)
+        kinds.setdefault((p.shape, p.dtype, sharding), []).append(p)
     for (shape, _, sharding), members in kinds.items():
         number = max(1, AT_ONCE // max(1, shape.numel())) * (sharding[0].size() if sharding else 1)
         yield from (members[i : i + number] for i in range(0, len(members), number))
