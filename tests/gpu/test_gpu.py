@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from lightning.pytorch import Callback, seed_everything
 from torch import nn
 
+from lit_models.causal_lm import loss
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import ComputationOptions
 from lit_models.training import BitwiseSum, default_callbacks
@@ -163,6 +165,27 @@ def test_bitwise_sums_give_the_same_bits_twice(files, tmp_path):
         _, module, _ = fitted(FAMILIES["toy"], files, tmp_path / name, callbacks=callbacks, **given)
         found.append({n: p.detach().cpu() for n, p in module.named_parameters()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_loss_by_chunks_is_that_of_float64(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
+    memory = torch.cuda.get_device_properties(0).total_memory
+    monkeypatch.setattr(loss, "CHUNKS_IN_GPU", memory // 300_000)  # four of 1,000 float32
+    given = [torch.randn(300, 64).bfloat16(), torch.randn(1000, 64).mul(0.1).bfloat16()]
+    exact, labels = [x.double().requires_grad_() for x in given], torch.randint(1000, (1, 300))
+    expected = F.cross_entropy(F.linear(*exact), labels[0], reduction="sum")
+    expected.backward()
+    rows, head = (x.float().cuda().requires_grad_() for x in given)
+    places = torch.arange(300, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        total, _ = loss.nats_at(rows[None], head, labels.cuda(), places, compiles)
+    total.backward()
+    assert total.item() == pytest.approx(expected.item(), rel=1e-3)
+    for found, other in zip((rows, head), exact, strict=True):
+        assert (found.grad.cpu() - other.grad).norm() < 0.01 * other.grad.norm()
 
 
 def test_dropout_by_sample_has_the_masks_of_a_cpu():
