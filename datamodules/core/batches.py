@@ -55,7 +55,24 @@ class TextBatch(PlannedBatch):
     position_ids: Tensor  # [R, T] int64, from 0 in every document
     document_ids: Tensor  # [R, T] int64, counted over the batch, ascending in a row; -1 = padding
     sample_index: Tensor  # [R, T] int64, entry of `weight` that the position belongs to
-    has_single_documents: bool  # every row is one document; known before a device has the batch
+    document_bounds: Tensor  # [N + 1] int32, of documents, as of `document_bounds`
+    longest_document: int  # positions, rounded up; known before a device has the batch, as is
+    has_single_documents: bool  # whether every row is one document
+
+
+def document_bounds(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return where documents begin and end in rows [R, T] that follow each other, [N + 1] int32,
+    and positions that the longest has at most; padding is a document of its row.
+
+    What is compiled for one batch is to fit others: N, by empty documents at the end, and the
+    longest one are rounded up to powers of two.
+    """
+    begins = np.ones(document_ids.shape, bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    bounds = np.append(np.flatnonzero(begins), document_ids.size).astype(np.int32)
+    number = 1 << (len(bounds) - 2).bit_length()
+    longest = 1 << (int(np.diff(bounds).max()) - 1).bit_length()
+    return np.pad(bounds, (0, number + 1 - len(bounds)), mode="edge"), longest
 
 
 class PromptBatch(PlannedBatch):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datamodules.core.batches import IGNORED, TERM
+from datamodules.core.batches import IGNORED, TERM, document_bounds
 from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset
 from datamodules.text.store import TokenStore, TokenStream
@@ -78,33 +78,12 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     return order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def padded_rows(
-    examples: list[list[Piece]], least_shape: tuple[int, int] = (0, 0)
+def joined_rows(
+    examples: list[list[Piece]], in_one_row: bool = False, least_shape: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
     """Return one row per sample, its pieces one after the other, padded to the longest row; and
-    rows of padding, which belong to the last sample, up to `least_shape` [R, T]."""
-    flat, widths = _joined(examples)
-    fills = dict.fromkeys(flat, 0) | {"labels": IGNORED, "document_ids": -1}
-    widths = np.pad(widths, (0, max(0, least_shape[0] - len(widths))))
-    is_token = np.arange(max(widths.max(), least_shape[1])) < widths[:, None]  # [R, T]
-    batch: dict[str, Any] = {}
-    for name, values in flat.items():
-        rows = np.full(is_token.shape, fills[name], np.int64)
-        rows[is_token] = values
-        batch[name] = torch.from_numpy(rows)
-    batch["sample_index"][:] = torch.arange(len(widths)).clamp(max=len(examples) - 1)[:, None]
-    return {**batch, "has_single_documents": all(len(pieces) == 1 for pieces in examples)}
-
-
-def one_row(examples: list[list[Piece]]) -> dict[str, Any]:
-    """Return all samples in one row, without any padding."""
-    flat, _ = _joined(examples)
-    row = {name: torch.from_numpy(values[None]) for name, values in flat.items()}
-    return {**row, "has_single_documents": sum(map(len, examples)) == 1}
-
-
-def _joined(examples: list[list[Piece]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the positions of all samples one after the other, and how many each has, [B]."""
+    rows of padding, which belong to the last sample, up to `least_shape` [R, T]. Or all samples in
+    one row, without any padding."""
     pieces = [piece for example in examples for piece in example]
     sizes = np.array([len(piece.labels) for piece in pieces])
     widths = np.array([sum(len(piece.labels) for piece in example) for example in examples])
@@ -116,7 +95,23 @@ def _joined(examples: list[list[Piece]]) -> tuple[dict[str, np.ndarray], np.ndar
         "document_ids": document_ids,
         "sample_index": np.repeat(np.arange(len(widths)), widths),
     }
-    return flat, widths
+    fills = dict.fromkeys(flat, 0) | {"labels": IGNORED, "document_ids": -1}
+    least_rows, least_length = (1, 0) if in_one_row else least_shape
+    filled = widths.sum(keepdims=True) if in_one_row else widths
+    filled = np.pad(filled, (0, max(0, least_rows - len(filled))))
+    is_token = np.arange(max(filled.max(), least_length)) < filled[:, None]  # [R, T]
+    batch: dict[str, Any] = {}
+    for name, values in flat.items():
+        rows = np.full(is_token.shape, fills[name], np.int64)
+        rows[is_token] = values
+        batch[name] = torch.from_numpy(rows)
+    if not in_one_row:
+        samples = torch.arange(len(filled)).clamp(max=len(examples) - 1)
+        batch["sample_index"][:] = samples[:, None]
+    bounds, longest = document_bounds(batch["document_ids"].numpy())
+    batch |= {"document_bounds": torch.from_numpy(bounds), "longest_document": longest}
+    number = 1 if in_one_row else len(examples)
+    return {**batch, "has_single_documents": len(pieces) == number}
 
 
 class RowDataset(PlannedDataset):
@@ -177,7 +172,7 @@ class RowDataset(PlannedDataset):
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
         """Return the rows; samples of single documents follow each other in one row, unpadded."""
-        return padded_rows(examples, self.least_shape) if self.is_padded else one_row(examples)
+        return joined_rows(examples, not self.is_padded, self.least_shape)
 
 
 class TokenDataset(RowDataset):

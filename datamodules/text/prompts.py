@@ -17,7 +17,7 @@ from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import new_file
 from datamodules.files.rows import JsonRow, RowFault, check_characters, placed, read_json_rows
 from datamodules.files.tables import free_names
-from datamodules.text.packing import Piece, best_fit, padded_rows
+from datamodules.text.packing import Piece, best_fit, joined_rows
 from datamodules.tokenizers.text import TextTokenizer
 
 ASSISTANT = "assistant"
@@ -275,7 +275,7 @@ class ChoiceDataset(PromptDataset):
         counts = np.array([len(prompts) for prompts in examples])
         sizes = np.array([len(piece.labels) for piece in texts])
         order, offsets = best_fit(sizes, int(sizes.max()))
-        batch: dict[str, Any] = padded_rows(
+        batch: dict[str, Any] = joined_rows(
             [[texts[i] for i in order[a:b]] for a, b in pairwise(offsets)]
         )
         choices = np.full((len(examples), self.most_choices), -1)

@@ -21,6 +21,8 @@ from lit_models.causal_lm.network import as_written
 from lit_models.causal_lm.pretrained import Network, most_positions
 
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
+MOST_ROOM = 512  # positions of a cache that are made at a time
+AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between two looks of the host, which wait for a GPU
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def generate(
         RuntimeError: the network returns logits that are not finite.
     """
     limit = most_positions(network.recipe)
-    stops = Stops(tokenizer, options.stop)
+    stops = Stops(tokenizer, options.stop, limit)
     if not lengths.min():
         raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
     if limit is not None and lengths.max() > limit:
@@ -110,21 +112,25 @@ def generate(
             f"a prompt has {lengths.max()} tokens and the network {limit} positions; shorten it."
         )
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
-    rows = [_Row(ids[:n], int(key), options, limit, stops) for ids, n, key in prompts]
+    rows = [_Row(ids[:n], int(key), options, stops) for ids, n, key in prompts]
     device = input_ids.device
-    reading, step = _Reading(network, rows, device), 0
+    how = (options.temperature, options.top_k, options.top_p)
+    longest, at_once = options.max_new_tokens, AT_ONCE_ON_CPU if device.type == "cpu" else AT_ONCE
+    reading = _Reading(network, rows, device)
     with as_written(network):
-        logits: Tensor | None = reading.begin()
-        while logits is not None:
-            uniforms = torch.from_numpy(np.array([row.uniforms[step] for row in reading.rows]))
-            # A network may have more rows than the tokenizer has tokens: they are no text.
-            logits = logits[:, : tokenizer.vocab_size]
-            how = (options.temperature, options.top_k, options.top_p)
-            tokens = draw(logits, uniforms.to(device), *how)
-            for row, token in zip(reading.rows, tokens.tolist(), strict=True):
-                if row.reason is None:
-                    row.take(token)
-            logits, step = reading.go_on(tokens), step + 1
+        for start in range(0, longest, at_once):
+            drawn = []
+            for step in range(start, min(start + at_once, longest)):
+                # A network may have more rows than the tokenizer has tokens: they are no text.
+                logits = reading.logits()[:, : tokenizer.vocab_size]
+                drawn.append(draw(logits, reading.uniforms[:, step], *how))
+                reading.follow(drawn[-1])
+            for row, tokens in zip(reading.rows, torch.stack(drawn, 1).tolist(), strict=True):
+                for token in tokens:
+                    if row.reason is None:  # what follows its end belongs to nothing
+                        row.take(token)
+            if not reading.drop_finished():
+                break
     ids = torch.full((len(rows), options.max_new_tokens), NO_TOKEN)
     for number, row in enumerate(rows):
         ids[number, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int64)
@@ -135,10 +141,13 @@ def generate(
 
 
 class Stops:
-    """Ends of a completion: tokens, and texts that are looked for in what is decoded."""
+    """Ends of a completion: tokens, texts that are looked for in what is decoded, and the number of
+    learned positions."""
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: TextTokenizer, stop: Sequence[str], limit: int | None = None
+    ) -> None:
+        self.tokenizer, self.limit = tokenizer, limit
         self.reason_of_token = {tokenizer.end_id: END}
         self.texts: list[str] = []
         for text in stop:
@@ -161,14 +170,9 @@ class _Row:
     """One prompt and what follows it so far."""
 
     def __init__(
-        self,
-        prompt: list[int],
-        key: int,
-        options: GenerationOptions,
-        limit: int | None,
-        stops: Stops,
+        self, prompt: list[int], key: int, options: GenerationOptions, stops: Stops
     ) -> None:
-        self.options, self.limit, self.stops = options, limit, stops
+        self.options, self.stops = options, stops
         self.uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
         self.context = prompt  # what the next token follows
         self.ids: list[int] = []
@@ -176,7 +180,12 @@ class _Row:
         self.reason: int | None = None
 
     def take(self, token: int) -> None:
-        """Go on by one token, or end."""
+        """Go on by one token, or end; a RuntimeError where there is none."""
+        if token == NO_TOKEN:
+            raise RuntimeError(
+                "the network returns logits that are not finite; its weights are damaged, or the "
+                "precision is too low for them: try trainer.precision=32-true."
+            )
         self.reason = self.stops.reason_of_token.get(token)
         if self.reason is not None:
             return
@@ -187,7 +196,7 @@ class _Row:
             self.reason = STOP
         elif len(self.ids) == self.options.max_new_tokens:
             self.reason = LENGTH
-        elif self.limit is not None and len(self.context) > self.limit:
+        elif self.stops.limit is not None and len(self.context) > self.stops.limit:
             self.reason = POSITIONS
 
 
@@ -199,74 +208,70 @@ class _Reading:
 
     def __init__(self, network: Network, rows: list[_Row], device: torch.device) -> None:
         self.network, self.rows, self.device = network, rows, device
-        self.cache = network.new_cache()
-
-    def begin(self) -> Tensor:
-        """Read the prompts, and return logits [rows, V]."""
-        rows, limit = self.rows, self.rows[0].limit
+        self.uniforms = torch.from_numpy(np.stack([row.uniforms for row in rows])).to(device)
+        limit, most = rows[0].stops.limit, rows[0].options.max_new_tokens
+        self.cache = network.new_cache(min(most, MOST_ROOM))
         sizes = [len(row.context) for row in rows]
         width = max(sizes)
-        room = width + rows[0].options.max_new_tokens
-        self.last = (room if limit is None else min(room, limit)) - 1
+        self.last = (width + most if limit is None else min(width + most, limit)) - 1
         ids = torch.tensor([[0] * (width - len(row.context)) + row.context for row in rows])
-        self.lengths = torch.tensor(sizes, device=self.device)
-        places = torch.arange(width, device=self.device) - (width - self.lengths)[:, None]
+        self.lengths = torch.tensor(sizes, device=device)
+        places = torch.arange(width, device=device) - (width - self.lengths)[:, None]
         self.mask = places >= 0 if min(sizes) < width else None
-        return self._read(ids.to(self.device), places.clamp(min=0))
+        self.ids, self.places = ids.to(device), places.clamp(min=0)
 
-    def go_on(self, tokens: Tensor) -> Tensor | None:
-        """Read the tokens [rows] that the rows have taken; return logits, or `None` at the end."""
+    def logits(self) -> Tensor:
+        """Read what is next, and return the logits [rows, V] of what follows."""
+        hidden = self.network(self.ids, self.places, None, True, self.cache, mask=self.mask)
+        return self.network.head(hidden[:, -1])  # type: ignore[operator]
+
+    def follow(self, tokens: Tensor) -> None:
+        """Read these tokens [rows] next."""
+        # Rows that are finished go on until they are dropped, at the last place if need be.
+        self.places = self.lengths.clamp(max=self.last)[:, None]
+        self.ids, self.lengths = tokens.clamp(min=0)[:, None], self.lengths + 1
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.ids >= 0], dim=1)  # each is one more
+
+    def drop_finished(self) -> bool:
+        """Read rows that are finished no more, and return whether others are left. It copies the
+        cache, which is worth it where half of them are."""
         going = [i for i, row in enumerate(self.rows) if row.reason is None]
-        if not going:
-            return None
-        # Dropping rows copies the cache: worth it where half of them are finished.
-        if 2 * len(going) <= len(self.rows):
+        if going and 2 * len(going) <= len(self.rows):
             index = torch.tensor(going, device=self.device)
             self.cache.batch_select_indices(index)
-            self.rows, tokens = [self.rows[i] for i in going], tokens[index]
-            self.lengths = self.lengths[index]
+            self.rows, self.lengths = [self.rows[i] for i in going], self.lengths[index]
+            self.ids, self.places = self.ids[index], self.places[index]
             self.mask = None if self.mask is None else self.mask[index]
-        # Rows that are finished go on until they are dropped, at the last place if need be.
-        places = self.lengths.clamp(max=self.last)[:, None]
-        self.lengths = self.lengths + 1
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, torch.ones_like(places, dtype=torch.bool)], dim=1)
-        return self._read(tokens[:, None], places)
-
-    def _read(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        hidden = self.network(input_ids, position_ids, None, True, self.cache, mask=self.mask)
-        return self.network.head(hidden[:, -1])  # type: ignore[operator]
+            self.uniforms = self.uniforms[index]
+        return bool(going)
 
 
 def draw(
     logits: Tensor, uniforms: Tensor, temperature: float, top_k: int | None, top_p: float
 ) -> Tensor:
-    """Return one token per row [R] int64: the most probable at temperature 0, else a drawn one.
+    """Return one token per row [R] int64: the most probable at temperature 0, else a drawn one,
+    and `NO_TOKEN` where the logits are not finite.
 
     The distribution and its sums are float64, and a token is the place of its row's number in
     them: a draw depends on nothing but its own row.
 
     Args:
-        logits: [R, V]; a RuntimeError where one is not finite.
+        logits: [R, V].
         uniforms: [R] float64 in [0, 1), of each row.
         temperature: this and the others as in `GenerationOptions`.
     """
-    if not torch.isfinite(logits).all():
-        raise RuntimeError(
-            "the network returns logits that are not finite; its weights are damaged, or the "
-            "precision is too low for them: try trainer.precision=32-true."
-        )
+    is_sound = logits.isfinite().all(1)
     if temperature == 0:
-        return logits.argmax(1)
+        return logits.argmax(1).where(is_sound, NO_TOKEN)
     probabilities, tokens = filtered(logits, temperature, top_k, top_p)
     sums = probabilities.cumsum(1)  # [R, V]
-    total = sums[:, -1:]
-    places = torch.searchsorted(sums, uniforms[:, None] * total, right=True)
+    places = torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True)
     # Rounding may put a number at the very end, where tokens of probability 0 may stand.
     order = torch.arange(logits.shape[1], device=logits.device)
     last = (order * (probabilities > 0)).amax(1, keepdim=True)
     places = torch.minimum(places, last)
-    return (places if tokens is None else tokens.gather(1, places))[:, 0]
+    return (places if tokens is None else tokens.gather(1, places))[:, 0].where(is_sound, NO_TOKEN)
 
 
 def filtered(
@@ -291,18 +296,17 @@ def filtered(
 
 
 @torch.no_grad()
-def score(network: Network, batch: ChoiceBatch) -> dict[str, Tensor]:
-    """Return the scores of all choices of a batch by a network in eval mode: `scores` [B, C]
-    float64, the natural logarithm of the probability of each continuation after its prompt, NaN
-    where the sample has fewer choices, and `num_tokens` [B, C] int64 of it.
+def score(hidden: Tensor, weight: Tensor, batch: ChoiceBatch) -> dict[str, Tensor]:
+    """Return the scores of all choices of a batch by its hidden states [R, T, D] and the head's
+    weight [V, D]: `scores` [B, C] float64, the natural logarithm of the probability of each
+    continuation after its prompt, NaN where the sample has fewer choices, and `num_tokens` [B, C]
+    int64 of it.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
     see `datamodules.text.prompts.joint_tokens`.
     """
-    inputs = [batch[name] for name in ("input_ids", "position_ids", "document_ids")]
-    hidden = network(*inputs, batch["has_single_documents"])
     places = (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
-    _, nats = nats_at(hidden, network.head.weight, batch["labels"], places)
+    _, nats = nats_at(hidden, weight, batch["labels"], places)
     size = (2, int(batch["document_ids"].max()) + 1)
     values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)])
     documents = batch["document_ids"].flatten()[places]

@@ -189,7 +189,8 @@ class LitCausalLM(ExactModule):
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""
         rows = (batch["input_ids"], batch["position_ids"], batch["document_ids"])
-        return self.network(*rows, batch["has_single_documents"])
+        bounds = batch["document_bounds"], batch["longest_document"]
+        return self.network(*rows, batch["has_single_documents"], bounds=bounds)
 
     def training_terms(self, batch: TextBatch) -> dict[str, LossSum]:
         head, compiles = self.network.head.weight, self.network.is_compiled
@@ -207,7 +208,7 @@ class LitCausalLM(ExactModule):
         """Return completions of a PromptBatch, or scores of a ChoiceBatch, see `generation`."""
         options = options or self.generation
         if options.mode == "score":
-            return score(self.network, batch)
+            return score(self(batch), self.network.head.weight, batch)
         prompts = (batch["input_ids"], batch["lengths"], batch["sample_id"])
         return generate(self.network, self.tokenizer, *prompts, options)._asdict()
 

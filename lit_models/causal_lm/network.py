@@ -4,7 +4,7 @@ Shapes: R rows, T positions, S positions so far, D hidden, H heads, G key and va
 size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,13 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from datamodules.core.batches import document_bounds
 from lit_models.blocks import rotate
+from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
 
 INITIAL_STD = 0.02
 DOCUMENT_LENGTHS = (3, 4)  # of the row of the self-test, and a padding position after them
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value
 HALF_TOLERANCE = 0.1
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -133,65 +136,92 @@ class Documents(NamedTuple):
     """Which positions may see each other, computed once per batch and used by every layer.
 
     Args:
-        sizes: positions of each document, row after row, padding counted as documents of its own;
-            `None` where a mask is used.
-        mask: [R, 1, T, S] bool, true where a position sees another; `None` where every row is one
-            document.
+        bounds: of the documents, see `document_bounds`.
+        mask: [R, 1, T, S], bool, true where a position sees another, or 0 there and minus infinity
+            elsewhere; `None` as `bounds` are where every row is one document.
         past: of the layer, puts the keys and values before these in front of them (generation).
     """
 
-    sizes: list[int] | None = None
+    bounds: tuple[Tensor, int] | None = None
     mask: Tensor | None = None
-    past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    past: Callable[[Tensor, Tensor], Sequence[Tensor]] | None = None
 
 
 def documents_of(
-    document_ids: Tensor, are_single: bool = False, as_mask: bool = False
+    document_ids: Tensor,
+    like: Tensor,
+    head_size: int,
+    as_mask: bool = False,
+    bounds: tuple[Tensor, int] | None = None,
 ) -> Documents:
     """Return which positions see each other.
 
-    On a CPU documents are computed one by one, which costs no more than their own positions; on a
-    GPU a mask says the same without asking the device for numbers.
+    On a CPU documents are computed one by one, which costs no more than their own positions. On a
+    GPU one kernel does so, see `has_flash`, or a mask says the same. It is made once for all
+    layers, of numbers: of one of bool each layer would keep numbers for the backward pass.
 
     Args:
         document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
-        are_single: each row holds one document and at most padding after it, so that causal
-            attention over the row is enough: the fastest kernels take no mask.
+        like: of the dtype of hidden states; under autocast products have that of autocast.
+        head_size: K.
         as_mask: a mask on a CPU too.
+        bounds: document_bounds and longest_document of the batch; else a GPU is waited for.
     """
-    if are_single:
+    device, dtype = document_ids.device, like.dtype
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    is_flash = has_flash(device, dtype, head_size)
+    if not is_flash and (as_mask or device.type != "cpu"):
+        causal = torch.ones(document_ids.shape[1:] * 2, dtype=torch.bool, device=device).tril()
+        sees = (document_ids[:, None, :, None] == document_ids[:, None, None, :]) & causal
+        mask = torch.zeros(sees.shape, dtype=dtype, device=device).masked_fill_(~sees, -torch.inf)
+        return Documents(mask=mask)
+    if bounds is None:
+        found, longest = document_bounds(document_ids.cpu().numpy())
+        bounds = torch.from_numpy(found).to(device), longest
+    if not is_flash and int(bounds[0].diff().count_nonzero()) == len(document_ids):
         return Documents()
-    if as_mask or document_ids.device.type != "cpu":
-        length = document_ids.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
-        same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-        return Documents(mask=same & causal)
-    number = torch.arange(len(document_ids), device=document_ids.device)
-    rows = number[:, None] * (document_ids.max() + 2)  # no id in two rows
-    _, sizes = torch.unique_consecutive((document_ids + rows).flatten(), return_counts=True)
-    if len(sizes) == len(document_ids):
-        return Documents()
-    return Documents(sizes=sizes.tolist())
+    return Documents(bounds)
+
+
+def has_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Return whether torch's `varlen_attn` can compute attention: it is for half precision on a
+    GPU of compute capability 8 or more. Where equal bits are asked for, a mask is taken."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return False
+    fits = dtype in HALF_DTYPES and head_size % 8 == 0 and head_size <= 256
+    is_bitwise = torch.are_deterministic_algorithms_enabled()
+    return device.type in ("cuda", "meta") and fits and not is_bitwise
 
 
 class KeyValueCache:
     """Keys and values [R, G, S, K] that each layer has read; they grow by concatenation, and
-    gradients pass through them. After the first call one position follows at a time."""
+    gradients pass through them. Where none do, new positions are written into `room` behind the
+    others: one more copies nothing. After the first call one position follows at a time."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+    def __init__(self, num_layers: int, room: int = 0) -> None:
+        self.room, self.lengths = room, [0] * num_layers
+        self.layers: list[list[Tensor]] = [[] for _ in range(num_layers)]  # [R, G, S + room, K]
 
-    def extended(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extended(self, layer: int, *new: Tensor) -> list[Tensor]:
         """Keep keys and values [R, G, T, K] of new positions and return all so far."""
-        past = self.layers[layer]
-        if past is not None:
-            keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
-        self.layers[layer] = keys, values
-        return keys, values
+        wholes = self.layers[layer] or [x[:, :, :0] for x in new]
+        start, length = self.lengths[layer], self.lengths[layer] + new[0].shape[2]
+        for number, x in enumerate(new):
+            past = wholes[number][:, :, :start]
+            if torch.is_grad_enabled():
+                wholes[number] = torch.cat([past, x], 2)
+                continue
+            if length > wholes[number].shape[2]:
+                wholes[number] = x.new_empty(*x.shape[:2], length + self.room, x.shape[3])
+                wholes[number][:, :, :start] = past
+            wholes[number][:, :, start:length] = x
+        self.layers[layer], self.lengths[layer] = wholes, length
+        return [whole[:, :, :length] for whole in wholes]
 
     def batch_select_indices(self, rows: Tensor) -> None:
         """Forget all rows but these, [r] int64."""
-        self.layers = [past and (past[0][rows], past[1][rows]) for past in self.layers]
+        self.layers = [[whole[rows] for whole in wholes] for wholes in self.layers]
 
 
 def attend(
@@ -207,40 +237,48 @@ def attend(
         scale: of the scores; `None` is one over the root of K.
     """
     if documents.past is not None:
-        k, v = documents.past(k, v)
-    if documents.mask is not None:
-        k, v = _one_each(q, k, v)
-        return F.scaled_dot_product_attention(q, k, v, documents.mask, scale=scale)
-    if documents.sizes is None:
-        return _causal(q, k, v, scale)
-    # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
-    whole = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q, k, v))  # one row [1, H, R T, K]
-    each = zip(*(x.split(documents.sizes, dim=2) for x in whole), strict=True)
-    # Heads last but one, as the next layer reads them: no further copy.
-    attended = torch.cat([_causal(a, b, c, scale).transpose(1, 2) for a, b, c in each], dim=1)
-    return attended[0].unflatten(0, (len(q), q.shape[2])).transpose(1, 2)
+        k, v = documents.past(k.to(v.dtype), v)  # under autocast rotated keys are wider
+    is_cpu = q.device.type == "cpu"
+    if documents.bounds is None:
+        return attended(q, k, v, documents.mask, scale, is_cpu)
+    (bounds, longest), rows = documents.bounds, len(q)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).to(v.dtype) for x in (q, k, v))  # [R T, H or G, K]
+    if is_cpu:
+        sizes = [size for size in bounds.diff().tolist() if size]
+        # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
+        each = zip(*(x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v)), strict=True)
+        # Heads last but one, as the next layer reads them: no further copy.
+        parts = [attended(a, b, c, None, scale, is_cpu).transpose(1, 2) for a, b, c in each]
+        output = torch.cat(parts, dim=1)[0]
+    else:
+        from torch.nn.attention.varlen import varlen_attn  # takes seconds: it imports the compiler
+
+        options: Any = {"window_size": (-1, 0), "enable_gqa": q.shape[1] != k.shape[1]}
+        options |= {"cu_seq_q": bounds, "cu_seq_k": bounds, "max_q": longest, "max_k": longest}
+        output = varlen_attn(q, k, v, scale=scale, **options)
+    return output.unflatten(0, (rows, -1)).transpose(1, 2)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    is_half = v.dtype in (torch.bfloat16, torch.float16)
-    if q.device.type != "cpu" and not is_half:
-        k, v = _one_each(q, k, v)
-    grouped = k.shape[1] != q.shape[1]
-    # A condition, for where lengths are open to compiled code the comparison is no bool.
-    options = {"is_causal": True} if q.shape[2] == k.shape[2] else {}  # one, which sees all before
-    return F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped, **options)
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, is_cpu: bool
+) -> Tensor:
+    """Return attention under a mask; without one it is causal, or of one position that sees all.
 
-
-def _one_each(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return k and v with a head for each of q.
-
-    On a GPU only the flash kernel, which takes half precision and no mask, shares heads; in its
-    place comes one that keeps all scores [R, H, T, T].
+    Heads of q share those of k and v without a copy of these where a fast kernel can: on a CPU,
+    and on a GPU in half precision without a mask. Else one that keeps all scores [R, H, T, T] would
+    come in its place; and under a mask the gradients would have other bits on a CPU.
     """
     share = q.shape[1] // k.shape[1]
-    if share == 1:
-        return k, v
-    return k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+    if share > 1 and q.shape[2] == 1 and not is_cpu:  # its heads are as good as positions
+        q_rghk = q.unflatten(1, (-1, share)).squeeze(3)
+        return F.scaled_dot_product_attention(q_rghk, k, v, mask, scale=scale).reshape(q.shape)
+    is_plain = mask is None or (is_cpu and not torch.is_grad_enabled())
+    if share > 1 and not (is_plain and (is_cpu or v.dtype in HALF_DTYPES)):
+        k, v, share = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1), 1
+    # A condition, for where lengths are open to compiled code the comparison is no bool.
+    options = {"is_causal": True} if mask is None and q.shape[2] == k.shape[2] else {}
+    options["enable_gqa"] = share > 1
+    return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, **options)
 
 
 def rotations(
@@ -395,8 +433,8 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.compile(backend=backend, fullgraph=True)
 
-    def new_cache(self) -> KeyValueCache:
-        return KeyValueCache(len(self.layers))
+    def new_cache(self, room: int = 0) -> KeyValueCache:
+        return KeyValueCache(len(self.layers), room)
 
     def forward(
         self,
@@ -407,6 +445,7 @@ class Decoder(nn.Module):
         cache: KeyValueCache | None = None,
         inputs_embeds: Tensor | None = None,
         mask: Tensor | None = None,
+        bounds: tuple[Tensor, int] | None = None,
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits.
 
@@ -414,20 +453,21 @@ class Decoder(nn.Module):
             input_ids: [R, T] int64; `None` where `inputs_embeds` are given.
             position_ids: [R, T] int64, from 0 in every document.
             document_ids: [R, T] int64, ascending in a row, -1 = padding; `None` with a cache.
-            has_single_documents: no row holds two documents, see `documents_of`.
+            has_single_documents: no row holds two documents, so causal attention over it is enough.
             cache: of `new_cache`, where every row is one document; `position_ids` go on from it.
             inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
             mask: [R, S] bool, with a cache: false at padding, which stands before each row.
+            bounds: of the documents, see `documents_of`.
         """
-        if document_ids is not None:
-            documents = documents_of(document_ids, has_single_documents, self.is_compiled)
-        elif mask is None:
-            documents = Documents()
-        else:  # the newest T positions see themselves, and what precedes them and is no padding
+        hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
+        documents = Documents()
+        if document_ids is not None and not has_single_documents:
+            how = (self.config.head_size, self.is_compiled, bounds)
+            documents = documents_of(document_ids, hidden, *how)
+        elif mask is not None:  # the newest T see themselves, and what precedes and is no padding
             places = torch.arange(mask.shape[1], device=mask.device)
             new = places[-position_ids.shape[1] :, None]
             documents = Documents(mask=(mask[:, None, None, :] & (places < new)) | (places == new))
-        hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
         rotation = None
         if self.positions is None:
             sizes = (self.config.head_size, self.config.rope_theta)
@@ -473,15 +513,10 @@ def check_isolation(network: Any) -> None:
     ids = torch.tensor([n for n, size in enumerate(DOCUMENT_LENGTHS) for _ in range(size)] + [-1])
     tokens = (torch.arange(len(ids)) * 5 + 1) % weight.shape[0]  # all differ where there are enough
     packed = [x[None].to(weight.device) for x in (tokens, positions, ids)]  # [1, T] each
-    modes = {module: module.training for module in network.modules()}
     devices = [weight.device] if weight.device.type == "cuda" else []
-    network.eval()
-    try:
-        with torch.random.fork_rng(devices), as_written(network), torch.enable_grad():
-            leak = _leak(network, packed)
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training
+    apart = torch.random.fork_rng(devices)
+    with evaluating(network), apart, as_written(network), torch.enable_grad():
+        leak = _leak(network, packed)
     if leak is not None:
         raise RuntimeError(
             f"{type(getattr(network, 'model', network)).__name__} lets a token see what it must "
@@ -499,11 +534,8 @@ def _leak(network: Any, packed: list[Tensor]) -> str | None:
         leaves.append(embedded.detach().requires_grad_())
         return leaves[-1]
 
-    hook = network.embedding.register_forward_hook(catch)
-    try:
+    with network.embedding.register_forward_hook(catch):
         hidden = network(*packed)  # [1, T, D]
-    finally:
-        hook.remove()
     # Sums and squares of normed states are constant: each channel gets a weight of its own.
     probe = hidden[0] @ torch.arange(hidden.shape[-1], device=hidden.device).cos().to(hidden)  # [T]
 

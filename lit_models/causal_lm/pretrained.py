@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_models.causal_lm.network import Decoder, DecoderConfig, attend, documents_of
+from lit_models.causal_lm.network import (
+    Decoder,
+    DecoderConfig,
+    Documents,
+    KeyValueCache,
+    attend,
+    documents_of,
+)
+from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
 
 CONFIG, PICKLED = "config.json", (".bin", ".pt", ".pth")
@@ -113,11 +121,23 @@ class PretrainedDecoder(nn.Module):
         for block in self.blocks():
             block.compile(backend=backend)
 
-    def new_cache(self) -> Any:
-        """Return an empty cache for `forward`."""
-        from transformers import DynamicCache
+    def new_cache(self, room: int = 0) -> Any:
+        """Return an empty cache for `forward`, in which layers that see all positions have room for
+        new ones, see `KeyValueCache`."""
+        from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-        return DynamicCache(config=self.model.config)
+        class Layer(DynamicLayer):
+            def update(self, *new: Tensor, **options: Any) -> Any:
+                if not self.is_initialized:
+                    self.read, self.is_initialized = KeyValueCache(1, room), True
+                self.keys, self.values = self.read.extended(0, *new[:2])
+                return self.keys, self.values
+
+            def batch_select_indices(self, indices: Tensor) -> None:
+                self.read.batch_select_indices(indices)
+
+        cache = DynamicCache(config=self.model.config)
+        return Cache([Layer() if type(x) is DynamicLayer else x for x in cache.layers])
 
     def forward(
         self,
@@ -128,12 +148,23 @@ class PretrainedDecoder(nn.Module):
         cache: Any = None,
         inputs_embeds: Tensor | None = None,
         mask: Tensor | None = None,
+        bounds: tuple[Tensor, int] | None = None,
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits; arguments as of
         `Decoder.forward`, but that `position_ids` are 0 at padding."""
         more: dict[str, Any] = {} if cache is None else {self.cache_name: cache}
         if self.is_packed and document_ids is not None:
-            more["documents"] = documents_of(document_ids, has_single_documents, self.is_compiled)
+            config, more["documents"] = self.model.config, Documents()
+            if not has_single_documents:
+                size = getattr(config, "head_dim", None)
+                size = size or config.hidden_size // config.num_attention_heads
+                how = (self.embedding.weight, size, self.is_compiled, bounds)
+                more["documents"] = documents_of(document_ids, *how)
+            needs_mask = ("sliding_window", "attention_dropout", "attn_pdrop")
+            if not any(getattr(config, name, None) for name in needs_mask):
+                # Given none of four dimensions, transformers asks the device whether rows are
+                # packed, and makes one [R, 1, T, T] of which no layer here has any use.
+                mask = document_ids.new_ones(1, 1, 1, 1)
         output = self.model.base_model(
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
@@ -360,15 +391,11 @@ def check_head(network: PretrainedDecoder, source: str) -> None:
     def enlarged(logits: Tensor) -> Tensor:
         return logits * (LARGE_LOGIT / logits.abs().max())
 
-    was_training = network.training
     tokens = torch.arange(3, device=network.head.weight.device)[None]
     hook = network.head.register_forward_hook(lambda head, inputs, output: enlarged(output))
-    try:
-        logits = network.eval().model(input_ids=tokens, use_cache=False).logits
+    with hook, evaluating(network):
+        logits = network.model(input_ids=tokens, use_cache=False).logits
         hidden = network(tokens, tokens, torch.zeros_like(tokens))
-    finally:
-        hook.remove()
-        network.train(was_training)
     difference = (enlarged(hidden @ network.head.weight.T) - logits).abs().max()
     if not difference <= HEAD_TOLERANCE * LARGE_LOGIT:
         raise ValueError(

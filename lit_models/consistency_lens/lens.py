@@ -181,8 +181,7 @@ class Verbalizer(nn.Module):
         with ExitStack() as hooks:
             for block, entering in zip(self.network.blocks(), mapped, strict=True):
                 hook = partial(enter, entering)
-                handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-                hooks.callback(handle.remove)
+                hooks.enter_context(block.register_forward_pre_hook(hook, with_kwargs=True))
             yield
 
 

@@ -67,11 +67,8 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
             return (edit(output[0]), *output[1:])
         return edit(output)
 
-    handle = block.register_forward_hook(hook)
-    try:
+    with block.register_forward_hook(hook):
         yield
-    finally:
-        handle.remove()
 
 
 def output_of(block: nn.Module, run: Callable[[], Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
 from lit_models.causal_lm.loss import nats_at
-from lit_models.causal_lm.network import attend, documents_of
+from lit_models.causal_lm.network import Documents, attend, documents_of
 from tests.benchmarks.figures import Aim, Figure
 from tests.benchmarks.gpu import CEILINGS, Row, Rows, main
 from tests.benchmarks.gpu_rows import DEVICE, SIZES, ceilings, language_model, looped
@@ -43,9 +43,15 @@ Attended = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [R, H, T, K], k and v
 
 def own(as_mask: bool, ids: Tensor) -> Attended:
     """Return attention as our networks have it. Args: ids, of documents [R, T] int64."""
-    is_single = not as_mask and not ids.any()  # a row is one document, as a batch then says
-    documents = documents_of(ids, bool(is_single), as_mask)
+    documents = Documents(mask=visible(ids)) if as_mask else Documents()
+    if not as_mask and ids.any():  # else a row is one document, as a batch then says
+        documents = documents_of(ids, torch.empty(0, dtype=torch.bfloat16), HEAD_SIZE)
     return lambda q, k, v: attend(q, k, v, documents)
+
+
+def visible(ids: Tensor) -> Tensor:
+    """Return which positions see which, [R, 1, T, T] bool."""
+    return (ids[:, None, :, None] == ids[:, None, None, :]).tril()
 
 
 def flash(version: str, ids: Tensor) -> Attended:
@@ -67,7 +73,7 @@ def flash(version: str, ids: Tensor) -> Attended:
 
 def cudnn(ids: Tensor) -> Attended:
     """Return that of cuDNN, by a mask."""
-    mask = documents_of(ids, as_mask=True).mask
+    mask = visible(ids)
 
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

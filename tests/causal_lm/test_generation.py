@@ -13,6 +13,7 @@ from datamodules.core.plan import MicroBatch, rng_for
 from datamodules.core.planned import collated
 from datamodules.text.prompts import ChoiceDataset, read_prompts, read_rows
 from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm import generation
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import most_positions
@@ -65,16 +66,19 @@ def test_learned_positions_end_a_text_and_rotary_ones_go_on(make):
     assert ("length" in reasons) == (not is_table)
 
 
-@pytest.mark.parametrize("make", [tiny.own_gpt2, tiny.own_llama, tiny.transformers_llama])
-def test_half_precision_has_a_cache_too(make):
-    network, text = make().float(), list(range(60, 76))
+@pytest.mark.parametrize("make", KINDS)
+def test_half_precision_has_a_cache_too_and_a_token_copies_nothing_of_it(make):
+    network, text = make().float(), list(range(60, 120))
     exact = tiny.next_logits(network, text)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        cache, ids = network.new_cache(), torch.tensor([text])
-        for part in (slice(0, 12), *(slice(n, n + 1) for n in range(12, 16))):
-            places = torch.arange(16)[None, part]
-            logits = network.head(network(ids[:, part], places, None, True, cache))[:, -1]
-    assert torch.nn.functional.cosine_similarity(logits[0].float(), exact, dim=0) > 0.999
+        cache, ids = network.new_cache(room=6), torch.tensor([text]).expand(16, -1)
+        for part in (slice(0, 54), *(slice(n, n + 1) for n in range(54, 60))):
+            with tiny.Made() as made:
+                places = torch.arange(60)[None, part].expand(16, -1)
+                mask = torch.ones(16, part.stop, dtype=torch.bool)
+                logits = network.head(network(ids[:, part], places, None, True, cache, mask=mask))
+    assert torch.nn.functional.cosine_similarity(logits[0, -1].float(), exact, dim=0) > 0.999
+    assert made.largest() < 16 * 2 * 60 * 8  # keys of a layer, of the last token's step
 
 
 def test_a_batch_neighbour_changes_nothing():
@@ -85,6 +89,18 @@ def test_a_batch_neighbour_changes_nothing():
     shuffled = tiny.completed(network, [tiny.PROMPTS[i] for i in order], options, order)
     assert together == alone
     assert shuffled == [together[i] for i in order]
+
+
+@pytest.mark.parametrize("make", [tiny.own_gpt2, tiny.own_llama])
+def test_the_host_may_look_at_several_tokens_at_once(make, monkeypatch):
+    found, looks = [], ("aten::stack", "aten::_local_scalar_dense")  # for which a GPU is waited for
+    for at_once in (1, 4):
+        monkeypatch.setattr(generation, "AT_ONCE_ON_CPU", at_once)
+        with tiny.Made() as seen:
+            options = GenerationOptions(40, 1.0, seed=4, stop=["z"])
+            found.append(tiny.completed(make(max_positions=30), tiny.PROMPTS, options))
+    assert found[0] == found[1]
+    assert sum(name in looks for name, *_ in seen.seen) < 28
 
 
 def test_a_compiled_network_is_not_compiled_for_each_length():
@@ -235,7 +251,8 @@ def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
     order = [2, 0, 3, 1]
     batch = batch_of(data, order)
     assert len(batch["input_ids"]) < 7  # several in a row
-    found = score(network, batch)
+    rows = (batch["input_ids"], batch["position_ids"], batch["document_ids"])
+    found = score(network(*rows), network.head.weight, batch)
     assert found["scores"].shape == (4, 3)
     for place, number in enumerate(order):
         row = ROWS[number]

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_models.causal_lm import loss
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
 from lit_models.training.metrics import LossSum
+from tests.causal_lm.tiny import Made
 
 R, T, D, V = 3, 7, 5, 11
 
@@ -164,33 +164,20 @@ def test_a_gpu_adds_products_of_halves_up_as_they_are():
     assert loss._with_product(total, a, b, torch.float32) is total
 
 
-class Largest(TorchDispatchMode):
-    """Keeps the largest number of elements of any tensor that an operation returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 8)
-        return result
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_no_tensor_is_larger_than_a_chunk_or_the_head(training, chunks_of_4):
     num_tokens = 400
     batch = a_batch(num_tokens=num_tokens)
     hidden, head = inputs(num_tokens=num_tokens)
-    with Largest() as seen, torch.set_grad_enabled(training):
+    with Made() as seen, torch.set_grad_enabled(training):
         if training:
             language_model_loss(hidden, head, batch).total.backward()
         else:
             sample_nats(hidden, head, batch)
-    assert seen.elements <= num_tokens * D
-    with Largest() as seen:
+    assert seen.largest() <= num_tokens * D
+    with Made() as seen:
         direct(hidden, head, batch)
-    assert seen.elements >= R * T * num_tokens
+    assert seen.largest() >= R * T * num_tokens
 
 
 def test_metrics_of_two_batches_by_hand():

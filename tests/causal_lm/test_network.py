@@ -2,25 +2,20 @@
 
 import time
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_models.causal_lm import network as network_file
+from datamodules.core.batches import document_bounds
+from lit_models.causal_lm import network as decoder
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import (
-    PRESETS,
-    Decoder,
-    DecoderConfig,
-    Documents,
-    attend,
-    check_isolation,
-    documents_of,
-)
+from lit_models.causal_lm.network import Decoder, DecoderConfig, check_isolation, documents_of
 from lit_models.causal_lm.pretrained import PretrainedDecoder
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 from tests.causal_lm.folders import made, of_transformers
+from tests.causal_lm.tiny import Made
 
 SMALL = DecoderConfig(
     vocab_size=31, max_positions=16, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2
@@ -28,6 +23,8 @@ SMALL = DecoderConfig(
 GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
 LEARNED = replace(SMALL, num_heads=2, num_kv_heads=None, **GPT2)
 BOTH = pytest.mark.parametrize("config", [SMALL, LEARNED], ids=["llama", "gpt2"])
+HALF_AND_FULL = (torch.bfloat16, torch.float32)
+AS_MASK = pytest.mark.parametrize("as_mask", [False, True])
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -59,15 +56,21 @@ def logits(network: Decoder, batch: Batch) -> Tensor:
 
 
 @BOTH
+@AS_MASK
 @torch.no_grad()
-def test_a_document_in_a_row_has_the_logits_it_has_alone(config):
+def test_a_document_in_a_row_has_the_logits_it_has_alone(config, as_mask):
     network = network_of(config)
+    network.is_compiled = as_mask
     tokens, positions, ids = packed([[3, 5, 1], [9], [2, 6]], width=11)
     together = logits(network, (tokens, positions, ids))
     for document in range(6):
         own = ids == document
         alone = (tokens[own][None], positions[own][None], torch.zeros_like(ids[own])[None])
         torch.testing.assert_close(together[own], logits(network, alone)[0], rtol=0, atol=1e-12)
+    batch = packed([[8], [5]])  # rows of single documents need no ids
+    single = network.head(network(*batch, has_single_documents=True))[batch[2] >= 0]
+    expected = logits(network, batch)[batch[2] >= 0]
+    torch.testing.assert_close(single, expected, rtol=0, atol=1e-12)
 
 
 @BOTH
@@ -82,21 +85,6 @@ def test_the_future_and_padding_change_nothing(config):
         after = logits(network, (changed, positions, ids))
         assert torch.equal(before[:, :place], after[:, :place])
         assert not torch.equal(before[:, place], after[:, place])
-
-
-@BOTH
-@torch.no_grad()
-def test_a_mask_and_single_rows_give_the_same(config):
-    network = network_of(config)
-    batch = packed([[3, 5], [8]])
-    expected = logits(network, batch)
-    network.compile_blocks(backend="eager")  # masks
-    torch.testing.assert_close(logits(network, batch), expected, rtol=0, atol=1e-12)
-    single = packed([[8], [5]])
-    whole = network.head(network(*single, has_single_documents=True))
-    real = single[2] >= 0
-    expected = logits(network, single)[real]
-    torch.testing.assert_close(whole[real], expected, rtol=0, atol=1e-12)
 
 
 @BOTH
@@ -141,14 +129,26 @@ def test_compiled_in_place_names_and_results_stay(recomputes):
     assert compiled.blocks() == list(compiled.layers)
 
 
+def on_meta(rows: list[list[int]]) -> tuple[list[Tensor], tuple[Tensor, int]]:
+    """A batch as a GPU gets it, without values: nothing can wait for any."""
+    batch = packed(rows)
+    bounds, longest = document_bounds(batch[2].numpy())
+    return [x.to("meta") for x in batch], (torch.from_numpy(bounds).to("meta"), longest)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
-def test_what_is_compiled_fits_other_documents():
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_what_is_compiled_fits_other_documents(is_on_gpu):
     graphs: list[int] = []
-    network = network_of(SMALL)
+    torch._dynamo.reset()
+    network = Decoder(replace(SMALL, hidden_size=32))
     network.compile_blocks(backend=lambda graph, inputs: graphs.append(1) or graph)
-    for rows in ([[3, 5], [8]], [[8], [1, 7]], [[2, 2, 4], [4, 4]]):
-        logits(network, packed(rows))
-        assert len(graphs) == 1  # of all layers
+    if is_on_gpu:
+        network.to("meta", torch.bfloat16)
+    for rows in ([[9, 7], [16]], [[3, 13], [2, 14]], [[1] * 16, [16]], [[5, 11], [1, 15]]):
+        batch, bounds = on_meta(rows) if is_on_gpu else (packed(rows), None)
+        network(*batch, bounds=bounds).sum().backward()
+        assert 0 < len(graphs) <= 1 + is_on_gpu  # of all layers; one more for any number of them
 
 
 ROWS = [[0, 0, 0, 1, 1, 2, -1, -1], [3, 3, 3, 3, 3, 3, 3, 3], [4, 5, 5, 5, 5, 5, 5, -1]]
@@ -161,42 +161,84 @@ def heads_of(num_rows: int, kv_heads: int, length: int = 8) -> tuple[Tensor, Ten
     return q, k, v
 
 
-def slowly(q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor) -> Tensor:
-    """Every position of every head by itself; heads of k and v repeated."""
-    out = torch.zeros_like(q)
-    share = q.shape[1] // k.shape[1]
-    rows, heads, length, size = q.shape
-    for row, head, place in torch.cartesian_prod(*map(torch.arange, (rows, heads, length))):
-        seen = [i for i in range(place + 1) if document_ids[row, i] == document_ids[row, place]]
-        keys, values = k[row, head // share, seen], v[row, head // share, seen]
-        weights = torch.softmax(keys @ q[row, head, place] / size**0.5, 0)
-        out[row, head, place] = weights @ values
-    return out
+def slowly(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
+    """Attention as one would write it down; heads of k and v repeated."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("as_mask", [False, True])
+@AS_MASK
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], [ROWS[0]] * 2])
 def test_both_ways_equal_a_slow_reference(rows, as_mask, kv_heads):
     ids = torch.tensor(rows)
     q, k, v = heads_of(len(rows), kv_heads)
-    documents = documents_of(ids, as_mask=as_mask)
+    documents = documents_of(ids, q, 6, as_mask=as_mask)
     assert (documents.mask is not None) == as_mask
-    expected = slowly(q, k, v, ids)
-    torch.testing.assert_close(attend(q, k, v, documents), expected, rtol=0, atol=1e-12)
+    expected = slowly(q, k, v, (ids[:, None, :, None] == ids[:, None, None]).tril())
+    found = decoder.attend(q, k, v, documents)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("as_mask", [False, True])
+@AS_MASK
 def test_gradients_stay_in_their_document(as_mask):
     ids = torch.tensor(ROWS)
     inputs = [x.requires_grad_() for x in heads_of(3, 2)]
-    attended = attend(*inputs, documents_of(ids, as_mask=as_mask))
+    found = decoder.attend(*inputs, documents_of(ids, inputs[0], 6, as_mask=as_mask))
     for document in range(6):
         is_own = (ids == document)[:, None, :, None]
-        total = (attended * is_own).sin().sum()
+        total = (found * is_own).sin().sum()
         for gradient in torch.autograd.grad(total, inputs, retain_graph=True):
             assert gradient.isfinite().all()
             assert not (gradient * ~is_own).any()
+
+
+def test_the_kernel_is_for_half_precision_on_newer_gpus_where_bits_may_differ(monkeypatch):
+    def fitting(is_new: bool, is_bitwise: bool) -> list:
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: is_new)
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: is_bitwise)
+        cases = product(("cuda", "cpu", "mps"), dtypes, (12, 64, 256, 264))
+        return [case for case in cases if decoder.has_flash(torch.device(case[0]), *case[1:])]
+
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    assert fitting(True, False) == list(product(["cuda"], dtypes[:2], [64, 256]))
+    assert fitting(False, False) == fitting(True, True) == []
+
+
+@pytest.mark.parametrize("kind", ["own", "Llama", "Qwen3"])
+def test_packed_rows_on_a_gpu_have_no_mask_and_no_repeated_heads(kind):
+    own = Decoder(replace(SMALL, hidden_size=32))
+    network = own if kind == "own" else of_transformers(kind, head_dim=8)
+    rows, bounds = on_meta([[300, 212], [500]])
+    with Made() as seen:
+        network.to("meta", torch.bfloat16)(*rows, bounds=bounds).sum().backward()
+    assert seen.largest() < 512 * 512
+    kernels = [args for name, _, args in seen.seen if name == "torch_attn::_varlen_attn"]
+    for args in kernels:
+        assert [x.shape for x in args[:3]] == [(1024, heads, 8) for heads in (4, 2, 2)]
+        assert (args[3] is args[4], args[5:8], args[9]) == (True, (512, 512, True), [-1, 0])
+    assert len(kernels) == 2
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize(("length", "has_mask"), [(1, True), (1, False), (40, True), (40, False)])
+@torch.no_grad()
+def test_heads_share_keys_and_values_of_which_a_token_copies_none(is_cpu, length, has_mask):
+    (q, _, _), (_, k, v) = heads_of(3, 2, length), heads_of(3, 2, 40)
+    mask = torch.ones(40, 40, dtype=torch.bool).tril()[-length:]
+    with Made() as seen:
+        found = decoder.attended(q, k, v, mask if has_mask else None, None, is_cpu)
+    assert length > 1 or seen.largest() < k.numel()
+    torch.testing.assert_close(found, slowly(q, k, v, mask), rtol=0, atol=1e-12)
+
+
+def test_all_layers_keep_one_mask_for_the_backward_pass():
+    network, kept = network_of(replace(SMALL, num_layers=4)).float(), []
+    network.is_compiled = True  # masks
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        logits(network, packed([[40, 24]]))
+    assert len({x.data_ptr() for x in kept if x.shape[-2:] == (64, 64)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,11 +251,11 @@ def test_gradients_stay_in_their_document(as_mask):
     ],
 )
 def test_presets_have_their_sizes(name, vocab_size, count):
-    config = PRESETS[name]
+    config = decoder.PRESETS[name]
     with torch.device("meta"):
         network = Decoder(replace(config, vocab_size=vocab_size or config.vocab_size))
     assert sum(p.numel() for p in network.parameters()) == count
-    assert set(PRESETS) == {"gpt2-124m", "llama-tiny", "shakespeare-cpu", "shakespeare-gpu"}
+    assert set(decoder.PRESETS) == {"gpt2-124m", "llama-tiny", "shakespeare-cpu", "shakespeare-gpu"}
 
 
 @pytest.mark.parametrize(
@@ -248,22 +290,20 @@ def test_models_of_transformers_pass(kind):
     check_isolation(of_transformers(kind))
 
 
-class Cached(PretrainedDecoder):
-    """With a cache transformers does not look at positions."""
-
-    def forward(self, input_ids, position_ids, document_ids):
-        model = self.model.base_model
-        return model(input_ids, position_ids=position_ids, use_cache=True).last_hidden_state
-
-
 class Masked(PretrainedDecoder):
-    """With a mask of what is padding it does not either."""
+    """With a mask of what is padding transformers does not look at positions."""
+
+    has_cache = False
 
     def forward(self, input_ids, position_ids, document_ids):
-        mask = document_ids >= 0
-        return self.model.base_model(
-            input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False
-        ).last_hidden_state
+        mask = None if self.has_cache else document_ids >= 0
+        options = {"use_cache": self.has_cache, "attention_mask": mask}
+        model = self.model.base_model
+        return model(input_ids, position_ids=position_ids, **options).last_hidden_state
+
+
+class Cached(Masked):
+    has_cache = True
 
 
 @pytest.mark.parametrize("leaking", [Cached, Masked])
@@ -303,38 +343,32 @@ def test_models_that_cannot_tell_documents_apart_are_refused(kind, sizes, messag
 
 
 def everything(document_ids, *options):
-    return Documents()
+    return decoder.Documents()
 
 
 def whole_documents(document_ids, *options):
-    return Documents(mask=document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    return decoder.Documents(mask=document_ids[:, None, :, None] == document_ids[:, None, None, :])
 
 
 def small_leak(document_ids, *options):
-    mask = documents_of(document_ids, as_mask=True).mask.clone()
+    mask = documents_of(document_ids, torch.empty(0), 4, as_mask=True).mask == 0
     mask[0, 0, -2, 0] = True  # only the last token sees only the first
-    return Documents(mask=mask)
-
-
-@pytest.mark.parametrize("fault", [everything, whole_documents, small_leak])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_own_decoder_that_leaks_is_refused(monkeypatch, fault, dtype):
-    network = Decoder(SMALL).to(dtype)
-    monkeypatch.setattr(network_file, "documents_of", fault)
-    with pytest.raises(RuntimeError, match="Decoder lets a token see"):
-        check_isolation(network)
+    return decoder.Documents(mask=mask)
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
-    [(everything, "depends on another document"), (whole_documents, "depends on one that follows")],
+    ("fault", "tolerance", "dtype", "message"),
+    [
+        *product([everything, whole_documents, small_leak], [1e-3], HALF_AND_FULL, [""]),
+        (everything, float("inf"), torch.float32, "depends on another document"),  # by gradients
+        (whole_documents, float("inf"), torch.float32, "depends on one that follows"),
+    ],
 )
-def test_gradients_alone_find_it(monkeypatch, fault, message):
-    """Where rounding is coarse the hidden states need not differ by enough."""
-    monkeypatch.setattr(network_file, "documents_of", fault)
-    monkeypatch.setattr(network_file, "TOLERANCES", {torch.float32: float("inf")})
-    with pytest.raises(RuntimeError, match=message):
-        check_isolation(Decoder(SMALL))
+def test_an_own_decoder_that_leaks_is_refused(monkeypatch, fault, tolerance, dtype, message):
+    monkeypatch.setattr(decoder, "documents_of", fault)
+    monkeypatch.setattr(decoder, "TOLERANCES", {torch.float32: tolerance})
+    with pytest.raises(RuntimeError, match=f"Decoder lets a token see.*{message}"):
+        check_isolation(Decoder(SMALL).to(dtype))
 
 
 def test_it_leaves_no_trace_and_takes_no_time():

@@ -64,13 +64,8 @@ def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, tra
     assert [(row["finish_reason"], row["completion"], row["num_tokens"]) for row in got] == [
         (reason, text, len(ids)) for ids, reason, text in expected
     ]
-
-
-def test_a_session_in_python_completes_as_predict_does(tmp_path, trained):
-    options = {"max_new_tokens": 9, "temperature": 1.0, "seed": 2}
-    rows, _ = predict(tmp_path / "file", trained, [{"prompt": text} for text in PROMPTS], **options)
-    module = LitCausalLM.load_from_checkpoint(trained).double().train()
-    assert module.generate(PROMPTS, **options) == [row["completion"] for row in rows]
+    module = LitCausalLM.load_from_checkpoint(trained).double().train()  # in a session in Python
+    assert module.generate(PROMPTS, **options) == [row["completion"] for row in got]
     assert module.training
     with pytest.raises(ValueError, match="row:1: .* has no chat template"):
         module.generate([[{"role": "user", "content": "Hello"}]])

@@ -18,14 +18,8 @@ from lit_models.causal_lm.pretrained import (
     read_recipe,
 )
 from lit_models.training.sharding import check_tensor_plan, planned_layers
-from tests.causal_lm.folders import (
-    LLAMA3_ROPE,
-    made,
-    packed_logits,
-    ragged_logits,
-    saved,
-    worst_difference,
-)
+from tests.causal_lm import folders
+from tests.causal_lm.folders import made, packed_logits, ragged_logits, saved, worst_difference
 
 KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
 
@@ -50,10 +44,11 @@ def test_packed_documents_have_the_logits_that_transformers_gives_each(tmp_path,
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
+        ("Llama", {"rope_parameters": folders.LLAMA3_ROPE, "tie_word_embeddings": True}),
         ("Llama", {"head_dim": 8, "attention_bias": True}),
         ("GPT2", {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True}),
         ("Mistral", {"sliding_window": 3}),
+        ("Qwen2", {"max_shard_size": "4KB"}),
     ],
 )
 def test_variants_are_computed_as_transformers_does(tmp_path, kind, options):
@@ -118,12 +113,6 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path, kind, values, messa
     with pytest.raises(ValueError, match=message) as caught:
         load_network(tmp_path)
     assert len(str(caught.value)) < 700
-
-
-def test_weights_may_be_sharded(tmp_path):
-    model = saved(tmp_path, "Qwen2", max_shard_size="4KB")
-    network = load_network(tmp_path)
-    assert worst_difference(packed_logits(network), ragged_logits(model)) < 1e-5
 
 
 def damage(folder, fault):

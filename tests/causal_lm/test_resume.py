@@ -21,17 +21,9 @@ from lit_models.commands.export import export
 from lit_models.training.checkpoints import read_checkpoint, write_folder
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
+from tests.causal_lm import tiny
 from tests.causal_lm.folders import saved_with_bytes
-from tests.causal_lm.tiny import (
-    DATA_OPTIONS,
-    LORA,
-    MODEL_OPTIONS,
-    SGD,
-    SHAPE_OPTIONS,
-    TEXT,
-    model,
-    run,
-)
+from tests.causal_lm.tiny import DATA_OPTIONS, LORA, MODEL_OPTIONS, SGD, SHAPE_OPTIONS, model, run
 from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
@@ -87,7 +79,7 @@ def test_an_evaluation_without_a_checkpoint_takes_the_weights_to_begin_with(tmp_
 def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(adapted, tmp_path):
     module, next_one = model(lora=LORA), model()
     text = tmp_path / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
+    text.write_text(tiny.TEXT, encoding="utf-8")
     trainer = toy_trainer(tmp_path, max_steps=2, callbacks=[Ledger()], limit_val_batches=0)
     sizes = {"context_length": 16, "global_batch_size": 8}
     data = TextDataModule(str(text), split=TextSplit(by="tail"), **sizes)
@@ -228,17 +220,13 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["shards", "export"])
-def test_a_folder_is_evaluated_as_the_file_is(folders, tmp_path, kind):
+def test_a_folder_evaluates_and_predicts_as_the_file_does(folders, tmp_path, kind):
     expected = torch.load(folders["file"], weights_only=True)["state_dict"]
     for verb in ("validate", "test"):
         module = model()
         run(tmp_path / verb, module, verb, ckpt_path=folders[kind])
         for name, value in expected.items():
             assert torch.equal(module.state_dict()[name].float(), value.float()), name
-
-
-@pytest.mark.parametrize("kind", ["shards", "export"])
-def test_a_folder_predicts_as_the_file_does(folders, tmp_path, kind):
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
     written = []
@@ -267,7 +255,7 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoints(
     tmp_path, monkeypatch, unisono
 ):
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     lora = ["--model.lora.targets=[q_proj]", "--model.lora.rank=2", "--model.lora.alpha=16"]
     fit = [*MODEL_OPTIONS, *SHAPE_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.default_root_dir=run"]
     status, output = unisono("fit", *fit, "--trainer.max_steps=1")
@@ -291,41 +279,31 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoints(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path):
-    base = saved_with_bytes(tmp_path / "base", "Llama")
-    lora = LoraOptions(["q_proj"], 2, 16.0)
+@pytest.mark.parametrize("has_own_validation", [False, True])
+def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, has_own_validation):
+    base, held = saved_with_bytes(tmp_path / "base", "Llama"), tmp_path / "held.txt"
+    held.write_text("a hen sat. " * 30, encoding="utf-8")
+    lora = None if has_own_validation else LORA
+    data = {"validation_files": str(held)} if has_own_validation else {}
 
     def tuned() -> LitCausalLM:
         return LitCausalLM(SGD, pretrained=str(base), lora=lora)
 
-    whole = torch.load(run(tmp_path / "whole", tuned(), steps=2), weights_only=True)
-    half = run(tmp_path / "half", tuned())
+    whole = torch.load(run(tmp_path / "whole", tuned(), steps=2, **data), weights_only=True)
+    half = run(tmp_path / "half", tuned(), **data)
     shutil.rmtree(base)
-    for verb in ("validate", "test"):
+    for verb in () if has_own_validation else ("validate", "test"):
         run(tmp_path / verb, tuned(), verb, ckpt_path=half)
-    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half)
+    resumed = run(tmp_path / "resumed", tuned(), steps=2, ckpt_path=half, **data)
     found = torch.load(resumed, weights_only=True)
     assert found["text_recipe"] == whole["text_recipe"]
     for name, value in whole["state_dict"].items():
         torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-5, atol=1e-6)
     lora = LoraOptions(["q_proj"], 2, 64.0)
-    with pytest.raises(ValueError, match=r"lora.alpha 16.0 there and 64.0 here"):
+    with pytest.raises(ValueError, match=r"lora.alpha (16.0|None) there and 64.0 here"):
         run(tmp_path / "other", tuned(), steps=2, ckpt_path=half)
     with pytest.raises(FileNotFoundError, match="base"):
         run(tmp_path / "new", tuned())
-
-
-@pytest.mark.slow
-def test_a_resume_without_its_folder_trains_where_validation_has_its_own_file(tmp_path):
-    base, held = saved_with_bytes(tmp_path / "base", "Llama"), tmp_path / "held.txt"
-    held.write_text("a hen sat. " * 30, encoding="utf-8")
-    half = run(
-        tmp_path / "half", LitCausalLM(SGD, pretrained=str(base)), validation_files=str(held)
-    )
-    shutil.rmtree(base)
-    module, again = LitCausalLM(SGD, pretrained=str(base)), {"ckpt_path": half, "steps": 2}
-    resumed = run(tmp_path / "half", module, validation_files=str(held), **again)
-    assert torch.load(resumed, weights_only=True)["global_step"] == 2
 
 
 @pytest.mark.slow
@@ -366,7 +344,7 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
 @pytest.mark.slow
 def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unisono):
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     saved_with_bytes(tmp_path / "base", "Llama")
     lora = ["--model.pretrained=base", "--model.lora.targets=[q_proj]", "--model.lora.rank=2"]
     fit = ["fit", *MODEL_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.logger=false"]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import seed_everything
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from datamodules.files.splitting import TextSplit
 from datamodules.text.prompts import FINISH_REASONS, completion_text
@@ -19,6 +21,25 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.training.ledger import Ledger
 from tests.causal_lm.folders import of_transformers
 from tests.toy import toy_trainer
+
+
+class Made(TorchDispatchMode):
+    """Keeps (name, numbers in its largest tensor, arguments) of each operation but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, Tensor)]
+            self.seen.append((func.name(), max(sizes, default=0), args))
+        return result
+
+    def largest(self) -> int:
+        return max(size for _, size, _ in self.seen)
+
 
 TOKENIZER = byte_tokenizer()
 SENTENCE = "the cat sat on the mat and the dog sat on the log, so they sat and sat. "
