@@ -160,7 +160,11 @@ def on_host(files: Path) -> Callable[[str], dict[str, Tensor]]:
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(
     ("strategy", "precision", "steps"),
-    [("auto", "32-true", 1), ("ddp", "bf16-true", 1), ("fsdp", "32-true", 0)],
+    [
+        ("auto", "32-true", 1),
+        ("ddp", "bf16-true", 1),
+        pytest.param("fsdp", "32-true", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_network_starts_from_the_same_weights_in_a_device_s_context(
     files, on_host, own_environment, monkeypatch, name, strategy, precision, steps

@@ -213,11 +213,12 @@ class Rounds(Callback):
 
 
 def profiler(warm_up: int) -> Any:
-    """Return a started profiler of the last three steps of a warm-up, where a file is named to it;
-    else `None`."""
-    if not (path := os.environ.get(TRACE)):
+    """Return a started profiler of three of the last steps of a warm-up, where a file is named to
+    it; else `None`, as where a warm-up is so short that it would be measured."""
+    path = os.environ.get(TRACE)
+    if path is None or warm_up < 5:
         return None
-    plan = torch.profiler.schedule(wait=max(0, warm_up - 5), warmup=1, active=3, repeat=1)
+    plan = torch.profiler.schedule(wait=warm_up - 5, warmup=1, active=3, repeat=1)
     found = torch.profiler.profile(
         schedule=plan, on_trace_ready=lambda made: made.export_chrome_trace(path)
     )
