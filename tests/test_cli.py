@@ -269,15 +269,8 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(unisono, to
     status, output = unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto")
     assert (status, "a fresh start" in output) == (0, True), output
     before = Path("runs/toy/metrics.csv").read_text().splitlines()
-    status, output = unisono(
-        "fit",
-        "--config",
-        "toy.yaml",
-        "--ckpt_path",
-        "auto",
-        "--trainer.max_epochs=2",
-        "--model.optimizer.lr=0.02",
-    )
+    more = ["--trainer.max_epochs=2", "--model.optimizer.lr=0.02"]
+    status, output = unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto", *more)
     assert status == 0, output
     assert "resumes from runs/toy/checkpoints/last.ckpt" in output
     assert "model.optimizer.lr: the checkpoint has 0.01, this run uses 0.02" in output
@@ -295,13 +288,9 @@ def test_evaluation_takes_the_model_from_the_checkpoint(unisono, toy_config):
     assert unisono("fit", "--config", "toy.yaml", *options)[0] == 0
     records = Path("runs/toy/metrics.csv")
     steps = [line.partition(",")[0] for line in records.read_text().splitlines()]
-    status, output = unisono(
-        "test",
-        "--data=tests.toy.ToyData",
-        "--ckpt_path=runs/toy/checkpoints/previous.ckpt",
-        "--trainer.devices=1",
-        "--trainer.accelerator=cpu",
-    )
+    checkpoint = "--ckpt_path=runs/toy/checkpoints/previous.ckpt"
+    where = ["--trainer.devices=1", "--trainer.accelerator=cpu"]
+    status, output = unisono("test", "--data=tests.toy.ToyData", checkpoint, *where)
     assert status == 0, output
     assert "test/loss" in output
     after = [line.partition(",")[0] for line in records.read_text().splitlines()]

@@ -29,23 +29,14 @@ def test_batches_hold_the_normalised_rows(tmp_path):
     data.setup("fit")
     dataset = data.datasets["train"]
     batch = dataset.batch(np.arange(5), 0)
-    assert texts_of(batch) == [
-        "wine and spirit merchant",
-        "miner (deceased)",
-        "roentgen nan",
-        "smed",
-        "nan",
-    ]
+    first, *rest = texts_of(batch)
+    assert first == "wine and spirit merchant"
+    assert rest == ["miner (deceased)", "roentgen nan", "smed", "nan"]
     languages = data.recipe["languages"]
     assert [languages[i] for i in batch["language_id"]] == ["en", "en", "de", "da", "unk"]
     codes = data.recipe["code_book"]["codes"]
-    assert [[codes[i] for i in row if i >= 0] for row in batch["code_ids"].tolist()] == [
-        ["41025"],
-        ["71105"],
-        ["06510", "-1"],
-        ["83110", "95410"],
-        ["-1"],
-    ]
+    found = [[codes[i] for i in row if i >= 0] for row in batch["code_ids"].tolist()]
+    assert found == [["41025"], ["71105"], ["06510", "-1"], ["83110", "95410"], ["-1"]]
     assert batch["code_ids"][0].tolist()[1:] == [-100]
     per_record = (batch["code_ids"] >= 0).sum(1)
     assert batch["num_with_codes"] == per_record.bincount().tolist()

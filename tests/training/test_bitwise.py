@@ -171,16 +171,9 @@ def test_the_command_line_turns_it_on_and_topology_and_banner_say_so(
     unisono, toy_config, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    status, output = unisono(
-        "fit",
-        "--config",
-        "toy.yaml",
-        "--exactness=bitwise",
-        "--data.micro_batch_size=2",
-        "--model.dropout=0.2",
-        "--exact_dropout=true",
-        "--trainer.default_root_dir=run",
-    )
+    options = ["--exactness=bitwise", "--data.micro_batch_size=2", "--model.dropout=0.2"]
+    options += ["--exact_dropout=true", "--trainer.default_root_dir=run"]
+    status, output = unisono("fit", "--config", "toy.yaml", *options)
     assert status == 0, output
     facts = json.loads((toy_config.parent / "run" / "topology.json").read_text())["exactness"]
     assert facts == {
