@@ -61,10 +61,9 @@ def choose_strategy(
     Adam has them, do not fit on each. A network that is built when the data is read counts as one
     that fits. In bf16-mixed GPUs take fsdp's, with whole copies, where the module allows it.
     """
-    count, is_gpu = verdict.world_size, verdict.accelerator in ("gpu", "cuda")
-    trains = is_gpu and is_training
+    count, trains = verdict.world_size, is_training and verdict.accelerator in ("gpu", "cuda")
     copies = trains and precision == "bf16-mixed" and getattr(module, "takes_half_weights", False)
-    if (count == 1 and not copies) or not (is_gpu or verdict.accelerator == "cpu"):
+    if (count == 1 and not copies) or verdict.accelerator not in ("cpu", "gpu", "cuda"):
         return None
     state = state_bytes(module, precision) if trains else 0
     name, line = "ddp", f"{count} devices, each with all weights"

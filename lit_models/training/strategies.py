@@ -73,6 +73,7 @@ DEPRECATIONS = (  # of what Lightning calls itself
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
+SMALL_NETWORK = 2**28  # parameters, which one device gathers at once with ease
 NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 
@@ -384,6 +385,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
+        if self.world_size == 1 and sum(p.numel() for p in module.parameters()) < SMALL_NETWORK:
+            blocks = []  # one group: nothing is sent, and the host has less to do than for many
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
         self._frees = calls_evenly and bool(self.reshard_after_forward)
         is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
@@ -409,7 +412,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             for name in getattr(block, "forward_methods", ()):
                 register_fsdp_forward_method(block, name)
         for name in getattr(module, "uneven_steps", EVALUATION_STEPS):
-            setattr(module, name, self._after_gathering(getattr(module, name)))
+            setattr(module, name, self._gathered()(getattr(module, name)))
         fully_shard(module, reshard_after_forward=False, **{**options, "mesh": outer})
         if not calls_evenly:
             # The backward pass gathers ahead in the order of the forward calls, which then differs
@@ -453,17 +456,13 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             metric.process_group = replicas.get_group()  # one rank of each, or it counts twice
         return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
 
-    def _after_gathering(self, step: Any) -> Any:
-        """Wrap a step so that every rank gathers all blocks first, in the same order."""
-
-        @functools.wraps(step)
-        def gathered(*args: Any, **kwargs: Any) -> Any:
-            for block in self._blocks:
-                block.set_reshard_after_forward(False, recurse=False)
-                block.unshard()
-            return step(*args, **kwargs)
-
-        return gathered
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Gathers all blocks first, on every rank in the same order."""
+        for block in self._blocks:
+            block.set_reshard_after_forward(False, recurse=False)
+            block.unshard()
+        yield
 
     @contextmanager
     def _freed_after(self) -> Iterator[None]:

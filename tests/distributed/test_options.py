@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from lit_models.training import default_callbacks
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy, leave_group
@@ -131,11 +132,15 @@ def test_weights_gathered_in_bfloat16_are_not_kept_for_the_backward_pass(
     tmp_path: Path, own_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {"precision": "bf16-mixed", "max_steps": 1, "limit_val_batches": 0}
-    for takes_half, bytes_each in ((True, 0), (False, 2)):  # the copies that autocast makes
+    # Three blocks and the rest; the copies that autocast makes; one group.
+    ways = ((True, 0, 0, 4), (False, 0, 2, 4), (True, 2**28, 0, 1))
+    for takes_half, small, bytes_each, num_groups in ways:
         monkeypatch.setattr(LitTied, "takes_half_weights", takes_half)
-        kept, folder = Kept(), tmp_path / str(takes_half)
+        monkeypatch.setattr("lit_models.training.strategies.SMALL_NETWORK", small)
+        kept, folder = Kept(), tmp_path / f"{takes_half} {small}"
         trainer = toy_trainer(folder, strategy=FullyShardedStrategy(), callbacks=[kept], **few)
         trainer.fit(LitTied(), ToyData())
-        assert kept.bytes_each == bytes_each
+        groups = [m for m in trainer.lightning_module.modules() if isinstance(m, FSDPModule)]
+        assert (kept.bytes_each, len(groups)) == (bytes_each, num_groups)
         assert kept.dtypes == {torch.float32}
         assert trainer.precision == "bf16-mixed"
