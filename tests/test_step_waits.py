@@ -4,7 +4,7 @@ It runs on torch's device "meta", whose tensors have shapes and no values: whate
 for a value, or for a size that depends on values, fails there, in the line that would wait.
 
 Allowed to wait, and not here: NonFinite where the optimizer does not know `found_inf`, since such
-an optimizer cannot skip an update by itself; transformers' own networks, which ask once per forward
+an optimizer cannot skip an update by itself; transformers' own encoders, which ask once per forward
 pass whether a mask is needed at all; what is read between log lines, see test_start_counts.py.
 """
 
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[families.Family, int, int]] = {
     "occupation_coder": (families.FAMILIES["occupation_coder"], 1, 50),
     "causal_lm": (families.FAMILIES["causal_lm"], 1, 4),
     "gpt2": (families.SPECIAL["gpt2"], 1, 4),
+    "pretrained": (families.PRETRAINED["Qwen2"], 1, 4),
     "grouped_heads": (partial(families.SPECIAL["llama"], layout="blocks"), 1, 4),
     "documents": (partial(families.FAMILIES["causal_lm"], layout="documents"), 1, 4),
     "lens_warm_up": (families.FAMILIES["consistency_lens"], 1, 4),

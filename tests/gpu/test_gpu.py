@@ -21,6 +21,7 @@ from torch import nn
 from lit_models.causal_lm import loss
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import ComputationOptions
+from lit_models.causal_lm.network import attend, documents_of
 from lit_models.training import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.ledger import HostCopy
@@ -53,8 +54,8 @@ BLOCKS = {
 }
 COMPILED = {f"compiled {name}": partial(compiled, family=family) for name, family in BLOCKS.items()}
 LEARNERS = {name: family for name, family in EVERY.items() if name not in ("toy", "tied")}
-# transformers' own networks ask in each forward pass whether a mask is needed.
-ASKING = (*PRETRAINED, "compiled Qwen2")
+# transformers' encoders ask in each forward pass whether a mask is needed.
+ASKING = [name for name in PRETRAINED if name not in ("GPT2", "Llama", "Qwen2")]
 
 
 class NoWaits(Callback):
@@ -186,6 +187,21 @@ def test_the_loss_by_chunks_is_that_of_float64(
     assert total.item() == pytest.approx(expected.item(), rel=1e-3)
     for found, other in zip((rows, head), exact, strict=True):
         assert (found.grad.cpu() - other.grad).norm() < 0.01 * other.grad.norm()
+
+
+def test_packed_rows_in_one_kernel_are_as_by_a_mask_in_float64():
+    device, found = "cuda" if ACCELERATOR == "gpu" else "cpu", []
+    ids = torch.tensor([[0] * 300 + [1] * 200 + [-1] * 12, [2] * 512], device=device)
+    given = [torch.randn(2, heads, 512, 64).bfloat16() for heads in (8, 2, 2)]
+    for dtype in (torch.float64, torch.bfloat16):
+        q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
+        documents = documents_of(ids, q, 64, as_mask=dtype == torch.float64)
+        attended = attend(q, k, v, documents)
+        attended.square().sum().backward()
+        found.append([attended, q.grad, k.grad, v.grad])
+    assert documents.bounds is not None
+    for exact, other in zip(*found, strict=True):
+        assert (other.double() - exact).norm() < 0.02 * exact.norm()
 
 
 def test_dropout_by_sample_has_the_masks_of_a_cpu():
