@@ -170,12 +170,13 @@ def put_in_place(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
+def replacing(target: Path, kept: str | None = None, is_new: bool = False) -> Iterator[Path]:
     """Give a name beside `target` for a file or a folder of files, which takes its place, synced,
     when the block ends well: `target` is the old one or the whole new one at every moment.
 
     Args:
         target: the final name.
+        kept: name beside it that the old one takes, if any.
         is_new: raise FileExistsError where another process has taken that name meanwhile.
     """
     target = target.absolute()
@@ -194,6 +195,8 @@ def replacing(target: Path, is_new: bool = False) -> Iterator[Path]:
         sync(unfinished)
         if is_new and target.exists():
             raise FileExistsError(f"{target} was made meanwhile and is not overwritten.")
+        if kept is not None and target.exists():
+            put_in_place(target, target.with_name(kept))
         put_in_place(unfinished, target)
     finally:
         remove(unfinished)

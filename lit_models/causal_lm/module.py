@@ -161,7 +161,13 @@ class LitCausalLM(ExactModule):
     def build(self, recipe: Recipe, data: Any) -> None:
         lora = recipe["lora"]
         if data is None or self.pretrained is None:
-            self.network = network_from_config(recipe["network"])
+            # Adapters of a new network would have to be drawn after it.
+            is_late = hasattr(getattr(self._trainer, "strategy", None), "fills_late")
+            is_late = is_late and recipe["network"]["kind"] == "own" and not (lora and data)
+            with torch.device("meta" if is_late else "cpu"):
+                self.network = network_from_config(recipe["network"])
+            if is_late and data is not None:
+                self.late_weights.append((f"network.{n}", w) for n, w in self.network.drawn())
         else:
             # What stands still in fewer bits is read with those of its files: half the memory on
             # the way for most folders, and the same values.
@@ -180,7 +186,8 @@ class LitCausalLM(ExactModule):
             check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
             check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
         if self.is_training_run:
-            check_isolation(self.network)
+            if not self.network.head.weight.is_meta:  # where it is one of our own
+                check_isolation(self.network)
             if self.computation.activation_checkpointing:
                 self.network.recompute_blocks()
         if self.computation.compile and not self.network.is_compiled:

@@ -4,7 +4,8 @@ Shapes: R rows, T positions, S positions so far, D hidden, H heads, G key and va
 size, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -386,12 +387,23 @@ class Decoder(nn.Module):
         if config.tied:
             self.head.weight = self.embedding.weight
         for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() > 1:
-                is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                depth = 2 * config.num_layers if is_residual else 1
-                nn.init.normal_(parameter, std=INITIAL_STD / depth**0.5)
+            self._draw(name, parameter)
+
+    def _draw(self, name: str, weight: Tensor) -> Tensor:
+        if weight.dim() == 1:
+            return nn.init.zeros_(weight) if name.endswith(".bias") else nn.init.ones_(weight)
+        is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        depth = 2 * self.config.num_layers if is_residual else 1
+        return nn.init.normal_(weight, std=INITIAL_STD / depth**0.5)
+
+    def drawn(self) -> Iterator[tuple[str, Tensor]]:
+        """Return names and first weights of a network on `meta`, each drawn on the host when its
+        turn comes: those that its constructor would have drawn there."""
+        for part in self.modules():
+            if hasattr(part, "reset_parameters"):  # as each layer's constructor does
+                copy.deepcopy(part).to_empty(device="cpu").reset_parameters()
+        copies = [(name, parameter.detach()) for name, parameter in self.named_parameters()]
+        return ((name, self._draw(name, torch.empty_like(p, device="cpu"))) for name, p in copies)
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -11,13 +11,13 @@ needs; torch's distributed checkpoint stores pieces, which have to be put togeth
 its own index is a pickle, which is code.
 """
 
-import copy
+import itertools
 import pickle
 import re
-import shutil
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,26 @@ import lightning
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from datamodules.core.store import put_in_place, remove, replacing, sha256_of, sync
+from datamodules.core.store import replacing, sha256_of, sync
 from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.ledger import ledger_of, of_all_ranks
+from lit_models.training.ledger import is_distributed, ledger_of, of_all_ranks
 from lit_models.training.optim import AVERAGED
+from lit_models.training.rules import is_first_process
 
 MARKER = "meta.pt"
 FORMAT = "unisono shards 3"
-FRESH = "next.ckpt"  # becomes last.ckpt when it is whole
+compared: set[Path] = set()  # chosen as sound by this process
+KEPT = {"last.ckpt": "previous.ckpt"}  # what the old one becomes when the new one is whole
 _STANDS_FOR = "_sharded_tensor"
 NOT_WRITTEN = (
     "the checkpoint {} could not be written: {}. The one before it is kept; free space or choose "
@@ -51,21 +53,7 @@ NOT_WRITTEN = (
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage.
-
-    Args:
-        mmap: map what is loaded, of which a rank that shards it reads its own part.
-    """
-
-    def __init__(self, mmap: bool = False) -> None:
-        self.mmap = mmap
-
-    @staticmethod
-    def install(trainer: Trainer) -> None:
-        """Let a trainer save through this class, unless the user chose another one."""
-        strategy = trainer.strategy
-        if type(strategy.checkpoint_io) is TorchCheckpointIO:
-            strategy.checkpoint_io = AtomicCheckpointIO(isinstance(strategy, ModelParallelStrategy))
+    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -77,7 +65,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         target = Path(path)
         try:
-            with replacing(target) as unfinished, open(unfinished, "wb") as file:
+            with replacing(target, KEPT.get(target.name)) as new, open(new, "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
             raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
@@ -85,9 +73,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the content of a sound checkpoint; plain data only, code is never run."""
+        """Return rank 0's checkpoint, sound and plain data, which a group maps; a collective."""
+        has_group = dist.is_available() and dist.is_initialized()
+        content = read_checkpoint(of_all_ranks(path)[0], mmap=has_group, every_byte=None)
         # Lightning looks up by which of its versions a file was written; an export was by none.
-        content = read_checkpoint(path, self.mmap)
         return {"pytorch-lightning_version": lightning.__version__, **content}
 
 
@@ -139,7 +128,7 @@ def read_checkpoint(
     path: str | Path,
     mmap: bool = False,
     classes: StoredClasses = UNTRUSTED,
-    every_byte: bool = True,
+    every_byte: bool | None = True,
 ) -> dict[str, Any]:
     """Return a checkpoint's content on the CPU.
 
@@ -148,7 +137,7 @@ def read_checkpoint(
             `unisono export` wrote.
         mmap: map the tensors instead of reading them: a part of one is read when it is used.
         classes: those that an exported folder may name.
-        every_byte: compare checksums, which reads all of it.
+        every_byte: compare checksums, which reads all of it; `None`: on rank 0, if not done yet.
 
     Raises:
         FileNotFoundError: no such file.
@@ -162,6 +151,8 @@ def read_checkpoint(
         there = f"That folder holds {', '.join(near[:5])}." if near else ""
         there = there or "A run keeps its own in runs/NAME/checkpoints."
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
+    if every_byte is None:
+        every_byte = path.absolute() not in compared and not (is_distributed() and dist.get_rank())
     if fault := damage(path, every_byte):
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
@@ -171,10 +162,8 @@ def read_checkpoint(
     if path.is_dir():
         tensors: dict[str, Tensor] = {}
         for name in content["files"]:
-            with safe_open(path / name, "pt") as file:  # tensors of it are mapped
-                for key in file.keys():  # noqa: SIM118  its object is no dict
-                    value = file.get_tensor(key)
-                    tensors[key] = value if mmap else value.clone()
+            mapped = load_file(path / name)
+            tensors |= mapped if mmap else {key: value.clone() for key, value in mapped.items()}
         content = put_together(content["rest"], tensors)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(
@@ -197,7 +186,7 @@ def _load(path: Path, mmap: bool = False) -> Any:
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
-    """Return the newest sound checkpoint of a run, if any; a warning names damaged ones."""
+    """Return the newest sound checkpoint of a run, if any; the first process compares the bytes."""
 
     def written_at(path: Path) -> int:
         marker = path / MARKER
@@ -205,8 +194,9 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
 
     files = (run_folder / "checkpoints").glob("[!.]*.ckpt")
     for path in sorted(files, key=written_at, reverse=True):
-        fault = damage(path)
+        fault = damage(path, is_first_process())
         if fault is None:
+            compared.add(path.absolute())
             return path
         rank_zero_warn(f"{path} is damaged ({fault}); the one before it is used.")
     return None
@@ -215,7 +205,7 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
 def checkpoint_to_use(run_folder: Path) -> Path | None:
     """Return a run's checkpoint for evaluation: the best one, else the newest."""
     best = run_folder / "checkpoints" / "best.ckpt"
-    return best if damage(best) is None else newest_checkpoint(run_folder)
+    return best if damage(best, is_first_process()) is None else newest_checkpoint(run_folder)
 
 
 def take_averaged(checkpoint: dict[str, Any]) -> None:
@@ -234,7 +224,7 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
     Raises:
         ValueError: names or shapes do not fit; the first differences are listed.
     """
-    content = read_checkpoint(path)
+    content = read_checkpoint(path, mmap=True, every_byte=None)
     take_averaged(content)
     weights, own = module.adapted_weights(content), module.state_dict()
     if part is not None:
@@ -249,7 +239,10 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
             f"the weights of {path}{of_class} do not fit {type(module).__name__}: {wrong}. Use the "
             "model options of that checkpoint, or take one part with model.init_from_part: encoder."
         )
-    module.load_state_dict({**module.state_dict(), **taken})
+    if any(tensor.is_meta for tensor in own.values()):
+        module.late_weights.append((n, t) for n, t in taken.items() if not t.is_meta)
+    else:
+        module.load_state_dict({**module.state_dict(), **taken})
 
 
 def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
@@ -276,7 +269,18 @@ def gathered(
         num_writers: ranks to which the tensors are dealt by their bytes, from rank 0 on.
     """
     sharded: dict[str, DTensor] = {}
-    rest = _named(checkpoint, "", sharded, {})
+    tied: dict[int, str] = {}
+    of_weights = {id(tensor): name for name, tensor in checkpoint["state_dict"].items()}
+    number = itertools.count()  # of the others
+
+    def named(tensor: DTensor) -> dict[str, str]:
+        local, key = tensor.to_local(), of_weights.get(id(tensor), f"tensor {next(number)}")
+        # Tied weights are one tensor under two names: rank 0, whose piece is never empty, names it.
+        name = tied.setdefault(local.data_ptr(), key) if local.numel() else key
+        sharded.setdefault(name, tensor)
+        return {_STANDS_FOR: name}
+
+    rest = apply_to_collection(checkpoint, DTensor, named)
     names = [list(sharded)]
     dist.broadcast_object_list(names)  # rank 0's: it sees which tensors are tied
     sizes = {name: sharded[name].numel() * sharded[name].element_size() for name in names[0]}
@@ -290,35 +294,13 @@ def gathered(
     return rest, own
 
 
-def _named(content: Any, key: str, sharded: dict[str, DTensor], known: dict[int, str]) -> Any:
-    if isinstance(content, DTensor):
-        local = content.detach().to_local()
-        # Tied weights are one tensor under two names: rank 0, whose piece is never empty, names it.
-        name = known.setdefault(local.data_ptr(), key) if local.numel() else key
-        sharded.setdefault(name, content)
-        return {_STANDS_FOR: name}
-    if isinstance(content, dict):
-        twin = copy.copy(content)
-        for name, value in content.items():
-            twin[name] = _named(value, f"{key}.{name}" if key else str(name), sharded, known)
-        return twin
-    if type(content) in (list, tuple):
-        each = (_named(v, f"{key}.{i}", sharded, known) for i, v in enumerate(content))
-        return type(content)(each)
-    return content
-
-
 def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the checkpoint of `gathered`'s two parts; dicts are changed in place."""
-    if isinstance(rest, dict):
-        if rest.keys() == {_STANDS_FOR}:
-            return tensors[rest[_STANDS_FOR]]
-        for name, value in rest.items():
-            rest[name] = put_together(value, tensors)
-        return rest
-    if type(rest) in (list, tuple):
-        return type(rest)(put_together(value, tensors) for value in rest)
-    return rest
+    """Return the checkpoint of `gathered`'s two parts."""
+    if not isinstance(rest, dict):
+        return apply_to_collection(rest, dict, put_together, tensors)
+    if rest.keys() == {_STANDS_FOR}:
+        return tensors[rest[_STANDS_FOR]]
+    return {name: put_together(value, tensors) for name, value in rest.items()}
 
 
 def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path) -> None:
@@ -332,36 +314,27 @@ def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path)
     Raises:
         OSError: the storage refused, on whichever rank; all ranks raise it.
     """
-    folder = target.with_name(f".{target.name}.unfinished")
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    name = f"shard-{rank + 1:05d}-of-{num_ranks:05d}.safetensors"
+    name = f"shard-{dist.get_rank() + 1:05d}-of-{dist.get_world_size():05d}.safetensors"
 
-    def prepare() -> None:
-        remove(folder)  # of a save that was killed: a folder, or a file under another strategy
-        folder.mkdir(parents=True)
+    def prepare() -> Path:
+        unfinished = stack.enter_context(replacing(target, KEPT.get(target.name)))
+        unfinished.mkdir()
+        return unfinished
 
-    def write() -> dict[str, Any]:
-        if not tensors:
-            return {}
+    def write() -> tuple[str, dict[str, Any]]:
         save_file(tensors, folder / name)
         sync(folder / name)
         size = (folder / name).stat().st_size
-        return {name: {"bytes": size, "sha256": sha256_of(folder / name)}}
+        return name, {"bytes": size, "sha256": sha256_of(folder / name)}
 
     def finish() -> None:
-        files = {name: facts for written in shards for name, facts in written.items()}
-        torch.save({"format": FORMAT, "rest": rest, "files": files}, folder / MARKER)
-        sync(folder / MARKER)
-        sync(folder)
-        put_in_place(folder, target)
+        torch.save({"format": FORMAT, "rest": rest, "files": dict(shards)}, folder / MARKER)
+        stack.close()  # it gets its name
 
-    try:
-        _on_ranks(prepare, target, first_alone=True)
+    with ExitStack() as stack:
+        folder = _on_ranks(prepare, target, first_alone=True)[0]
         shards = _on_ranks(write, target)
         _on_ranks(finish, target, first_alone=True)
-    finally:
-        if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _on_ranks(action: Callable[[], Any], target: Path, first_alone: bool = False) -> list[Any]:
@@ -430,14 +403,8 @@ class LastCheckpoint(Callback):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:
             return
-        folder = Path(trainer.default_root_dir) / "checkpoints"
-        # The old ones give way when the new one is whole: a full disk takes none of them.
-        trainer.save_checkpoint(folder / FRESH, weights_only=False)
-        if trainer.is_global_zero:
-            last = folder / "last.ckpt"
-            if last.exists():
-                put_in_place(last, folder / "previous.ckpt")
-            put_in_place(folder / FRESH, last)
+        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        trainer.save_checkpoint(path, weights_only=False)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
 
 

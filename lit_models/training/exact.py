@@ -7,12 +7,13 @@ which the plan knows beforehand and every batch carries: no communication is nee
 
 import atexit
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import instantiate_module
@@ -56,6 +57,7 @@ class ExactModule(LightningModule):
             checkpoint; the command line refuses others.
         init_from: checkpoint to take weights from, where a network begins anew.
         recipe: plain values that the network is built by; `None` before they are known.
+        late_weights: names and values of parameters on `meta`, for a strategy that `fills_late`.
     """
 
     monitor: ClassVar[str] = "val/loss"
@@ -88,6 +90,7 @@ class ExactModule(LightningModule):
         self.is_built = False
         self._trained_recipe: dict[str, Any] | None = None  # of the checkpoint of a trainer's call
         self._early_weights: dict[str, Any] | None = None
+        self.late_weights: list[Iterable[tuple[str, Tensor]]] = []
 
     def save_hyperparameters(self, *args: Any, **options: Any) -> None:
         """Keep the constructor's arguments as plain JSON, so that checkpoints load safely."""
@@ -149,7 +152,9 @@ class ExactModule(LightningModule):
                 module.reset()
         if self._trainer is None:
             return
-        AtomicCheckpointIO.install(self.trainer)
+        strategy = self.trainer.strategy
+        if type(strategy.checkpoint_io) is TorchCheckpointIO:  # the user chose no other
+            strategy.checkpoint_io = AtomicCheckpointIO()
         atexit.register(leave_group)  # for strategies that are Lightning's own, too
         accumulation, clip = self.trainer.accumulate_grad_batches, self.trainer.gradient_clip_val
         if stage == "fit" and accumulation > 1 and not self.may_accumulate:

@@ -225,7 +225,9 @@ class RunFolder(Callback):
         if self.chosen is None:
             return
         own, first = self.chosen, trainer.strategy.broadcast(self.chosen)
-        is_same = (own.folder, own.ckpt_path) == (first.folder, first.ckpt_path)
+        # Of what auto finds the first rank alone has compared the bytes, and all load its choice.
+        is_auto = all(r.ckpt_path and r.notice.startswith("--ckpt_path auto") for r in (own, first))
+        is_same = own.folder == first.folder and (is_auto or own.ckpt_path == first.ckpt_path)
         if not trainer.strategy.reduce_boolean_decision(is_same):
             raise RuntimeError(
                 f"the ranks chose different runs: rank 0 {first.folder}, from {first.ckpt_path}, "

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import re
 import signal
@@ -36,12 +37,8 @@ from lightning.pytorch.strategies import (
 )
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -54,7 +51,7 @@ from torch.distributed.fsdp import (
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.checkpoints import gathered, put_together, write_folder
+from lit_models.training.checkpoints import gathered, misfits, put_together, write_folder
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers
@@ -259,6 +256,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     """
 
     strategy_name = "fsdp"
+    fills_late = True  # see `ExactModule.late_weights`
 
     def __init__(
         self,
@@ -283,6 +281,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
+        self._restored: tuple[Mapping[str, Any], bool] | None = None  # until the module is sharded
         self._blocks: list[FSDPModule] = []
         self._frees = self._gathers_half = False
         self.repeats_samples = False  # another rank of the tensor group tells of them
@@ -322,12 +321,15 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             self.precision_plugin.precision = "bf16-mixed"
         self.precision_plugin.convert_module(module)
         if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
-            with torch.no_grad():  # every rank takes all bits of rank 0
-                for tensor in (*module.parameters(), *module.buffers()):
-                    here = tensor.to(self.root_device).reshape(-1).contiguous()
-                    dist.broadcast(here.view(torch.uint8), src=0)
-                    tensor.copy_(here.view(tensor.shape))
+            with torch.no_grad():
+                whole = (*module.parameters(), *module.buffers())
+                for tensor in (t for t in whole if not t.is_meta):
+                    tensor.copy_(self._of_first_rank(tensor))
             self._shard(module)
+            self._fill(module)
+            if self._restored is not None:
+                self.load_model_state_dict(*self._restored)
+                self._restored = None
         super().setup(trainer)
         for optimizer in self.optimizers:
             optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
@@ -349,15 +351,17 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         return get_model_state_dict(self.model)  # type: ignore[arg-type]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take each rank's shard of whole weights, which every rank has read."""
-        own = get_model_state_dict(self.model)  # type: ignore[arg-type]
-        # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
-        weights = {
-            name: sharded_like(value, own[name]) if name in own else value
-            for name, value in checkpoint["state_dict"].items()
-        }
-        options = StateDictOptions(strict=strict)
-        set_model_state_dict(self.model, weights, options=options)  # type: ignore[arg-type]
+        """Take each rank's shard of mapped whole weights, one by one, once there are shards."""
+        if not isinstance(self.model, FSDPModule):
+            self._restored = checkpoint, strict
+            return
+        own, given = get_model_state_dict(self.model), checkpoint["state_dict"]
+        if strict and (wrong := misfits(own, given)):
+            raise RuntimeError(f"the weights of the checkpoint do not fit the module: {wrong}.")
+        with torch.no_grad():
+            # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
+            for name in own.keys() & given.keys():
+                own[name].copy_(sharded_like(given[name], own[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take each rank's shard of whole moments, by parameter name."""
@@ -382,6 +386,28 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     load_checkpoint = ParallelStrategy.load_checkpoint
     restore_checkpoint_after_setup = ParallelStrategy.restore_checkpoint_after_setup
     lightning_restore_optimizer = ParallelStrategy.lightning_restore_optimizer
+
+    def _of_first_rank(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with all bits of that on rank 0, on the device of collectives."""
+        here = tensor.to(self.root_device).reshape(-1).contiguous()
+        dist.broadcast(here.view(torch.uint8), src=0)
+        return here.view(tensor.shape)
+
+    @torch.no_grad()
+    def _fill(self, module: LightningModule) -> None:
+        """Give parameters on `meta` memory for this rank's shards, then rank 0's `late_weights`."""
+        device = "cpu" if self.cpu_offload else self.root_device
+        like = functools.partial(torch.empty_like, device=device)
+        made = {p: nn.Parameter(like(p), p.requires_grad) for p in module.parameters() if p.is_meta}
+        for part in module.modules():
+            for name, own in list(part.named_parameters(recurse=False)):
+                setattr(part, name, made.get(own, own))  # tied ones stay one
+        weights = dict(module.named_parameters(remove_duplicate=False))
+        late = getattr(module, "late_weights", [])
+        for name, value in itertools.chain(*late):
+            here = value if self.is_global_zero else torch.empty_like(value)
+            weights[name].copy_(sharded_like(self._of_first_rank(here), weights[name]))
+        late.clear()
 
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []

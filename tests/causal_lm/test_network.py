@@ -274,6 +274,20 @@ def test_sizes_that_do_not_fit_are_refused(changes, message):
         replace(SMALL, **changes)
 
 
+@pytest.mark.parametrize("changes", [{}, {"norm": "layer", "bias": True, "tied": False}])
+def test_on_meta_the_weights_are_drawn_that_the_host_draws(changes):
+    config = DecoderConfig(vocab_size=31, hidden_size=16, num_heads=2, **changes)
+    states = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(3)
+        with torch.device(device):
+            network = Decoder(config)
+        weights = dict(network.named_parameters() if device == "cpu" else network.drawn())
+        states.append({**weights, "generator": torch.get_rng_state()})
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match='"gpt5" is no preset; choose one of gpt2-124m'):
         LitCausalLM(torch.optim.SGD, network="gpt5")
