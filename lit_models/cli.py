@@ -311,16 +311,12 @@ class UnisonoCLI(LightningCLI):
 
     def _unasked_precision(self, strategy: str | None) -> str | None:
         """Returns what `fit` takes where trainer.precision is not given: a run that goes on keeps
-        its own, and GPUs take bf16-mixed unless bits are promised; `None` is Lightning's.
-
-        Args:
-            strategy: its name; where it starts all processes, CUDA starts in them alone.
-        """
+        its own, and GPUs take bf16-mixed unless bits are promised; `None` is Lightning's."""
         path, verdict = self.choice.ckpt_path, self.verdict
         begun = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
         if begun or verdict is None or verdict.accelerator not in ("gpu", "cuda"):
             return begun.get("precision")
-        is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"
+        is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start
         is_slow = is_rank and not torch.cuda.is_bf16_supported(including_emulation=False)
         if is_slow or self.options.exactness == "bitwise":
             return "32-true"

@@ -435,8 +435,6 @@ def test_gpus_train_in_bf16_mixed_unless_something_else_is_asked_for_or_begun(
     assert asked.get("precision", "as given") == precision
     (topology,) = (c for c in asked["callbacks"] if isinstance(c, Topology))
     device = torch.device("cpu" if asked["accelerator"] == "cpu" else "cuda")
-    try:
-        topology.setup(SimpleNamespace(strategy=SimpleNamespace(root_device=device)), None, "fit")
-        assert torch.get_float32_matmul_precision() == matmul
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda x: asked.update(matmul=x))
+    topology.setup(SimpleNamespace(strategy=SimpleNamespace(root_device=device)), None, "fit")
+    assert asked.get("matmul", "highest") == matmul
