@@ -66,7 +66,7 @@ def choose_strategy(
     if (count == 1 and not copies) or verdict.accelerator not in ("cpu", "gpu", "cuda"):
         return None
     state = state_bytes(module, precision) if trains else 0
-    name, line = "ddp", f"{count} devices, each with all weights"
+    name, line = "ddp", f"{count} device{'s' * (count > 1)}, each with all weights"
     if state:
         assert isinstance(verdict.devices, list)
         memory = min(torch.cuda.get_device_properties(i).total_memory for i in verdict.devices)

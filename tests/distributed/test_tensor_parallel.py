@@ -57,7 +57,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone(folder, "one")
     alone(folder, "one gpt2", "gpt2")
     alone(folder, "half", trainer=HALF)
-    alone(folder, "half 32", trainer={**HALF, "precision": "32-true"})
     two = [
         {**job("pair"), "seeds_apart": True},
         job("pair gpt2", "gpt2"),
@@ -120,7 +119,7 @@ def test_a_run_goes_on_with_other_groups_and_without(runs, name):
 
 
 def test_mixed_precision_uses_the_same_samples_and_nearly_the_same_losses(runs):
-    single, mixed = ledger_lines(runs / "half 32"), ledger_lines(runs / "pair bf16")
+    single, mixed = ledger_lines(runs / "half"), ledger_lines(runs / "pair bf16")
     assert_same_samples(single, mixed, rel=2e-2)
     assert all(a["loss"] != b["loss"] for a, b in zip(single, mixed, strict=True))
 

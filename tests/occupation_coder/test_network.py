@@ -66,16 +66,6 @@ def test_sizes_that_do_not_fit_are_refused(build, message):
         build()
 
 
-def test_mixed_precision_trains_both_heads():
-    network = network_of().float().train()
-    with torch.autocast("cpu", torch.bfloat16):
-        memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
-        output = network.decoder(network.trie.targets(torch.tensor([[0, 2], [1, NONE]])), memory)
-    assert output.dtype == logits.dtype == torch.float32
-    (output.square().sum() + logits.square().sum()).backward()
-    assert all(p.grad.isfinite().all() for p in network.parameters())
-
-
 def book(max_codes: int = 2) -> CodeTrie:
     return trie_of(max_codes, [[A, A], [A, B], [B, END]])
 
