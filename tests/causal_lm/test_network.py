@@ -284,8 +284,7 @@ def test_on_meta_the_weights_are_drawn_that_the_host_draws(changes):
             network = Decoder(config)
         weights = dict(network.named_parameters() if device == "cpu" else network.drawn())
         states.append({**weights, "generator": torch.get_rng_state()})
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
 
 
 def test_an_unknown_preset_is_refused():

@@ -233,6 +233,7 @@ SPECIAL: dict[str, Family] = {  # not in every test
     "linear_coder": partial(occupation_coder, loss=LINEAR),
     "documents": partial(causal_lm, layout="documents"),
     "llama": partial(causal_lm, **GROUPED),
+    "large": partial(causal_lm, optimizer=adamw, num_layers=8, hidden_size=64),
     "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
     **WAYS,

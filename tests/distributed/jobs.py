@@ -1,8 +1,10 @@
 """Many runs in one world, whose ranks start once; each job writes a folder."""
 
+import contextlib
 import hashlib
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,11 +16,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import StrategyRegistry
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lit_models.causal_lm.module import Samples
 from lit_models.training import AveragedWeights, Rehearsal, default_callbacks, optim
 from lit_models.training.checkpoints import LastCheckpoint
-from lit_models.training.sharding import num_copies, whole
+from lit_models.training.sharding import local_parts, num_copies, whole
 from lit_models.training.strategies import FullyShardedStrategy, replicated
 from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
@@ -74,17 +78,17 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         logger=logger or False,
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
-    start = StartDigest()
-    trainer.callbacks.append(start)
-    trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
+    start, counted = StartDigest(), HostBytes()
+    trainer.callbacks += [] if job["family"] == "large" else [start]  # which makes weights whole
+    with counted if job["family"] == "large" else contextlib.nullcontext():
+        trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
-    facts["start"] = start.digest
+    facts["start"], facts["most_bytes"] = start.digest, counted.most
     facts["micro_batch_size"] = data.batching.micro_batch_size
     facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
-    if "validation" in stages:
-        facts["validation"] = trainer.validate(module, data, verbose=False)[0]
-    if "test" in stages:
-        facts["test"] = trainer.test(module, data, verbose=False)[0]
+    for stage, evaluate in (("validation", trainer.validate), ("test", trainer.test)):
+        if stage in stages:
+            facts[stage] = evaluate(module, data, verbose=False)[0]
     if "prediction" in stages:
         trainer.predict(module, data, return_predictions=False)
     facts["bytes_after"] = bytes_here(trainer)
@@ -113,6 +117,26 @@ class StartDigest(Callback):
         for name, parameter in pl_module.named_parameters():
             digest.update(name.encode() + whole(parameter).detach().double().numpy().tobytes())
         self.digest = digest.hexdigest()
+
+
+class HostBytes(TorchDispatchMode):
+    """Keeps the most bytes of tensors that functions have made and that were alive at once."""
+
+    alive, most = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given, made = (filter(torch.is_tensor, tree_leaves(tree)) for tree in (args, result))
+        known = {part.untyped_storage()._cdata for part in local_parts([*given])}
+        for storage in (part.untyped_storage() for part in local_parts([*made])):
+            if storage._cdata not in known and storage.device.type == "cpu":
+                self.add(storage.nbytes())  # neither a view nor on `meta`
+                weakref.finalize(storage, self.add, -storage.nbytes())
+        return result
+
+    def add(self, size: int) -> None:
+        self.alive += size
+        self.most = max(self.most, self.alive)
 
 
 class HandMade:
@@ -148,14 +172,12 @@ class GradientSums(Callback):
     def on_after_backward(self, *_: Any) -> None:
         self.mode.__exit__(None, None, None)
         counted = self.mode.get_comm_counts()
-        self.counts.append(
-            sum(n for name, n in counted.items() if "allreduce" in str(name).replace("_", ""))
-        )
+        sums = (n for name, n in counted.items() if "allreduce" in str(name).replace("_", ""))
+        self.counts.append(sum(sums))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            path = Path(trainer.default_root_dir) / "sums.json"
-            path.write_text(json.dumps(self.counts))
+            (Path(trainer.default_root_dir) / "sums.json").write_text(json.dumps(self.counts))
 
 
 class OfRanks(Callback):
@@ -184,24 +206,19 @@ class OfRanks(Callback):
         for handle in self.handles:
             handle.remove()
         if trainer.is_global_zero:
-            path = Path(trainer.default_root_dir) / "gathered.json"
-            path.write_text(json.dumps(max(self.counts)))
+            found = json.dumps(max(self.counts))
+            (Path(trainer.default_root_dir) / "gathered.json").write_text(found)
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:
     """Return the bytes of parameters and moments, in all and on this rank."""
-    whole = local = 0
+    values: list[Any] = []
     for optimizer in trainer.optimizers:
-        values = [value for state in optimizer.state.values() for value in state.values()]
-        for group in optimizer.param_groups:
-            values += group["params"]
-        for value in values:
-            if not isinstance(value, torch.Tensor) or value.dim() == 0:
-                continue
-            part = value.to_local() if isinstance(value, DTensor) else value
-            whole += value.numel() * value.element_size()
-            local += part.untyped_storage().nbytes()
-    return {"whole": whole, "local": local}
+        values += [value for state in optimizer.state.values() for value in state.values()]
+        values += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    values = [value for value in values if torch.is_tensor(value) and value.dim()]
+    local = sum(part.untyped_storage().nbytes() for part in local_parts(values))
+    return {"whole": sum(v.numel() * v.element_size() for v in values), "local": local}
 
 
 def digest_of_copies(module: torch.nn.Module) -> tuple[str, int]:

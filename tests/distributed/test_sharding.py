@@ -39,6 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", trainer=HALF)])
+    large, evaluated = {"family": "large", "stages": ()}, {"callbacks": [OfRanks()], "stages": ()}
+    begun = {"trainer": {"limit_train_batches": 0, "limit_val_batches": 0}, **large}
     two = [
         job("sharded"),
         job("half of fsdp-2", trainer=HALF),
@@ -49,10 +51,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("shards", sharding=SHARDS),
         job("half of shards", sharding=SHARDS, trainer=HALF),
         job("shards to two files", resume=shards),
-        *(
-            job(f"evaluated {name}", family=name, callbacks=[OfRanks()], stages=())
-            for name in ("tied", "causal_lm")
-        ),
+        job("large half", sharding=SHARDS, trainer=HALF, **large),
+        job("large", **begun),
+        job("large resumed", resume=str(last(folder / "large half")), **begun),
+        job("evaluated tied", family="tied", **evaluated),
+        job("evaluated causal_lm", family="causal_lm", **evaluated),
     ]
     run_world(folder, 2, two)
     one = [job("fsdp-2 to ddp-1", "ddp", resume=fsdp), job("shards to one", "ddp", resume=shards)]
@@ -72,6 +75,12 @@ def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
             for moment in ("bytes", "bytes_after"):  # after fit; after validation, test, prediction
                 assert 0.4 <= held[moment]["local"] / held[moment]["whole"] <= 0.6
     assert facts(runs / "ddp-2")["bytes"]["local"] == facts(runs / "ddp-2")["bytes"]["whole"]
+
+
+def test_a_rank_builds_and_resumes_by_its_shard_and_a_layer(runs):
+    for name, copies in (("large", 1), ("large resumed", 3)):  # of a weight, with its moments
+        held = facts(runs / name)
+        assert held["most_bytes"] < held["bytes"]["local"] + held["bytes"]["whole"] / copies / 8
 
 
 def test_an_evaluation_gathers_one_block_at_a_time_where_ranks_call_them_alike(runs):

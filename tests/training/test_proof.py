@@ -107,21 +107,23 @@ def test_an_edit_of_any_field_of_any_line_is_found(run, whole, data):
     assert status >= Status.MISSING
 
 
+def assert_denied(run, status, words):
+    proof = verify_run(run)
+    assert proof.status == status
+    assert words in proof.faults[0]
+
+
 def test_a_forged_chain_is_denied_by_the_checkpoints(run):
     lines = lines_of(run)
     lines[2]["loss"] = 0.001
     write(run, lines, is_chained=True)
-    proof = verify_run(run)
-    assert proof.status == Status.CHECKPOINT
-    assert "the ledger lacks the line it was saved at" in proof.faults[0]
+    assert_denied(run, Status.CHECKPOINT, "the ledger lacks the line it was saved at")
 
 
 def test_a_checkpoint_of_another_step_is_told(run):
     path = run / "checkpoints" / "last.ckpt"
     torch.save({**read_checkpoint(path), "global_step": 13}, path)
-    proof = verify_run(run)
-    assert proof.status == Status.CHECKPOINT
-    assert "step 13, not 14" in proof.faults[0]
+    assert_denied(run, Status.CHECKPOINT, "step 13, not 14")
 
 
 def test_a_checkpoint_with_another_byte_is_told(run):
@@ -130,9 +132,7 @@ def test_a_checkpoint_with_another_byte_is_told(run):
     value = read_checkpoint(path)["state_dict"]["model.0.weight"].numpy().tobytes()
     content[content.index(value)] ^= 1
     path.write_bytes(content)
-    proof = verify_run(run)
-    assert proof.status == Status.CHECKPOINT
-    assert "last.ckpt is damaged" in proof.faults[0]
+    assert_denied(run, Status.CHECKPOINT, "last.ckpt is damaged")
 
 
 def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run):
@@ -176,9 +176,7 @@ def test_a_loss_that_counts_other_targets_than_planned_is_denied(tmp_path):
             return terms | {"values": terms["values"]._replace(count=terms["values"].count + 1)}
 
     fit(tmp_path, Miscounts())
-    proof = verify_run(tmp_path)
-    assert proof.status == Status.OFF_PLAN
-    assert "the loss counted" in proof.faults[0]
+    assert_denied(tmp_path, Status.OFF_PLAN, "the loss counted")
 
 
 def test_a_resumed_run_goes_on_with_the_chain(tmp_path):
