@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -140,7 +140,7 @@ class FirstWeights(Callback):
 def first_weights(
     family: families.Family, folder: Path, steps: int, **options: Any
 ) -> dict[str, Tensor]:
-    torch.manual_seed(0)
+    seed_everything(0, verbose=False)  # the strategies of several processes draw from it anew
     module, data = family(folder / "job", {"global_batch_size": 8})
     first = FirstWeights()
     few = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": steps}
