@@ -442,6 +442,7 @@ class Decoder(nn.Module):
         would not fit the next.
         """
         self.is_compiled = True
+        torch.compiler.reset()  # the codes of earlier networks would count towards torch's limit
         for layer in self.layers:
             layer.compile(backend=backend, fullgraph=True)
 

@@ -140,7 +140,6 @@ def on_meta(rows: list[list[int]]) -> tuple[list[Tensor], tuple[Tensor, int]]:
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_what_is_compiled_fits_other_documents(is_on_gpu):
     graphs: list[int] = []
-    torch._dynamo.reset()
     network = Decoder(replace(SMALL, hidden_size=32))
     network.compile_blocks(backend=lambda graph, inputs: graphs.append(1) or graph)
     if is_on_gpu:
