@@ -153,6 +153,7 @@ def read_checkpoint(
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
     if every_byte is None:
         every_byte = path.absolute() not in compared and not (is_distributed() and dist.get_rank())
+        compared.discard(path.absolute())  # by the next time it may be another file
     if fault := damage(path, every_byte):
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
