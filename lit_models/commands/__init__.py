@@ -15,15 +15,16 @@ from lit_models.config_files import did_you_mean, find_config, load_yaml, one_wo
 from lit_models.errors import UsageError, bare_word, unknown_option, usage_errors
 
 COMMANDS = {  # name -> the file of its function, what it does
-    "chain": ("chain", "run stages one after the other, each on its own devices"),
-    "check": ("plan", "audit the data without training; exit status 1 on errors"),
-    "doctor": ("doctor", "look whether machine, job and process group are sound"),
-    "export": ("export", "write a checkpoint as safetensors and JSON that run alone"),
-    "plan": ("plan", "show steps, rates and memory on several device counts"),
-    "replay": ("replay", "rebuild one optimizer step of a run on one device"),
-    "report": ("report", "write one HTML page on a run, or on two runs side by side"),
-    "submit": ("submit", "write a job's script for SLURM, and submit it"),
-    "verify": ("verify", "prove from the ledger which samples a run used"),
+    "chain": ("commands.chain", "run stages one after the other, each on its own devices"),
+    "check": ("commands.plan", "audit the data without training; exit status 1 on errors"),
+    "doctor": ("commands.doctor", "look whether machine, job and process group are sound"),
+    "export": ("commands.export", "write a checkpoint as safetensors and JSON that run alone"),
+    "plan": ("commands.plan", "show steps, rates and memory on several device counts"),
+    "replay": ("commands.replay", "rebuild one optimizer step of a run on one device"),
+    "report": ("commands.report", "write one HTML page on a run, or on two runs side by side"),
+    "show": ("page.app", "open a page in the browser on runs and models"),
+    "submit": ("commands.submit", "write a job's script for SLURM, and submit it"),
+    "verify": ("commands.verify", "prove from the ledger which samples a run used"),
 }
 RUN_OPTIONS = "run_options"  # takes all options that are not the command's own
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
@@ -39,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def run_command(name: str, argv: list[str]) -> Any:
     """Runs one command with its options and returns its result: an exit status or `None`."""
-    function = getattr(importlib.import_module(f"lit_models.commands.{COMMANDS[name][0]}"), name)
+    function = getattr(importlib.import_module(f"lit_models.{COMMANDS[name][0]}"), name)
     if any(word in ("-h", "--help") for word in argv):
         parser_of(function).print_help()
         return 0
@@ -51,7 +52,7 @@ def run_command(name: str, argv: list[str]) -> Any:
 def parser_of(function: Callable[..., Any]) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Of a command that requires something, parameters that are not keyword-only have a place; a
+    Parameters before keyword-only ones have a place, as all of a command that requires one; a
     mapping has options of its own (`--change.NAME.devices=2`), which are read beside this parser.
     """
     text, _, arguments = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
@@ -64,7 +65,7 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     own = inspect.signature(function, eval_str=True).parameters
-    has_places = any(p.default is Parameter.empty for p in own.values())
+    has_places = any(Parameter.empty is p.default or p.kind is p.KEYWORD_ONLY for p in own.values())
     for name, p in own.items():
         is_whole = get_origin(p.annotation) in (None, list)
         kind = p.annotation if is_whole else get_args(p.annotation)[0]

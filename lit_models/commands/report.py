@@ -97,17 +97,15 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
     from jinja2 import Environment, FileSystemLoader
 
     runs = [read_run(Path(folder), time.time()) for folder in (run, other) if folder is not None]
-    path = runs[0].folder / "report.html"
-    if len(runs) == 2:
-        path = Path(f"compare-{runs[0].name}-{runs[1].name}.html")
-    path = Path(to) if to is not None else path
-    if path.exists():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if GENERATOR not in file.read(1000):
-                raise UsageError(
-                    f"{path} exists and is no report of this command, so it is not replaced; move "
-                    "it away, or name another file with --to."
-                )
+    own = (
+        f"compare-{runs[0].name}-{runs[-1].name}.html" if other else runs[0].folder / "report.html"
+    )
+    path = Path(to or own)
+    if path.exists() and GENERATOR not in path.read_text("utf-8", "replace")[:1000]:
+        raise UsageError(
+            f"{path} exists and is no report of this command, so it is not replaced; move it away, "
+            "or name another file with --to."
+        )
     facts = run_facts(runs[0]) if len(runs) == 1 else comparison(*runs)
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
     template = environment.get_template("report.html")
@@ -172,7 +170,7 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
         notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
         return {}
     found: dict[str, dict[float, float]] = {}
-    num_damaged = 0
+    damaged = 0
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file, restval=""):
             try:
@@ -180,15 +178,13 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
                 row.pop("epoch", None)
                 values = {name: float(text) for name, text in row.items() if text}
             except (TypeError, ValueError):
-                num_damaged += 1
+                damaged += 1
                 continue
             for name, value in values.items():
                 inside = "train/loss" not in values and name.startswith("val/")
                 found.setdefault(name, {})[min(step + 1, last_step) if inside else step] = value
-    if num_damaged:
-        notes.append(
-            f"metrics.csv: {num_damaged} damaged rows are left out, as a kill leaves them."
-        )
+    if damaged:
+        notes.append(f"metrics.csv: {damaged} damaged rows are left out, as a kill leaves them.")
     return {name: sorted(points.items()) for name, points in found.items()}
 
 
@@ -232,6 +228,13 @@ def ending(run: RunRecord) -> tuple[str, str]:
     return "warn", f"Not finished: {last:,}{of} steps, {ago}: it runs, was killed, or hangs."
 
 
+def best_of(run: RunRecord) -> tuple[float, float] | None:
+    """Return step and value of the best evaluation; `None` before the first."""
+    name, mode = run.monitor
+    finite = [(step, v) for step, v in run.metrics.get(name, []) if math.isfinite(v)]
+    return (max if mode == "max" else min)(finite, key=lambda point: point[1], default=None)
+
+
 def run_facts(run: RunRecord) -> dict[str, Any]:
     """Return what the template shows of one run."""
     from lit_models.commands.verify import verify_run
@@ -243,13 +246,10 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         state = counted(len(proof.faults), "fault") if proof.faults else "holds"
     except (OSError, ValueError, KeyError, TypeError) as error:
         run.notes.append(f"The proof is not checked: {error}")
-    name, mode = run.monitor
-    tests = list(_tests(run, name.removeprefix("val/")))
+    tests = list(tests_of(run))
     tiles = [(f"Test {n}", v, f"baseline {b}" if b else "no baseline") for n, v, b in tests[:1]]
-    finite = [(step, v) for step, v in run.metrics.get(name, []) if math.isfinite(v)]
-    if finite:
-        step, value = (max if mode == "max" else min)(finite, key=lambda point: point[1])
-        tiles.append((f"Best {name}", shown(value), f"at step {step:,.0f}"))
+    if best := best_of(run):
+        tiles.append((f"Best {run.monitor[0]}", shown(best[1]), f"at step {best[0]:,.0f}"))
     num_epochs = len({line["epoch"] for line in run.lineage.values()})
     num_samples = sum(line["samples"] for line in run.lineage.values())
     world = attempts[-1]["devices"] if attempts else run.topology.get("world_size", 0)
@@ -287,20 +287,21 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "duration": duration,
         "events": [ln for ln in run.ledger if ln.get("event") == "not_applied"],
         "metrics": [(n, shown(points[-1][1])) for n, points in sorted(run.evaluated.items())],
-        "facts": _facts(run),
+        "facts": facts_of(run),
         "proof": proof,
         "warnings": [*run.topology.get("warnings", []), *run.notes],
         "sources": [("Command and configuration", run)],
     }
 
 
-def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
+def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     """Yield each metric of the test with its value and that of a baseline; the first is the one
     with a baseline, or the monitored one.
 
     A ranker's and a retriever's stand in a file, with those of other systems.
     """
     last = {name: points[-1][1] for name, points in run.metrics.items()}
+    first = run.monitor[0].removeprefix("val/")
     path = run.folder / "ranking-test.json"
     if path.exists():
         systems = json.loads(path.read_text(encoding="utf-8"))["systems"]
@@ -319,7 +320,7 @@ def _tests(run: RunRecord, first: str) -> Iterator[tuple[str, str, str]]:
         yield name, shown(None if math.isnan(value) else value), baseline
 
 
-def _facts(run: RunRecord) -> list[tuple[str, str]]:
+def facts_of(run: RunRecord) -> list[tuple[str, str]]:
     """Return what is known of machine, batch, speed and versions; of ranks only what differs."""
     top, lines = run.topology, run.throughput
     plan, code = top.get("plan", {}), top.get("code") or {}

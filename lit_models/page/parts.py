@@ -1,0 +1,116 @@
+"""What all views are made of: words, buttons and sentences on what failed."""
+
+import functools
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from lit_models.page.shelf import Model, Shelf
+
+View = Callable[..., Awaitable[None]]
+# What a user's file or value causes; its text is written for them.
+EXPECTED = (ValueError, OSError, RuntimeError, KeyError)
+
+
+def words(tag: str, text: str, classes: str = "") -> TextElement:
+    """Return a new element with plain text: markup in it is shown as it was written."""
+    element = TextElement(tag=tag, text=text)
+    return element.classes(classes) if classes else element
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> None:
+    """Show names and values."""
+    with ui.element("dl"):
+        for name, value in pairs:
+            words("dt", name)
+            words("dd", value)
+
+
+def alert(error: BaseException) -> None:
+    """Show what failed as a sentence; what nobody expected goes to the terminal in full."""
+    if not isinstance(error, EXPECTED):
+        traceback.print_exception(error)
+    name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+    words("p", f"{name}{error}", "alert").props("role=alert")
+
+
+def view(function: View) -> View:
+    """Return a view that shows a sentence in its place where it fails."""
+
+    @functools.wraps(function)
+    async def guarded(*arguments: Any, **named: Any) -> None:
+        try:
+            await function(*arguments, **named)
+        except Exception as error:
+            alert(error)
+
+    return guarded
+
+
+def action(label: str, handler: Callable[[], Awaitable[None]]) -> ui.button:
+    """Return a button, with a place below it that its handler fills; it waits while the handler
+    works, and what fails is a sentence there."""
+
+    async def act() -> None:
+        button.disable()
+        result.clear()
+        with result:
+            spinner = ui.spinner().props('role=status aria-label="working"')
+            try:
+                await handler()
+            except Exception as error:
+                alert(error)
+            spinner.delete()
+        button.enable()
+
+    button = ui.button(label, on_click=act).props("no-caps unelevated")
+    result = ui.element("div").classes("result").props("aria-live=polite")
+    return button
+
+
+def chosen_model(shelf: Shelf, kinds: tuple[str, ...], name: str, path: str) -> Model:
+    """Return the model that a view shows, with a field to choose another where there are several.
+
+    Args:
+        shelf: what there is.
+        kinds: names of classes that the view can show.
+        name: of the wanted one; "" takes the first.
+        path: of the view, which is opened again for another model.
+
+    Raises:
+        ValueError: there is none.
+    """
+    models = shelf.models(*kinds)
+    if not models or (name and name not in models):
+        there = ", ".join(models) or "no model of this kind"
+        raise ValueError(f"there is no model {name!r} to show here; there is {there}.")
+    model = models[name] if name else next(iter(models.values()))
+    if len(models) > 1:
+        ui.select(
+            list(models),
+            value=model.name,
+            label="model",
+            on_change=lambda event: ui.navigate.to(f"{path}?{urlencode({'model': event.value})}"),
+        ).props("outlined dense").classes("field")
+    return model
+
+
+def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> ui.table:
+    """Return a table of plain text that sorts by its heads; it is paged from 25 rows on.
+
+    Args:
+        names: of the columns, which are the keys of a row too.
+        rows: of texts and numbers; the first column names a row.
+        label: what the table is called where it is read aloud.
+    """
+    columns = [
+        {"name": n, "label": n, "field": n, "sortable": True, "align": "left"} for n in names
+    ]
+    table = ui.table(rows=rows, columns=columns, row_key=names[0], pagination=25)
+    if len(rows) <= 25:
+        table.props("hide-pagination")
+    return table.props(f'flat wrap-cells role=region aria-label="{label}"').classes("wide")

@@ -1,0 +1,161 @@
+"""What the page was given to show: run folders, exported folders, checkpoints."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from datamodules.core.store import cache_root
+from lit_models.config_files import newest_config, read_config
+from lit_models.errors import UsageError
+
+Result = TypeVar("Result")
+LEDGERS = [f"{'*/' * depth}ledger.jsonl" for depth in range(4)]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained module that can be loaded.
+
+    Args:
+        name: as the page calls it: its run or file.
+        kind: name of its class, such as "LitOccupationCoder".
+        weights: checkpoint or exported folder.
+        run: folder of its run; `None` where the weights came alone.
+    """
+
+    name: str
+    kind: str
+    weights: Path
+    run: Path | None = None
+
+
+class Shelf:
+    """Runs and models below the places that were given; nothing else is read.
+
+    Modules compute in one thread, one after the other, however many people ask.
+
+    Args:
+        place: a run folder, a folder of runs, an exported folder or a checkpoint.
+        also: files and folders that may be read besides, such as a run's training data.
+        build: makes the object that a key of a config describes, see `lit_models.cli.built_part`.
+
+    Attributes:
+        uploads: a folder for files of visitors, which goes when the page ends.
+
+    Raises:
+        UsageError: a place does not exist, or holds nothing that can be shown.
+    """
+
+    uploads: Path
+
+    def __init__(self, place: Path, also: Sequence[Path], build: Callable[..., Any]) -> None:
+        if lacking := [path for path in (place, *also) if not path.exists()]:
+            raise UsageError(f"there is no {lacking[0]}; name a run folder such as runs/demo.")
+        self.place, self._build = place.resolve(), build
+        self._readable = [path.resolve() for path in (place, *also, cache_root())]
+        self._worker = ThreadPoolExecutor(1, "model")
+        self._held: dict[Any, Any] = {}  # of a model's weights or run: the module or the data
+        if not self.runs() and not self.models():
+            raise UsageError(
+                f"{place} holds no run, no exported folder and no checkpoint; a fit writes a run: "
+                "unisono fit --config occupation_coder/demo.yaml"
+            )
+
+    def runs(self) -> dict[str, Path]:
+        """Return name -> folder of every run that is there at the moment."""
+        found = [path.parent for names in LEDGERS for path in sorted(self.place.glob(names))]
+        return {
+            path.name if path == self.place else path.relative_to(self.place).as_posix(): path
+            for path in found
+        }
+
+    def models(self, *kinds: str) -> dict[str, Model]:
+        """Return name -> model of these classes, or of all: of a run its best checkpoint, else its
+        last."""
+        found = [model_of_run(name, run) for name, run in self.runs().items()]
+        found = found or [model_of_weights(self.place)]
+        return {m.name: m for m in found if m is not None and (not kinds or m.kind in kinds)}
+
+    async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return a function's result, from the thread in which modules compute."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, function, *arguments)
+
+    async def module(self, model: Model) -> Any:
+        """Return the module of a model in eval mode, loaded once; errors as those of
+        `load_from_checkpoint`."""
+        return await self.compute(self._once, model.weights, self._module, model)
+
+    async def data(self, model: Model) -> Any:
+        """Return the datamodule that a model was trained with, made once, not set up; ValueError:
+        the model came without its run, or its data lie outside of what was given."""
+        return await self.compute(self._once, model.run, self._data, model)
+
+    def _once(self, key: Path | None, make: Callable[[Model], Any], model: Model) -> Any:
+        if key not in self._held:
+            self._held[key] = make(model)
+        return self._held[key]
+
+    def _check(self, model: Model, values: Any) -> None:
+        """Raise ValueError where values of a stranger's file name one outside of what was given."""
+        from lit_models.training.export import paths_in
+
+        for path in sorted(paths_in(values)):
+            whole = Path(path).expanduser().resolve()
+            if not any(whole.is_relative_to(place) for place in self._readable):
+                raise ValueError(
+                    f"{model.name} needs {path}, which lies outside of what this page was given; "
+                    f"start it again with --also {path}"
+                )
+
+    def _module(self, model: Model) -> Any:
+        from lit_models.training.checkpoints import read_checkpoint
+        from lit_models.training.export import class_of
+        from lit_models.training.hyperparameters import UNTRUSTED
+
+        values = read_checkpoint(model.weights, mmap=True, classes=UNTRUSTED)["hyper_parameters"]
+        self._check(model, values)
+        kind = class_of(values["_class_path"], model.weights, UNTRUSTED)
+        return kind.load_from_checkpoint(model.weights).eval()
+
+    def _data(self, model: Model) -> Any:
+        from lightning.pytorch import LightningDataModule
+
+        from lit_models.training.hyperparameters import UNTRUSTED
+
+        if model.run is None:
+            raise ValueError(f"{model.name} came without its data; show the folder of its run.")
+        path = newest_config(model.run)
+        config = read_config(path)
+        UNTRUSTED.check_spec(path, "data", config["data"])
+        self._check(model, config["data"])
+        return self._build(config, "data", LightningDataModule)
+
+
+def model_of_run(name: str, run: Path) -> Model | None:
+    """Return the model of a run; `None` where it has no checkpoint, or no config that says what
+    it trains, of which the run's own view tells."""
+    try:
+        kind = read_config(newest_config(run))["model"]["class_path"].rpartition(".")[2]
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return None
+    files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
+    return next((Model(name, kind, path, run) for path in files if path.exists()), None)
+
+
+def model_of_weights(path: Path) -> Model | None:
+    """Return the model of a checkpoint or an exported folder, `None` of any other folder."""
+    if path.is_dir():
+        files = [path / "unisono.json", path / "config.json"]
+        texts = [file.read_text("utf-8") for file in files if file.is_file()]
+        kind = json.loads(texts[0]).get("class_path") if texts else None
+    else:
+        from lit_models.training.checkpoints import read_checkpoint
+
+        values = read_checkpoint(path, mmap=True, every_byte=False).get("hyper_parameters", {})
+        kind = values.get("_class_path")
+    return kind and Model(path.stem, kind.rpartition(".")[2], path)
