@@ -265,7 +265,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     for step, line in sorted(run.lineage.items()):
         for term, value in line.get("terms", {}).items():
             terms.setdefault(term, []).append((float(step), float(value)))
-    drawn = [chart(n, {n: run.metrics[n]}) for n in _drawn_metrics(run)]
+    drawn = [chart(n, {n: run.metrics[n]}) for n in drawn_metrics(run)]
     charts = [
         chart("Loss", {name: points for name, points in losses.items() if points}, True),
         *([chart("Terms of the loss", terms, True)] if len(terms) > 1 else []),
@@ -358,7 +358,7 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in facts.items() if value]
 
 
-def _drawn_metrics(run: RunRecord) -> list[str]:
+def drawn_metrics(run: RunRecord) -> list[str]:
     """Return the metrics that make a curve, the monitored one first: two values that differ."""
     names = [
         name
@@ -399,7 +399,7 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
             ("Seconds per step", "seconds"),
         )
     ]
-    drawn = {n for run in runs for n in [*_drawn_metrics(run), "val/loss"]} & set(common)
+    drawn = {n for run in runs for n in [*drawn_metrics(run), "val/loss"]} & set(common)
     watched = [run.monitor[0] for run in runs]
     for name in sorted(drawn, key=lambda n: (n not in watched, n)):
         charts.append(chart(name, {n: run.metrics[name] for n, run in named.items()}))

@@ -1,0 +1,56 @@
+"""Who may ask the page, and what it may fetch."""
+
+from secrets import compare_digest
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+MOST_BYTES = 200_000_000  # of one upload
+COOKIE = "unisono_token"
+# The page's script is compiled in the browser, and its elements have styles of their own.
+POLICY = (
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    b"frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+)
+
+
+class Guard:
+    """Answers requests of the page itself alone, and lets the browser fetch nothing from elsewhere.
+
+    Args:
+        app: an ASGI application.
+        token: of whoever may see the page, in its address at first, then in a cookie; "" lets
+            everybody in.
+    """
+
+    def __init__(self, app: Any, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        asked = HTTPConnection(scope)
+        origin, given = asked.headers.get("origin"), asked.query_params.get("token", "")
+        size = asked.headers.get("content-length", "" if scope.get("method") == "POST" else "0")
+        answer: Response | None = None
+        if origin is not None and urlsplit(origin).netloc != asked.headers.get("host"):
+            answer = PlainTextResponse(f"A page of {origin} may not ask this one.", 403)
+        elif not (size.isdecimal() and int(size) <= MOST_BYTES):
+            most = f"at most {MOST_BYTES / 1e6:,.0f} MB"
+            answer = PlainTextResponse(f"An upload says its length, which is {most}.", 413)
+        elif self.token and compare_digest(given.encode(), self.token.encode()):
+            answer = RedirectResponse(scope["path"])
+            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+        elif not compare_digest(asked.cookies.get(COOKIE, "")[: len(self.token)], self.token):
+            answer = PlainTextResponse("Open the address with the token that was printed.", 401)
+
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", POLICY)
+                message["headers"] = [*message.get("headers", ()), policy]
+            await send(message)
+
+        await (answer or self.app)(scope, receive, send_with_policy)
