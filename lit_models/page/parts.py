@@ -11,6 +11,9 @@ from nicegui.elements.mixins.text_element import TextElement
 
 from lit_models.page.shelf import Model, Shelf
 
+# A head that sorts by the keyboard too.
+HEAD = """<q-th :props=props tabindex=0 @keyup.enter="props.sort(props.col)">{{ props.col.label }}
+</q-th>"""
 View = Callable[..., Awaitable[None]]
 # What a user's file or value causes; its text is written for them.
 EXPECTED = (ValueError, OSError, RuntimeError, KeyError)
@@ -111,6 +114,7 @@ def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> 
         {"name": n, "label": n, "field": n, "sortable": True, "align": "left"} for n in names
     ]
     table = ui.table(rows=rows, columns=columns, row_key=names[0], pagination=25)
+    table.add_slot("header-cell", HEAD)
     if len(rows) <= 25:
         table.props("hide-pagination")
     return table.props(f'flat wrap-cells role=region aria-label="{label}"').classes("wide")

@@ -147,9 +147,11 @@ def curves(runs: dict[str, RunRecord]) -> list[dict[str, Any]]:
         title: {n: run.series(key) for n, run in runs.items()} for title, key in CURVES.items()
     }
     for name in (*names, "val/loss", "throughput/samples_per_s"):
-        drawn[name] = {n: run.metrics[name] for n, run in runs.items() if name in run.metrics}
+        drawn[name] = {n: run.metrics.get(name, []) for n, run in runs.items()}
     is_log = {title: key != "learning_rate" for title, key in CURVES.items()}
-    return [chart(t, lines, is_log.get(t, False)) for t, lines in drawn.items() if lines]
+    return [
+        chart(t, lines, is_log.get(t, False)) for t, lines in drawn.items() if any(lines.values())
+    ]
 
 
 def figure(drawn: dict[str, Any]) -> ui.echart:

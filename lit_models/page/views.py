@@ -23,11 +23,10 @@ def page(shelf: Shelf) -> None:
     ui.add_css(Path(__file__).parent / "page.css")
     fitting = {"/": "Runs"} if shelf.runs() else {}
     fitting |= {path: name for path, (name, kinds) in MODEL_VIEWS.items() if shelf.models(*kinds)}
-    with ui.element("header"):
+    with ui.header(fixed=False):
         words("strong", "Unisono")
         with ui.element("nav").props('aria-label="views"'):
             for path, name in fitting.items():
                 ui.link(name, path)
         words("small", str(shelf.place))
-    with ui.element("main"):
-        ui.sub_pages(dict(VIEWS), data={"shelf": shelf})
+    ui.sub_pages(dict(VIEWS), data={"shelf": shelf})
