@@ -62,6 +62,11 @@ TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
+# Of a trainer that evaluates nothing, says nothing and leaves nothing behind.
+QUIET = {
+    **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},
+    **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
+}
 NOISE = (
     *("💡 Tip", "GPU available: ", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),

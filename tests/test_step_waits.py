@@ -36,7 +36,7 @@ from tests.distributed.seo_family import seo_files
 from tests.toy import toy_trainer
 
 META = torch.device("meta")
-EVERY = families.FAMILIES | families.PRETRAINED
+EVERY = {**families.FAMILIES, **families.PRETRAINED, "lora": families.SPECIAL["lora"]}
 CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in one of two ways
 # Family, optimizer steps before the one that is looked at, samples of it.
 CASES: dict[str, tuple[families.Family, int, int]] = {

@@ -63,7 +63,8 @@ class LoraLinear(nn.Module):
         self.scale = alpha / rank
         self.dropout = nn.Dropout(dropout)
         dtype = torch.promote_types(base.weight.dtype, torch.float32)
-        like = {"device": base.weight.device, "dtype": dtype}
+        # A base on `meta` has its values elsewhere; its adapters are where new tensors are made.
+        like = {"device": None if base.weight.is_meta else base.weight.device, "dtype": dtype}
         self.weight, self.bias = base.weight, base.bias
         self.lora_A = nn.Parameter(torch.empty(rank, width, **like))
         self.lora_B = nn.Parameter(torch.zeros(out, rank, **like))

@@ -98,9 +98,10 @@ def model_layout(
     )
 
 
-def restored_weights(stored: Mapping[str, Tensor], recipe: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of LitCausalLM from those of a folder of `model_layout` and its recipe."""
-    network = described_network(recipe)
+def restored_weights(stored: Mapping[str, Tensor], extra: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights of LitCausalLM from those of a folder of `model_layout` and its recipe,
+    which is in `extra`."""
+    network = described_network(extra[TEXT_RECIPE_KEY])
     weights = {}
     if isinstance(network, Decoder):
         kind = layout_of(network.config)

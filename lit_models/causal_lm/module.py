@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +33,10 @@ from lit_models.causal_lm.pretrained import (
     load_network,
     most_positions,
     network_from_config,
+    parameters_on_meta,
     read_recipe,
 )
 from lit_models.training.exact import ExactModule
-from lit_models.training.export import Layout
 from lit_models.training.ledger import ledger_of
 from lit_models.training.metrics import LossSum, SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
@@ -83,6 +84,8 @@ class LitCausalLM(ExactModule):
     recipe_key: ClassVar[str] = TEXT_RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
     uneven_steps: ClassVar[tuple[str, ...]] = ("predict_step",)
+    exported_layout = staticmethod(model_layout)
+    restored_weights = staticmethod(restored_weights)
 
     def __init__(
         self,
@@ -159,22 +162,24 @@ class LitCausalLM(ExactModule):
         return recipe
 
     def build(self, recipe: Recipe, data: Any) -> None:
-        lora = recipe["lora"]
-        if data is None or self.pretrained is None:
-            # Adapters of a new network would have to be drawn after it.
-            is_late = hasattr(getattr(self._trainer, "strategy", None), "fills_late")
-            is_late = is_late and recipe["network"]["kind"] == "own" and not (lora and data)
-            with torch.device("meta" if is_late else "cpu"):
+        lora, folder = recipe["lora"], None if data is None else self.pretrained
+        is_late = hasattr(getattr(self._trainer, "strategy", None), "fills_late")
+        with parameters_on_meta() if is_late else nullcontext():
+            if is_late or folder is None:
                 self.network = network_from_config(recipe["network"])
-            if is_late and data is not None:
-                self.late_weights.append((f"network.{n}", w) for n, w in self.network.drawn())
-        else:
-            # What stands still in fewer bits is read with those of its files: half the memory on
-            # the way for most folders, and the same values.
-            is_short = lora is not None and lora["base_dtype"] != "float32"
-            self.network = load_network(self.pretrained, None if is_short else torch.float32)
-        if lora:
-            add_lora(self.network, lora)
+            else:
+                # What stands still in fewer bits is read with those of its files: half the memory
+                # on the way for most folders, and the same values.
+                is_short = lora is not None and lora["base_dtype"] != "float32"
+                self.network = load_network(folder, None if is_short else torch.float32)
+            if lora:
+                add_lora(self.network, lora)
+        if is_late and data is not None:
+            source = None if folder is None else load_network(folder, None)
+            if source is not None and self.is_training_run:
+                check_isolation(source)
+            weights = _first_weights(recipe, source)
+            self.late_weights.append((f"network.{name}", weight) for name, weight in weights)
         if self.hparams.freeze:
             freeze(self.network, self.hparams.freeze)
         sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
@@ -186,7 +191,7 @@ class LitCausalLM(ExactModule):
             check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
             check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
         if self.is_training_run:
-            if not self.network.head.weight.is_meta:  # where it is one of our own
+            if not self.network.head.weight.is_meta:
                 check_isolation(self.network)
             if self.computation.activation_checkpointing:
                 self.network.recompute_blocks()
@@ -281,18 +286,6 @@ class LitCausalLM(ExactModule):
             check_same(trained, self.recipe, source, is_start=True)
         return with_adapters(self, checkpoint["state_dict"])
 
-    @classmethod
-    def exported_layout(
-        cls, content: dict[str, Any], weights: dict[str, Tensor], adapter: bool
-    ) -> Layout:
-        return model_layout(content, weights, adapter)
-
-    @classmethod
-    def restored_weights(
-        cls, stored: dict[str, Tensor], extra: dict[str, Any]
-    ) -> dict[str, Tensor]:
-        return restored_weights(stored, extra[TEXT_RECIPE_KEY])
-
     def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
         nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch)
@@ -300,6 +293,18 @@ class LitCausalLM(ExactModule):
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         return SampleResult(of_sample, {})
+
+
+def _first_weights(recipe: Recipe, source: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and values of a new network's weights when their turn comes: those of a network
+    with values, or drawn ones, and then its adapters'."""
+    with torch.device("meta"):
+        network = network_from_config(recipe["network"])
+    yield from network.drawn() if source is None else source.state_dict().items()
+    if recipe["lora"]:
+        add_lora(network, recipe["lora"])
+        adapters = ((name, w.detach()) for name, w in network.named_parameters())
+        yield from ((name, weight) for name, weight in adapters if not weight.is_meta)
 
 
 def check_same(

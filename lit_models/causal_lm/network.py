@@ -397,13 +397,13 @@ class Decoder(nn.Module):
         return nn.init.normal_(weight, std=INITIAL_STD / depth**0.5)
 
     def drawn(self) -> Iterator[tuple[str, Tensor]]:
-        """Return names and first weights of a network on `meta`, each drawn on the host when its
+        """Yield names and first weights of a network on `meta`, each drawn on the host when its
         turn comes: those that its constructor would have drawn there."""
         for part in self.modules():
             if hasattr(part, "reset_parameters"):  # as each layer's constructor does
                 copy.deepcopy(part).to_empty(device="cpu").reset_parameters()
-        copies = [(name, parameter.detach()) for name, parameter in self.named_parameters()]
-        return ((name, self._draw(name, torch.empty_like(p, device="cpu"))) for name, p in copies)
+        for name, parameter in self.named_parameters():
+            yield name, self._draw(name, torch.empty_like(parameter, device="cpu"))
 
     @property
     def recipe(self) -> dict[str, Any]:

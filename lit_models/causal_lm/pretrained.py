@@ -10,12 +10,14 @@ Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lit_models.causal_lm.network import (
     Decoder,
@@ -293,11 +295,17 @@ def network_from_config(recipe: Recipe) -> Network:
     config = recipe["config"]
     if recipe["kind"] == "own":
         return Decoder(DecoderConfig(**config))
-    from transformers import AutoModelForCausalLM
+    return PretrainedDecoder(model_of(config), config)
 
-    options = {"dtype": torch.float32, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_config(model_config(config), **options)
-    return PretrainedDecoder(model, config)
+
+def parameters_on_meta() -> AbstractContextManager[Any]:
+    """Return a context that puts each parameter on `meta` when it is registered, and no buffer."""
+
+    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
+        is_whole = parameter is not None and not parameter.is_meta
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad) if is_whole else None
+
+    return register_module_parameter_registration_hook(moved)
 
 
 def load_network(
@@ -309,7 +317,8 @@ def load_network(
 
     Args:
         folder: config.json and safetensors.
-        dtype: of the weights; `None` keeps that of the files.
+        dtype: of the weights; `None` takes them mapped, as the files have them, or where these hold
+            several dtypes in float32.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
@@ -318,7 +327,7 @@ def load_network(
     """
     content = read_recipe(folder)["config"]
     weight_files(folder)  # refuses pickles
-    network = PretrainedDecoder(loaded_model(folder, content, dtype), content)
+    network = PretrainedDecoder(model_of(content, folder, dtype), content)
     is_tied = network.head.weight is network.embedding.weight
     if network.model.config.get_text_config().tie_word_embeddings and not is_tied:
         raise ValueError(
@@ -329,19 +338,19 @@ def load_network(
     return network
 
 
-def loaded_model(
-    folder: str | Path,
+def model_of(
     content: Content,
-    dtype: torch.dtype | None,
+    folder: str | Path | None = None,
+    dtype: torch.dtype | None = torch.float32,
     auto_class: str = "AutoModelForCausalLM",
     may_lack: str | None = None,
 ) -> Any:
     """Return a model of transformers with the weights of its folder, without dropout.
 
     Args:
-        folder: with safetensors.
         content: of its config.json.
-        dtype: of the weights; `None` keeps that of the files.
+        folder: with safetensors; `None` draws the weights, in float32.
+        dtype: of the weights, as of `load_network`.
         auto_class: class of transformers that chooses the model's.
         may_lack: beginning of the names of weights that the caller does not use.
 
@@ -350,13 +359,20 @@ def loaded_model(
     """
     import transformers
     from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
+    auto, config = getattr(transformers, auto_class), model_config(content)
+    if folder is None:
+        return auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     transformers.utils.logging.disable_progress_bar()  # those of all ranks lie over each other
+    kinds: set[torch.dtype] = set()  # of the files, whatever config.json says
     try:
-        model, report = getattr(transformers, auto_class).from_pretrained(
+        for path in weight_files(folder) if dtype is None else ():
+            kinds |= {tensor.dtype for tensor in load_file(path).values()}  # mapped, not read
+        model, report = auto.from_pretrained(
             str(folder),
-            config=model_config(content),
-            dtype=dtype or "auto",
+            config=config,
+            dtype=kinds.pop() if len(kinds) == 1 else dtype or torch.float32,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,

@@ -311,7 +311,8 @@ def made_from(
             if isinstance(v, str) and set(placeholders(v)) <= {SEED}
         ]
         named = [_filled(text, {SEED: str(seed)}) for text in texts]
-        digests = [_path_digest(path) for text in named for path in _paths(text, folder)]
+        paths = (path for text in named for path in _paths(text, folder))
+        digests = [_folder_digest(p, p) if p.is_dir() else file_digest(p) for p in paths]
         if digests:
             values[FILES + name] = digest_of(digests)
     if stage.verb in TRAINER_VERBS or SEED in placeholders(stage.options):
@@ -382,9 +383,7 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
 def outputs_digest(stage: Stage, folder: Path) -> str:
     """Return the digest of all that others can take from a stage: of a fit, the checkpoints."""
     own = folder / stage.name
-    place = own / "checkpoints" if stage.verb == "fit" else own
-    files = sorted(path for path in place.rglob("*") if path.is_file())
-    return digest_of([[p.relative_to(own).as_posix(), file_digest(p)] for p in files])
+    return _folder_digest(own / "checkpoints" if stage.verb == "fit" else own, own)
 
 
 def _paths(text: str, chain: Path) -> list[Path]:
@@ -396,11 +395,10 @@ def _paths(text: str, chain: Path) -> list[Path]:
     return [p for p in resolved if own not in (p, *p.parents) and p not in own.parents]
 
 
-def _path_digest(path: Path) -> str:
-    if path.is_file():
-        return file_digest(path)
-    files = sorted(inner for inner in path.rglob("*") if inner.is_file())
-    return digest_of([[p.relative_to(path).as_posix(), _path_digest(p)] for p in files])
+def _folder_digest(folder: Path, root: Path) -> str:
+    """Return the digest of all files in a folder, under their paths from a root."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return digest_of([[p.relative_to(root).as_posix(), file_digest(p)] for p in files])
 
 
 def run_stages(
@@ -418,16 +416,12 @@ def run_stages(
     Raises:
         ValueError: an output was made from something else, or a stage that is taken is not there.
     """
-    states = check_outputs(stages, chosen, folder, seed)
-    outputs: dict[str, str | None] = {}
-    for stage in stages:
-        own = folder / stage.name
-        if stage not in chosen or states[stage.name] == "complete":
-            outputs[stage.name] = read_record(folder, stage.name).get("outputs")
-            if stage in chosen:
-                print(f"stage {stage.name} is complete: skipped", flush=True)
+    states, outputs = check_outputs(stages, chosen, folder, seed)
+    for stage in chosen:
+        if states[stage.name] == "complete":
+            print(f"stage {stage.name} is complete: skipped", flush=True)
             continue
-        is_begun = states[stage.name] == "begun"
+        own, is_begun = folder / stage.name, states[stage.name] == "begun"
         arguments = stage.arguments(folder, seed, is_begun)
         if is_begun and stage.verb == "export":
             shutil.rmtree(own)  # which it would not overwrite
@@ -456,11 +450,12 @@ def run_stages(
 
 def check_outputs(
     stages: Sequence[Stage], chosen: Sequence[Stage], folder: Path, seed: int
-) -> dict[str, State]:
+) -> tuple[dict[str, State], dict[str, str | None]]:
     """Refuse, before anything is run, what the last stage would be refused for hours later.
 
     Returns:
-        how far each of the chosen stages is.
+        How far each of the chosen stages is; stage -> digest of what it wrote, none if that is
+        still to come.
 
     Raises:
         ValueError: as `run_stages`.
@@ -481,7 +476,7 @@ def check_outputs(
         states[stage.name] = state
         if state != "complete":
             outputs[stage.name] = None
-    return states
+    return states, outputs
 
 
 def run_process(command: Sequence[str]) -> tuple[int, list[int]]:

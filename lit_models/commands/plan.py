@@ -20,7 +20,7 @@ from rich.table import Table
 from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
-from lit_models.cli import ParsedCLI, built, built_part, silence_noise
+from lit_models.cli import QUIET, ParsedCLI, built, built_part, silence_noise
 from lit_models.commands.report import shown
 from lit_models.errors import UsageError
 from lit_models.training.exact import ExactModule
@@ -117,16 +117,10 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     try:
         with tempfile.TemporaryDirectory() as folder:
             Trainer(
+                **QUIET,
                 accelerator="cpu",
-                devices=1,
                 callbacks=[found],
                 default_root_dir=folder,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                num_sanity_val_steps=0,
-                limit_val_batches=0,
                 accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
                 **{name: trainer[name] for name in limits if trainer.get(name) is not None},
             ).fit(module, data)

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from json import dumps
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
-from lit_models.cli import built, silence_noise, topology_of
+from lit_models.cli import QUIET, built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.training.checkpoints import read_checkpoint
@@ -277,17 +276,11 @@ def replay_step(
     try:
         with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
+                **QUIET,
                 **given,
                 callbacks=[non_finite, at_step],
-                devices=1,
                 plugins=[LightningEnvironment()],  # one process, whatever the launcher
                 default_root_dir=folder,
-                limit_val_batches=0,
-                num_sanity_val_steps=0,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
             )
             trainer.ckpt_path = found.checkpoint  # which the data are read by, too
             trainer.fit(module, data, weights_only=True)
@@ -429,9 +422,11 @@ def first_fault(module: ExactModule, batch: dict[str, Any]) -> str:
     found: list[str] = []
 
     def look(place: str, values: Any) -> None:
-        for tensor in tensors(values):
-            if not found and (tensor.isnan() | (tensor == math.inf)).any():
-                found.append(place)
+        if isinstance(values, dict | list | tuple):
+            for value in values.values() if isinstance(values, dict) else values:
+                look(place, value)
+        elif isinstance(values, Tensor) and (values.isnan() | (values == math.inf)).any():
+            found.append(place)
 
     for name, value in batch.items():
         look(f"{name} of the batch", value)
@@ -448,12 +443,3 @@ def first_fault(module: ExactModule, batch: dict[str, Any]) -> str:
     for handle in handles:
         handle.remove()
     return found[0] if found else "the loss itself, after finite outputs"
-
-
-def tensors(values: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested dicts and sequences."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, dict | list | tuple):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from tensors(value)

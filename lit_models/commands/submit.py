@@ -319,7 +319,7 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
             stages.append(stage)
         chosen = chosen_stages(stages, given["only"])
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
-    states = check_outputs(stages, chosen, folder, given["seed"])
+    states, _ = check_outputs(stages, chosen, folder, given["seed"])
     kept = [shlex.quote(word) for word in one_word_each(run) if not word.startswith("--only=")]
     found = {}
     for number, stage in enumerate(stages, 1):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.blocks import EncoderLayer, rotary_table
-from lit_models.causal_lm.pretrained import loaded_model, model_config, repeated_layers
+from lit_models.causal_lm.pretrained import model_of, repeated_layers
 
 Pooling = Literal["mean", "first", "max"]
 
@@ -40,8 +40,8 @@ class TextEncoder(nn.Module):
         raise NotImplementedError
 
     def blocks(self) -> list[nn.Module]:
-        """Return the layers from the lowest to the highest."""
-        raise NotImplementedError
+        """Return the layers from the lowest to the highest; none by default."""
+        return []
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Return one vector per row [R, D] of hidden states [R, T, D]."""
@@ -112,13 +112,7 @@ class PretrainedEncoder(TextEncoder):
 
     def __init__(self, content: dict[str, Any], folder: str | Path | None = None) -> None:
         super().__init__()
-        if folder is not None:
-            model = loaded_model(folder, content, torch.float32, "AutoModel", may_lack="pooler.")
-        else:
-            from transformers import AutoModel
-
-            options = {"dtype": torch.float32, "trust_remote_code": False}
-            model = AutoModel.from_config(model_config(content), **options)
+        model = model_of(content, folder, auto_class="AutoModel", may_lack="pooler.")
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # its parameters would never get a gradient
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
@@ -183,6 +177,3 @@ class BagEncoder(TextEncoder):
             return self.pooled(self.vectors(input_ids) * weights[..., None], attention_mask)
         weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
         return F.embedding_bag(input_ids, table, mode="sum", per_sample_weights=weights.to(table))
-
-    def blocks(self) -> list[nn.Module]:
-        return []

@@ -402,7 +402,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for part in module.modules():
             for name, own in list(part.named_parameters(recurse=False)):
                 setattr(part, name, made.get(own, own))  # tied ones stay one
-        weights = dict(module.named_parameters(remove_duplicate=False))
+        weights: dict[str, Tensor] = dict(module.named_buffers())
+        weights |= module.named_parameters(remove_duplicate=False)
         late = getattr(module, "late_weights", [])
         for name, value in itertools.chain(*late):
             here = value if self.is_global_zero else torch.empty_like(value)

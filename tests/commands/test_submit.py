@@ -312,7 +312,7 @@ def test_the_place_of_a_stage_makes_no_other_stage(toy_config: Path) -> None:
     (folder / "first/part").touch()
     place = {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"}
     wider = read_stages({"first": {**values, "options": place}})
-    assert check_outputs(wider, wider, folder, 1) == {"first": "begun"}
+    assert check_outputs(wider, wider, folder, 1)[0] == {"first": "begun"}
 
 
 def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(chain) -> None:

@@ -224,16 +224,19 @@ FAMILIES: dict[str, Family] = {
     **SEO,
 }
 GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True, "tied": False}
+LARGE = {"num_layers": 8, "hidden_size": 64}
 # Sizes of which two devices' parts are odd, and no even shares of two more.
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
 ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
+IN_BFLOAT16 = {"Llama": "", "Qwen2": "model.embed_tokens"}  # parts of models, in their files
 LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # each process solves it
 SPECIAL: dict[str, Family] = {  # not in every test
     "toy_dropout": partial(toy, dropout=0.3),
     "linear_coder": partial(occupation_coder, loss=LINEAR),
     "documents": partial(causal_lm, layout="documents"),
     "llama": partial(causal_lm, **GROUPED),
-    "large": partial(causal_lm, optimizer=adamw, num_layers=8, hidden_size=64),
+    "large": partial(causal_lm, optimizer=adamw, **LARGE),
+    "large lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16, **LARGE),
     "lora": partial(causal_lm, optimizer=adamw, lora=ON_BFLOAT16),
     "gpt2": partial(causal_lm, optimizer=adamw, dropout=0.1, **GPT2),
     **WAYS,
@@ -244,7 +247,10 @@ def pretrained_files(folder: Path) -> None:
     """Write the folders of models that `PRETRAINED` starts from."""
     for kind in ("GPT2", "Llama", "Qwen2"):
         sizes = {"n_positions": 64} if kind == "GPT2" else {}
-        saved(folder / kind, kind, vocab_size=257, **sizes)
+        model = saved(folder / kind, kind, vocab_size=257, **sizes)
+        if kind in IN_BFLOAT16:
+            model.get_submodule(IN_BFLOAT16[kind]).bfloat16()
+            model.save_pretrained(folder / kind)
         saved_tokenizer(byte_tokenizer(), folder / kind)
     bert_folder(folder / "BERT")
     saved_canine(folder / "CANINE")
@@ -254,7 +260,7 @@ def pretrained(
     folder: Path, options: dict[str, Any], family: Family, name: str
 ) -> tuple[ExactModule, PlannedDataModule]:
     """Return a module and its data, the module on a folder of `pretrained_files`."""
-    path = str(folder.parent / name)
+    path = str(folder.parent / name.split()[0])
     if family is occupation_coder:
         return occupation_coder(folder, options, encoder=partial(CanineEncoder, folder=path))
     module, data = family(folder, options)
@@ -263,16 +269,18 @@ def pretrained(
         subject = SubjectOptions(path, layer=0)
         lens = LensOptions(num_words=3)
         return LitConsistencyLens(adamw, subject, LENS_LOSSES, lens=lens), data
-    heads = {"heads": module.head_options} if family is FAMILIES["text_scorer"] else {}
-    return type(module)(optimizer=adamw, pretrained=path, **heads), data
+    more: dict[str, Any] = {"lora": ON_BFLOAT16} if name.endswith("lora") else {}
+    more |= {"heads": module.head_options} if family is FAMILIES["text_scorer"] else {}
+    return type(module)(optimizer=adamw, pretrained=path, **more), data
 
 
 PRETRAINED: dict[str, Family] = {
-    name: partial(pretrained, family=FAMILIES[family], name=name.split()[0])
+    name: partial(pretrained, family=FAMILIES[family], name=name)
     for name, family in {
         "GPT2": "causal_lm",
         "Llama": "causal_lm",
         "Qwen2": "causal_lm",
+        "Qwen2 lora": "causal_lm",
         "GPT2 lens": "consistency_lens",
         "BERT scorer": "text_scorer",
         "BERT ranker": "ranker",
@@ -280,3 +288,5 @@ PRETRAINED: dict[str, Family] = {
         "CANINE": "occupation_coder",
     }.items()
 }
+LARGE_FOLDERS = ("large folder", "large folder lora")
+SPECIAL |= {name: partial(pretrained, family=causal_lm, name=name) for name in LARGE_FOLDERS}

@@ -79,8 +79,9 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
     start, counted = StartDigest(), HostBytes()
-    trainer.callbacks += [] if job["family"] == "large" else [start]  # which makes weights whole
-    with counted if job["family"] == "large" else contextlib.nullcontext():
+    is_large = job["family"].startswith("large")
+    trainer.callbacks += [] if is_large else [start]  # which makes weights whole
+    with counted if is_large else contextlib.nullcontext():
         trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
     facts["start"], facts["most_bytes"] = start.digest, counted.most
@@ -212,10 +213,9 @@ class OfRanks(Callback):
 
 def bytes_here(trainer: Any) -> dict[str, int]:
     """Return the bytes of parameters and moments, in all and on this rank."""
-    values: list[Any] = []
+    values: list[Any] = [*trainer.lightning_module.parameters()]
     for optimizer in trainer.optimizers:
         values += [value for state in optimizer.state.values() for value in state.values()]
-        values += [parameter for group in optimizer.param_groups for parameter in group["params"]]
     values = [value for value in values if torch.is_tensor(value) and value.dim()]
     local = sum(part.untyped_storage().nbytes() for part in local_parts(values))
     return {"whole": sum(v.numel() * v.element_size() for v in values), "local": local}

@@ -6,27 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitCausalLM
 from lit_models.commands.export import export
-from tests.causal_lm.test_export import GPT2, LLAMA, logits
+from tests.causal_lm.folders import saved_with_bytes
+from tests.causal_lm.test_export import logits
 from tests.distributed.families import write_documents
 from tests.distributed.launch import in_world, unisono_here
-from tests.text_corpora import saved_tokenizer
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
-MODELS = {"gpt2": {**GPT2, "n_head": 2}, "llama": {**LLAMA, "tie_word_embeddings": False}}
+OTHERS = [("GPT2", "fsdp", ["c_attn"]), ("Llama", "ddp", ["*"]), ("GPT2", "ddp", ["c_attn"])]
 STEPS = 4
-
-
-def make_model(folder: Path, kind: str) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(3)
-    values = {k: v for k, v in MODELS[kind].items() if k != "model_type"}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)).save_pretrained(folder)
-    saved_tokenizer(byte_tokenizer(), folder)
 
 
 def fit(folder: Path, name: str, targets: list[str], devices: int, strategy: str) -> Path:
@@ -50,15 +40,8 @@ def fit(folder: Path, name: str, targets: list[str], devices: int, strategy: str
 @pytest.mark.parametrize(
     ("kind", "strategy", "targets"),
     [
-        ("llama", "fsdp", ["q_proj", "v_proj"]),
-        *(
-            pytest.param(*case, marks=pytest.mark.soak)
-            for case in (
-                ("gpt2", "fsdp", ["c_attn"]),
-                ("llama", "ddp", ["*"]),
-                ("gpt2", "ddp", ["c_attn"]),
-            )
-        ),
+        ("Llama", "fsdp", ["q_proj", "v_proj"]),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in OTHERS),
     ],
 )
 def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
@@ -67,7 +50,7 @@ def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     write_documents(tmp_path / "documents.jsonl", number=40)
-    make_model(tmp_path / "base", kind)
+    saved_with_bytes(tmp_path / "base", kind, **({"n_positions": 64} if kind == "GPT2" else {}))
     path = fit(tmp_path, "two", targets, 2, strategy)
     fit(tmp_path, "one", targets, 1, "auto")
     losses = [[line["loss"] for line in ledger_lines(tmp_path / run)] for run in ("one", "two")]

@@ -12,11 +12,14 @@ from lit_models.commands.export import export
 from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
 from lit_models.training.export import read_exported
 from lit_models.training.optim import AVERAGED
+from tests.causal_lm.folders import saved_with_bytes
 from tests.distributed.jobs import STEPS, GradientSums, OfRanks
 from tests.distributed.test_matrix import assert_same, facts, run_world
 from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
+LARGE_ON = ("large", "large folder lora")
+LARGE = (*LARGE_ON, "large lora", "large folder")
 HALF, SHARDS = {"max_steps": 5}, {"sharded_checkpoint": True}
 LIT_TIED = "tests.distributed.families.LitTied"
 SHARD = [f"shard-0000{number}-of-00002.safetensors" for number in (1, 2)]
@@ -39,8 +42,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", trainer=HALF)])
-    large, evaluated = {"family": "large", "stages": ()}, {"callbacks": [OfRanks()], "stages": ()}
-    begun = {"trainer": {"limit_train_batches": 0, "limit_val_batches": 0}, **large}
+    saved_with_bytes(folder / "large", "Llama", num_hidden_layers=8, hidden_size=64)
+    evaluated = {"callbacks": [OfRanks()], "stages": ()}
+    begun = {"trainer": {"limit_train_batches": 0, "limit_val_batches": 0}, "stages": ()}
     two = [
         job("sharded"),
         job("half of fsdp-2", trainer=HALF),
@@ -51,9 +55,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("shards", sharding=SHARDS),
         job("half of shards", sharding=SHARDS, trainer=HALF),
         job("shards to two files", resume=shards),
-        job("large half", sharding=SHARDS, trainer=HALF, **large),
-        job("large", **begun),
-        job("large resumed", resume=str(last(folder / "large half")), **begun),
+        *(job(f"half {n}", family=n, sharding=SHARDS, trainer=HALF, stages=()) for n in LARGE_ON),
+        *(job(n, family=n, **begun) for n in LARGE),
+        *(
+            job(f"{n} on", family=n, resume=str(last(folder / f"half {n}")), **begun)
+            for n in LARGE_ON
+        ),
         job("evaluated tied", family="tied", **evaluated),
         job("evaluated causal_lm", family="causal_lm", **evaluated),
     ]
@@ -78,8 +85,8 @@ def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
 
 
 def test_a_rank_builds_and_resumes_by_its_shard_and_a_layer(runs):
-    for name, copies in (("large", 1), ("large resumed", 3)):  # of a weight, with its moments
-        held = facts(runs / name)
+    for name in (*LARGE, *(f"{name} on" for name in LARGE_ON)):
+        held, copies = facts(runs / name), 3 if name == "large on" else 1  # with the moments
         assert held["most_bytes"] < held["bytes"]["local"] + held["bytes"]["whole"] / copies / 8
 
 

@@ -55,7 +55,7 @@ BLOCKS = {
 COMPILED = {f"compiled {name}": partial(compiled, family=family) for name, family in BLOCKS.items()}
 LEARNERS = {name: family for name, family in EVERY.items() if name not in ("toy", "tied")}
 # transformers' encoders ask in each forward pass whether a mask is needed.
-ASKING = [name for name in PRETRAINED if name not in ("GPT2", "Llama", "Qwen2")]
+ASKING = [n for n in PRETRAINED if n not in ("GPT2", "Llama", "Qwen2", "Qwen2 lora")]
 
 
 class NoWaits(Callback):
