@@ -257,11 +257,11 @@ class BlockDecoder(nn.Module):
         known = targets.clamp(min=PAD)
         before = torch.cat([known.new_full((len(known), 1), BEGIN), known[:, :-1]], dim=1)
         position = torch.arange(targets.shape[1], device=targets.device)
-        nodes = torch.zeros_like(known)  # before each position; the root outside of the trie
-        for place in range(1, known.shape[1]):
-            if place % self.trie.block_size:
-                child = self.trie.next_node[nodes[:, place - 1], known[:, place - 1]]
-                nodes[:, place] = child.clamp(min=0)
+        nodes, size = torch.zeros_like(known), self.trie.block_size
+        for depth in range(1, size):  # before each position; the root outside of the trie
+            last = slice(depth - 1, known.shape[1] - 1, size)  # in all blocks
+            child = self.trie.next_node[nodes[:, last], known[:, last]]
+            nodes[:, depth::size] = child.clamp(min=0)
         hidden = self._embed(before, nodes, position)
         mask = memory.mask[:, None, None, :]
         for layer in self.layers:
