@@ -181,14 +181,17 @@ class SearchDataModule(EncodedTextDataModule):
         for ranking in read_run(path):
             query = texts[ranking.query]
             numbers = self.collection.documents.indices_of(ranking.documents[:NUM_FOUND]).tolist()
-            for rank, (number, score) in enumerate(zip(numbers, ranking.scores, strict=False), 1):
-                document = self.collection.documents[number]
-                place = (document.address or document.id, document.title)
-                shown = snippet(document.text, query)
-                rows.append((ranking.query, query, rank, round(score, 6), *place, shown))
+            for rank, found in enumerate(zip(numbers, ranking.scores, strict=False), 1):
+                rows.append((ranking.query, query, rank, *self.shown(query, *found)[1:]))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
         batch = pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS)
         write_batches(table, [batch], overwrite=True)
+
+    def shown(self, query: str, number: int, score: float) -> tuple[int, float, str, str, str]:
+        """Return number, score, address or id, title and snippet of a document that was found."""
+        document = self.collection.documents[number]
+        place = (document.address or document.id, document.title)
+        return number, round(score, 6), *place, snippet(document.text, query)
 
 
 def snippet(text: str, query: str) -> str:

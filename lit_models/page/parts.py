@@ -76,17 +76,8 @@ def action(label: str, handler: Callable[[], Awaitable[None]]) -> ui.button:
 
 
 def chosen_model(shelf: Shelf, kinds: tuple[str, ...], name: str, path: str) -> Model:
-    """Return the model that a view shows, with a field to choose another where there are several.
-
-    Args:
-        shelf: what there is.
-        kinds: names of classes that the view can show.
-        name: of the wanted one; "" takes the first.
-        path: of the view, which is opened again for another model.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the model of this name, "" the first, of these classes, with a field for another where
+    there are several, with which the view's path is opened again; ValueError: there is none."""
     models = shelf.models(*kinds)
     if not models or (name and name not in models):
         there = ", ".join(models) or "no model of this kind"
@@ -103,13 +94,8 @@ def chosen_model(shelf: Shelf, kinds: tuple[str, ...], name: str, path: str) -> 
 
 
 def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> ui.table:
-    """Return a table of plain text that sorts by its heads; it is paged from 25 rows on.
-
-    Args:
-        names: of the columns, which are the keys of a row too.
-        rows: of texts and numbers; the first column names a row.
-        label: what the table is called where it is read aloud.
-    """
+    """Return a table of plain text by its columns' names, of which the first is a row's own; it
+    sorts by its heads, is paged from 25 rows on, and has a label where it is read aloud."""
     columns = [
         {"name": n, "label": n, "field": n, "sortable": True, "align": "left"} for n in names
     ]

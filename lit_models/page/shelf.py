@@ -18,14 +18,8 @@ LEDGERS = [f"{'*/' * depth}ledger.jsonl" for depth in range(4)]
 
 @dataclass(frozen=True)
 class Model:
-    """A trained module that can be loaded.
-
-    Args:
-        name: as the page calls it: its run or file.
-        kind: name of its class, such as "LitOccupationCoder".
-        weights: checkpoint or exported folder.
-        run: folder of its run; `None` where the weights came alone.
-    """
+    """A trained module: names of its run or file and of its class, a checkpoint or exported folder,
+    and the folder of its run; `None` where the weights came alone."""
 
     name: str
     kind: str
@@ -43,14 +37,11 @@ class Shelf:
         also: files and folders that may be read besides, such as a run's training data.
         build: makes the object that a key of a config describes, see `lit_models.cli.built_part`.
 
-    Attributes:
-        uploads: a folder for files of visitors, which goes when the page ends.
-
     Raises:
         UsageError: a place does not exist, or holds nothing that can be shown.
     """
 
-    uploads: Path
+    uploads: Path  # a folder for files of visitors, which goes when the page ends
 
     def __init__(self, place: Path, also: Sequence[Path], build: Callable[..., Any]) -> None:
         if lacking := [path for path in (place, *also) if not path.exists()]:
@@ -88,16 +79,17 @@ class Shelf:
     async def module(self, model: Model) -> Any:
         """Return the module of a model in eval mode, loaded once; errors as those of
         `load_from_checkpoint`."""
-        return await self.compute(self._once, model.weights, self._module, model)
+        return await self.compute(self.once, model.weights, self._module, model)
 
     async def data(self, model: Model) -> Any:
         """Return the datamodule that a model was trained with, made once, not set up; ValueError:
         the model came without its run, or its data lie outside of what was given."""
-        return await self.compute(self._once, model.run, self._data, model)
+        return await self.compute(self.once, model.run, self._data, model)
 
-    def _once(self, key: Path | None, make: Callable[[Model], Any], model: Model) -> Any:
+    def once(self, key: Any, make: Callable[..., Result], *arguments: Any) -> Result:
+        """Return what was made for a key when it was first asked for; runs in `compute`."""
         if key not in self._held:
-            self._held[key] = make(model)
+            self._held[key] = make(*arguments)
         return self._held[key]
 
     def _check(self, model: Model, values: Any) -> None:

@@ -6,6 +6,7 @@ from nicegui import ui
 
 from lit_models.page.parts import words
 from lit_models.page.runs import run_view, runs_view
+from lit_models.page.search import search_view
 from lit_models.page.shelf import Shelf
 
 # Path of a view -> its name, the classes of the models that it shows.
@@ -15,7 +16,7 @@ MODEL_VIEWS = {
     "/language": ("Language model", ("LitCausalLM",)),
     "/lens": ("Lens", ("LitConsistencyLens",)),
 }
-VIEWS = {"/": runs_view, "/run": run_view}
+VIEWS = {"/": runs_view, "/run": run_view, "/search": search_view}
 
 
 def page(shelf: Shelf) -> None:

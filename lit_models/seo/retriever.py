@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.core.planned import ModelFacts
-from datamodules.search.candidates import FIRST_DEPTH, open_bm25
+from datamodules.search.candidates import FIRST_DEPTH, Hits, open_bm25
 from datamodules.search.datamodule import TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking
 from datamodules.text.encoding import TextEncoding
@@ -258,11 +258,6 @@ class RetrievalEvaluation(nn.Module):
         self.first = first.masked_fill(~torch.isin(first, documents.id), NO_DOCUMENT)
         self.ranked = {OWN: self._ranked(self.found, self.scores)}
 
-    @property
-    def has_first(self) -> bool:
-        """Whether BM25's rankings are there; a limited run may have seen no query."""
-        return self.first.numel() > 0
-
     def fused(self, weight: float) -> RankedQueries:
         """Return both rankings as one. Args: weight of BM25."""
         first = (self.first, self.queries.first_score)
@@ -270,14 +265,14 @@ class RetrievalEvaluation(nn.Module):
 
     def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
         """Return the weight of BM25 that is best over queries, the smallest of equals."""
-        if not self.has_first:
+        if not self.first.numel():  # a limited run may have seen no query
             return 0.0
         means = [round(float(values_of(self.fused(weight)).mean()), 12) for weight in WEIGHTS]
         return WEIGHTS[means.index(max(means))]
 
     def measure(self, fusion_weight: float | None) -> dict[str, Metric]:
         """Return name -> metric of all systems, the retriever's own without a prefix."""
-        if self.has_first:
+        if self.first.numel():
             self.ranked[BM25] = self._ranked(self.first, self.queries.first_score)
             if fusion_weight is not None:
                 self.ranked[FUSED] = self.fused(fusion_weight)
@@ -416,6 +411,11 @@ class LitRetriever(EncodedTextModule):
         """Return the k best rows of encoded documents [D, W] for each query."""
         return search(self.encode(queries, True), documents, k, self.device, self.feedback)
 
+    def fuse(self, found: Found, hits: Hits) -> Found:
+        """Return what was found and BM25's hits as one ranking; the model has a fusion."""
+        first, first_scores = map(torch.from_numpy, hits)
+        return Found(*fused(*found, first, first_scores, self.fusion_weight() or 0.0))
+
     def rankings(
         self, queries: np.ndarray, documents: np.ndarray, ids: Sequence[str]
     ) -> Iterator[Ranking]:
@@ -424,17 +424,16 @@ class LitRetriever(EncodedTextModule):
         Args:
             queries: [Q, W] in their order; documents: [D, W] of the whole collection, with `ids`.
         """
-        data, weight = self.trainer.datamodule, self.fusion_weight()
-        bm25 = None if weight is None else open_bm25(data.collection, data.bm25)
+        data = self.trainer.datamodule
+        bm25 = None if self.fusion is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, FIRST_DEPTH)
         asked = list(data.datasets["predict"].queries)
         for start in range(0, len(asked), QUERIES_OF_RUN):
             part = slice(start, start + QUERIES_OF_RUN)
             found = search(queries[part], documents, depth, self.device, self.feedback)
-            if bm25 is not None and weight is not None:
+            if bm25 is not None:
                 hits = bm25.search([query.text for query in asked[part]], FIRST_DEPTH)
-                first, first_scores = map(torch.from_numpy, hits)
-                found = Found(*fused(*found, first, first_scores, weight))
+                found = self.fuse(found, hits)
             for query, rows, scores in zip(asked[part], *found, strict=True):
                 kept = rows[rows >= 0][: data.predict_depth].tolist()
                 yield Ranking(query.id, [ids[n] for n in kept], scores[: len(kept)].tolist())

@@ -1,0 +1,87 @@
+"""The view of search: four ways side by side on a folder of pages, and one document of it."""
+
+import os
+import sys
+from contextlib import chdir
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+from nicegui.testing import User
+
+GOODS = ("salt", "bread", "wool", "iron", "ship", "hay", "ale", "clay", "oak", "corn")
+PAGE = "<title>&lt;i&gt;All of {0}</title><h3>On {0}</h3><p>Here is {0} with {1}.<img src=a></p>"
+SHORT = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+SHORT += ["--data.loader.num_workers=0", "--data.collection.split.validation_share=0.3"]
+MANY = {"retries": 100}  # looks, one each tenth of a second
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pages, queries of them, and runs of a retriever and a ranker on them."""
+    from lit_models.__main__ import main
+
+    folder = tmp_path_factory.mktemp("search")
+    (folder / "pages").mkdir()
+    for before, name in zip(("corn", *GOODS), GOODS, strict=False):
+        (folder / "pages" / f"{name}.html").write_text(PAGE.format(name, before))
+    rows = [f"{verb} {name},{name}.html,2" for name in GOODS for verb in ("sell", "carry")]
+    (folder / "pages" / "queries.csv").write_text("\n".join(["query,page,grade", *rows]))
+    for name, own in (("retriever", ["--model.fusion.weight=0.5"]), ("ranker", [])):
+        words = ["", "fit", f"--config=seo/{name}_debug.yaml", *SHORT, *own]
+        words += ["--data.collection.folder=pages", f"--trainer.default_root_dir=runs/{name}"]
+        with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", words):
+            assert main() == 0
+    return folder
+
+
+async def ask(user: User, query: str) -> None:
+    await user.should_see("10 documents", **MANY)
+    user.find(ui.input).type(query)
+    user.find(ui.button).click()
+    await user.should_see("BM25", **MANY)
+
+
+def test_what_each_way_finds_stands_side_by_side_and_a_document_opens(place, visited):
+    async def visit(user: User) -> None:
+        await user.open("/search")
+        await ask(user, "sell salt")
+        for seen in ("Retriever", "Fused", "Re-ranked", "judged 2"):
+            await user.should_see(seen, **MANY)
+        assert {e.text for e in user.find(TextElement).elements if e.tag == "mark"} == {"salt"}
+        user.find("<i>All of salt").click()
+        await user.should_see("findings on the page", **MANY)
+        await user.should_see("no alternative text")
+
+    with chdir(place):
+        visited(place / "runs", visit, place / "pages")
+
+
+def test_a_ranker_alone_orders_what_bm25_finds_and_says_where_nothing_is_found(place, visited):
+    async def visit(user: User) -> None:
+        await user.open("/search")
+        await ask(user, "wool")
+        await user.should_see("Re-ranked", **MANY)
+        await user.should_not_see("Retriever")
+        user.find(ui.input).clear().type("zyx")
+        user.find(ui.button).click()
+        await user.should_not_see("Re-ranked", **MANY)
+
+    with chdir(place):
+        visited(place / "runs" / "ranker", visit, place / "pages")
+
+
+def test_an_unknown_model_and_one_without_its_run_are_sentences(place, visited):
+    async def visit_runs(user: User) -> None:
+        await user.open("/search?model=<b>")
+        await user.should_see("there is no model '<b>' to show here", **MANY)
+
+    async def visit_weights(user: User) -> None:
+        await user.open("/search")
+        await user.should_see("show the folder of its run", **MANY)
+
+    with chdir(place):
+        visited(place / "runs", visit_runs)
+        visited(place / "runs" / "retriever" / "checkpoints" / "last.ckpt", visit_weights)
