@@ -2,7 +2,6 @@
 
 from secrets import compare_digest
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -34,17 +33,20 @@ class Guard:
             return await self.app(scope, receive, send)
         asked = HTTPConnection(scope)
         origin, given = asked.headers.get("origin"), asked.query_params.get("token", "")
-        size = asked.headers.get("content-length", "" if scope.get("method") == "POST" else "0")
+        brings_nothing = scope.get("method", "GET") in ("GET", "HEAD")
+        size = asked.headers.get("content-length", "0" if brings_nothing else "")
         answer: Response | None = None
-        if origin is not None and urlsplit(origin).netloc != asked.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != asked.headers.get("host"):
             answer = PlainTextResponse(f"A page of {origin} may not ask this one.", 403)
         elif not (size.isdecimal() and int(size) <= MOST_BYTES):
             most = f"at most {MOST_BYTES / 1e6:,.0f} MB"
             answer = PlainTextResponse(f"An upload says its length, which is {most}.", 413)
         elif self.token and compare_digest(given.encode(), self.token.encode()):
-            answer = RedirectResponse(scope["path"])
+            answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is elsewhere
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
-        elif not compare_digest(asked.cookies.get(COOKIE, "")[: len(self.token)], self.token):
+        elif self.token and not compare_digest(
+            asked.cookies.get(COOKIE, "").encode(), self.token.encode()
+        ):
             answer = PlainTextResponse("Open the address with the token that was printed.", 401)
 
         async def send_with_policy(message: Any) -> None:

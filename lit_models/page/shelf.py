@@ -5,6 +5,9 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from glob import iglob
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,15 +97,18 @@ class Shelf:
 
     def _check(self, model: Model, values: Any) -> None:
         """Raise ValueError where values of a stranger's file name one outside of what was given."""
-        from lit_models.training.export import paths_in
-
-        for path in sorted(paths_in(values)):
-            whole = Path(path).expanduser().resolve()
-            if not any(whole.is_relative_to(place) for place in self._readable):
-                raise ValueError(
-                    f"{model.name} needs {path}, which lies outside of what this page was given; "
-                    f"start it again with --also {path}"
-                )
+        if isinstance(values, dict):
+            values = [value for key, value in values.items() if key != "separator"]
+        if isinstance(values, list):
+            for value in values:
+                self._check(model, value)
+        elif isinstance(values, str):
+            for path in iglob(expanduser(values), recursive=True):
+                if not any(Path(path).resolve().is_relative_to(p) for p in self._readable):
+                    raise ValueError(
+                        f"{model.name} needs {path}, which lies outside of what this page was "
+                        f"given; start it again with --also {path}"
+                    )
 
     def _module(self, model: Model) -> Any:
         from lit_models.training.checkpoints import read_checkpoint
@@ -128,11 +134,18 @@ class Shelf:
         return self._build(config, "data", LightningDataModule)
 
 
+@lru_cache(1000)
+def kind_of(path: Path, changed: int) -> str:
+    """Return the name of the class that a config trains, read once for each time of the file."""
+    return read_config(path)["model"]["class_path"].rpartition(".")[2]
+
+
 def model_of_run(name: str, run: Path) -> Model | None:
     """Return the model of a run; `None` where it has no checkpoint, or no config that says what
     it trains, of which the run's own view tells."""
     try:
-        kind = read_config(newest_config(run))["model"]["class_path"].rpartition(".")[2]
+        path = newest_config(run)
+        kind = kind_of(path, path.stat().st_mtime_ns)
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         return None
     files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
