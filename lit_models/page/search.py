@@ -27,20 +27,23 @@ class Finder:
             self.vectors = module.encode([document.whole for document in self.documents], False)
 
     def find(self, query: str) -> dict[str, Any]:
-        """Return way -> numbers and scores of documents, [1, n] each, best first."""
+        """Return way -> what the datamodule shows of its ten best documents."""
         first = self.bm25.search([query], 1000)
+        found: dict[str, Any] = {"BM25": first}
         if hasattr(self, "vectors"):
-            own = self.module.search([query], self.vectors, 1000)
-            both = {"Fused": self.module.fuse(own, first)} if self.module.fusion else {}
-            return {"BM25": first, "Retriever": own, **both}
-        size = min(self.data.candidates.top, (first.documents >= 0).sum())
-        if not size:
-            return {"BM25": first}
-        numbers, prior = (values[0, :size] for values in first)
-        texts = [self.documents[number].whole for number in numbers]
-        scores = self.module.rank(query, texts, prior if self.module.adds_prior else None)
-        order = scores.argsort(descending=True).tolist()
-        return {"BM25": first, "Re-ranked": (numbers[None, order], scores[None, order])}
+            found["Retriever"] = own = self.module.search([query], self.vectors, 1000)
+            if (weight := self.module.fusion_weight()) is not None:
+                found[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
+        elif size := min(self.data.candidates.top, (first.documents >= 0).sum()):
+            numbers, prior = (values[0, :size] for values in first)
+            texts = [self.documents[number].whole for number in numbers]
+            scores = self.module.rank(query, texts, prior if self.module.adds_prior else None)
+            order = scores.argsort(descending=True).tolist()
+            found["Re-ranked"] = numbers[None, order], scores[None, order]
+        for way, hits in found.items():
+            best = zip(*(values[0, :10].tolist() for values in hits), strict=True)
+            found[way] = [self.data.shown(query, *hit) for hit in best if hit[0] >= 0]
+        return found
 
 
 @view
@@ -51,22 +54,21 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     model = chosen_model(shelf, ("LitRetriever", "LitRanker"), wanted, args.path)
     state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Finder]()
-    for one in (model, *shelf.models("LitRanker").values()):
-        with suppress(*EXPECTED if finders else ()):  # what fails is said where it is chosen
+    for one in (*shelf.models("LitRanker").values(), model):
+        with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
             theirs = await shelf.data(one)
             if theirs.collection_request.folder == data.collection_request.folder:
                 key, parts = (Finder, one.weights), (await shelf.module(one), theirs)
                 finders[one.kind] = await shelf.compute(shelf.once, key, Finder, *parts)
-    grades = finders[model.kind].grades
-    rest = "" if "LitRanker" in finders else " No run of a ranker over them is here."
-    state.text = f"{len(data.collection.documents):,} documents.{rest}"
+    grades, lacks = finders[model.kind].grades, ", no ranker" * ("LitRanker" not in finders)
+    state.text = f"{len(data.collection.documents):,} documents{lacks}"
 
     @view
     async def opened(number: int) -> None:
         from lit_models.seo.onpage import SUFFIXES, check_page
 
         document, folder = data.collection.documents[number], data.collection_request.folder
-        with ui.dialog(value=True) as dialog, ui.card():
+        with ui.dialog(value=True).props("aria-label=document") as dialog, ui.card():
             ui.button("close", on_click=dialog.close).props("no-caps unelevated")
             words("h2", document.title or document.id)
             words("pre", document.text)
@@ -76,29 +78,27 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
                 return
             report = await shelf.compute(check_page, page.read_bytes(), document.id)
             words("h2", f"{len(report.findings)} findings on the page")
-            facts((found.check, " · ".join(found[1:])) for found in report.findings)
+            facts((found.check, " · ".join(filter(None, found[1:]))) for found in report.findings)
 
-    async def show_hit(asked: str, number: int, score: float) -> None:
-        *_, address, title, says = await shelf.compute(data.shown, asked, number, score)
-        words("button", title or address, "nicegui-link").on("click", lambda: opened(number))
-        marks = "|".join(re.findall(r"\w+", asked))
-        with ui.element("p"):
-            for place, part in enumerate(re.split(rf"\b({marks})\b", says, flags=re.IGNORECASE)):
-                words("mark" if place % 2 else "span", part)
+    def show_hit(asked: str, number: int, score: float, place: str, title: str, says: str) -> None:
+        words("button", title or place, "nicegui-link").on("click", lambda: opened(number))
+        marks = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
         grade = grades.get(asked, {}).get(number)
-        words("p", f"score {score:.3f}" + ("" if grade is None else f", judged {grade:g}"), "note")
+        with ui.element("p"):
+            for count, part in enumerate(re.split(rf"\b({marks})\b", says, flags=re.IGNORECASE)):
+                words("mark" if count % 2 else "span", part)
+        words("p", f"score {score:.3f}" + ("" if grade is None else f", grade {grade:g}"), "note")
 
     async def show() -> None:
         asked, found = query.value[:1000], dict[str, Any]()
-        for finder in finders.values():
+        for finder in reversed(finders.values()):
             found |= await shelf.compute(finder.find, asked)
         with ui.grid(columns="repeat(auto-fit, minmax(min(15rem, 100%), 1fr))").classes("wide"):
             for way, hits in found.items():
                 with ui.element("section").classes("result"):
-                    words("h2", way)
-                    for hit in zip(*(each[0, :10].tolist() for each in hits), strict=True):
-                        if hit[0] >= 0:
-                            await show_hit(asked, *hit)
+                    words("h2", way if hits else f"{way}: nothing")
+                    for hit in hits:
+                        show_hit(asked, *hit)
 
     query = ui.input("query", autocomplete=list(grades)[:200]).props("outlined").classes("wide")
     button = action("search", show)

@@ -48,7 +48,7 @@ def test_what_each_way_finds_stands_side_by_side_and_a_document_opens(place, vis
     async def visit(user: User) -> None:
         await user.open("/search")
         await ask(user, "sell salt")
-        for seen in ("Retriever", "Fused", "Re-ranked", "judged 2"):
+        for seen in ("Retriever", "Fused, BM25 weighs 0.5", "Re-ranked", "grade 2"):
             await user.should_see(seen, **MANY)
         assert {e.text for e in user.find(TextElement).elements if e.tag == "mark"} == {"salt"}
         user.find("<i>All of salt").click()
