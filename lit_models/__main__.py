@@ -6,10 +6,9 @@ import faulthandler
 import os
 import sys
 
-from lit_models.commands import COMMANDS, run_command
+from lit_models.commands import COMMANDS, check_rendezvous, run_command
 from lit_models.config_files import did_you_mean, near_names, shipped_configs
 from lit_models.errors import UsageError, run_guarded, usage_errors
-from lit_models.training.rules import check_rendezvous
 
 VERBS = {
     "fit": "train, from the start or from a checkpoint",

@@ -34,6 +34,7 @@ from datamodules.core.store import write_whole
 from lit_models import config_files
 from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, default_callbacks, rules
+from lit_models.training import run as runs
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint
 from lit_models.training.dropout import ExactDropout
@@ -45,17 +46,6 @@ from lit_models.training.ledger import Ledger, damaged_file, ledger_of, stop_rea
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process
-from lit_models.training.run import (
-    ProgressLine,
-    Run,
-    RunFolder,
-    Topology,
-    check_writable,
-    decide,
-    default_loggers,
-    locked,
-    release,
-)
 from lit_models.training.strategies import DEPRECATIONS, replicated, strategy_name
 
 TRUST = "trust_checkpoint"
@@ -170,7 +160,7 @@ class UnisonoCLI(LightningCLI):
         choice: the run folder and the checkpoint.
     """
 
-    def __init__(self, argv: list[str], choice: Run) -> None:
+    def __init__(self, argv: list[str], choice: runs.Run) -> None:
         self.argv, self.choice = argv, choice
         self.verdict: rules.Verdict | None = None
         trust = config_files.given_value(argv, TRUST) is True
@@ -293,15 +283,17 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # Before the rehearsal of the default ones: the real dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        own += [*self._default_callbacks(), RunFolder(self.choice)]
-        own += [Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
-        own += [ProgressLine()] if given.enable_progress_bar is not False else []
+        own += [*self._default_callbacks(), runs.RunFolder(self.choice)]
+        own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
+        own += [runs.ProgressLine()] if given.enable_progress_bar is not False else []
         own += [BitwiseSum()] if is_bitwise else []
         missing = missing_kinds(own, callbacks)
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
-            defaults = default_loggers(self.choice.folder, self.resumed_step if is_fit else None)
+            defaults = runs.default_loggers(
+                self.choice.folder, self.resumed_step if is_fit else None
+            )
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         if isinstance(verdict.devices, list) and verdict.devices.count(0) > 1:
@@ -442,7 +434,7 @@ class ParsedCLI(UnisonoCLI):
         self.is_stage = is_stage
         with usage_errors():
             argv = [argv[0], *config_files.expand_configs(argv[1:])]
-        super().__init__(argv, Run("runs"))
+        super().__init__(argv, runs.Run("runs"))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -581,18 +573,18 @@ def launch(argv: list[str]) -> int:
             return 0
         names = [word.partition("=")[0] for word in argv]
         if any(name.endswith((".help", "--help", "--print_config")) for name in names):
-            UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], Run("runs"))
+            UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], runs.Run("runs"))
             return 0
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
         root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
         is_asked = config_files.given_option(argv, config_files.ROOT) is not None
-        choose = functools.partial(decide, verb, root, ckpt_path, newest, is_asked)
-        run = locked(choose) if verb == "fit" and is_first_process() else choose()
+        choose = functools.partial(runs.decide, verb, root, ckpt_path, newest, is_asked)
+        run = runs.locked(choose) if verb == "fit" and is_first_process() else choose()
     silence_noise(verb)
     try:
-        check_writable(Path(run.folder))
+        runs.check_writable(Path(run.folder))
         passed_on = forward_signals()
         ledger = ledger_of(UnisonoCLI(argv, run).trainer)
         is_stopped = ledger is not None and ledger.is_stopping
@@ -614,7 +606,7 @@ def launch(argv: list[str]) -> int:
         error.__dict__["run_folder"] = run.folder  # for the traceback
         raise
     finally:
-        release(Path(run.folder))
+        runs.release(Path(run.folder))
     if verb != "fit":
         return 0
     if not is_first_process():

@@ -6,7 +6,8 @@ import argparse
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, NoReturn, get_args, get_origin
@@ -29,6 +30,19 @@ COMMANDS = {  # name -> the file of its function, what it does
 RUN_OPTIONS = "run_options"  # takes all options that are not the command's own
 LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
 TRUTH = {"": True, "true": True, "false": False}
+
+
+def check_rendezvous(environ: Mapping[str, str]) -> None:
+    """Refuses, with a ValueError, a machine of rank 0 that cannot be found: ranks would wait."""
+    address = environ.get("MASTER_ADDR")
+    if address:
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            raise ValueError(
+                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
+                "the name or the address of the node with rank 0, or unset it for one machine."
+            ) from error
 
 
 class CommandParser(argparse.ArgumentParser):

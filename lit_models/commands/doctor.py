@@ -14,8 +14,9 @@ from importlib.metadata import distributions, requires
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_models.commands import check_rendezvous
 from lit_models.errors import UsageError
-from lit_models.training.rules import SHELLS, check_rendezvous
+from lit_models.training.rules import SHELLS
 
 Level = Literal["ok", "warning", "error"]
 SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "numpy")

@@ -25,16 +25,7 @@ from datamodules.files.splitting import TEST, TRAIN
 from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
-from lit_models.consistency_lens.controls import (
-    CONTROLS,
-    ROW_NAMES,
-    Baselines,
-    Case,
-    ControlTable,
-    Explained,
-    FidelityTable,
-    Legibility,
-)
+from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
     LensLosses,
@@ -121,12 +112,12 @@ class LitConsistencyLens(ExactModule):
         return sum(map(flops_per_position, parts)) * len(lengths) * parts[0].num_words
 
     def own_callbacks(self) -> list[Callback]:
-        return [*super().own_callbacks(), ControlTable()]
+        return [*super().own_callbacks(), controls.ControlTable()]
 
     def model_facts(self) -> ModelFacts:
         facts = super().model_facts()
         folder = tokenizer_folder(self.options)
-        return replace(facts, tokenizer=folder, options={"controls": CONTROLS})
+        return replace(facts, tokenizer=folder, options={"controls": controls.CONTROLS})
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -185,7 +176,7 @@ class LitConsistencyLens(ExactModule):
         subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
         self.lens = Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
         leave_subject_out(self)
-        self.val_loss, self.val_fve = SumCount(), Explained()
+        self.val_loss, self.val_fve = SumCount(), controls.Explained()
 
     def prepare(self, data: Any, is_new: bool) -> None:
         """Know the data's statistics, by which it is judged what was learnt."""
@@ -195,10 +186,10 @@ class LitConsistencyLens(ExactModule):
                 self.lens.mean.copy_(torch.from_numpy(statistics.mean))
                 self.lens.variance.fill_(statistics.variance)
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
-            self.baselines = Baselines(statistics, len(self.lens.token_counts))
+            self.baselines = controls.Baselines(statistics, len(self.lens.token_counts))
             tested = data.facts(TEST)
-            self.fidelity = FidelityTable(ROW_NAMES, tested.group_names)
-            self.legibility = Legibility(tested.names, self.fidelity.groups)
+            self.fidelity = controls.FidelityTable(controls.ROW_NAMES, tested.group_names)
+            self.legibility = controls.Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights of another run, with the mean and variance of this one's data."""
@@ -309,9 +300,9 @@ class LitConsistencyLens(ExactModule):
     def take_recipe(self, trained: Recipe) -> None:
         self.recipe = continued(trained, self.recipe, self._trainer)
 
-    def _case(self, batch: ActivationBatch) -> Case:
+    def _case(self, batch: ActivationBatch) -> controls.Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
-        return Case(self.lens, self.baselines, batch, *pair, self.teacher)
+        return controls.Case(self.lens, self.baselines, batch, *pair, self.teacher)
 
 
 def differences(first: Recipe, second: Recipe, one: str, other: str) -> str:

@@ -226,8 +226,7 @@ class BitwiseSum(Callback):
         """Take the gradients of a micro-batch away; after the last one put the step's back."""
         own, rank = self._parameters, trainer.global_rank
         self._sum.push([p.grad for p in own])
-        for parameter in own:
-            parameter.grad = None
+        pl_module.zero_grad(set_to_none=True)
         if self._sum.count < self._accumulation:
             return
         total = added_over_ranks(self._sum.pop(), own, rank, trainer.world_size)

@@ -5,23 +5,23 @@ all ranks, and a marker that is written last makes it a checkpoint:
 
     last.ckpt/shard-00001-of-00002.safetensors   whole tensors, dealt to the ranks by their bytes
     last.ckpt/meta.pt   all else, and size and sha256 of every shard file
-
-Tensors are whole, so that a reader on any number of devices maps a file and takes the rows that it
-needs; torch's distributed checkpoint stores pieces, which have to be put together in memory, and
-its own index is a pickle, which is code.
 """
 
+import copy
 import itertools
 import pickle
 import re
+import threading
 import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import lightning
+import psutil
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from datamodules.core.store import replacing, sha256_of, sync
 from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.ledger import is_distributed, ledger_of, of_all_ranks
+from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of, of_all_ranks
 from lit_models.training.optim import AVERAGED
 from lit_models.training.rules import is_first_process
 
@@ -45,11 +45,48 @@ MARKER = "meta.pt"
 FORMAT = "unisono shards 3"
 compared: set[Path] = set()  # chosen as sound by this process
 KEPT = {"last.ckpt": "previous.ckpt"}  # what the old one becomes when the new one is whole
+LOGGERS = {"AppendingCSVLogger", "CSVLogger", "TensorBoardLogger"}  # that read no checkpoint
 _STANDS_FOR = "_sharded_tensor"
 NOT_WRITTEN = (
     "the checkpoint {} could not be written: {}. The one before it is kept; free space or choose "
     "another trainer.default_root_dir."
 )
+
+
+class Saves(threading.local):
+    """The save that another thread writes while this one trains; that thread itself sees none."""
+
+    folder: Path | None = None  # of the run that trains
+    _writing: Future[None] | None = None
+
+    def may_wait(self, path: Path) -> bool:
+        """Return whether nobody reads a file before the run ends, once no other is being written:
+        two copies at once would take twice the memory."""
+        self.settle()
+        return path.parent == self.folder and path.name in ("last.ckpt", "best.ckpt")
+
+    def write(self, action: Callable[[], None], in_background: bool) -> None:
+        """Write when all is there that a GPU was told to copy."""
+        copied = HostCopy(torch.zeros(1, device="cuda" if torch.cuda.is_initialized() else "cpu"))
+
+        def write() -> None:
+            copied.read()
+            action()
+
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing = pool.submit(write)
+        pool.shutdown(wait=False)  # the thread ends with the save, for which the process waits
+        self.settle(waits=not in_background)
+
+    def settle(self, waits: bool = True) -> None:
+        """Return when nothing is being written, or at once; raise, a single time, its error."""
+        if self._writing is not None and (waits or self._writing.done()):
+            self._writing.exception()  # an interrupt leaves it to be waited for again
+            writing, self._writing = self._writing, None
+            writing.result()
+
+
+SAVES = Saves()
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -58,17 +95,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Save, so that `path` is the old file or the whole new one at every moment.
+        """Save, so that `path` is the old file or the whole new one at every moment; what a run
+        trains by is copied, and written while it goes on.
 
         Raises:
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
         target = Path(path)
-        try:
-            with replacing(target, KEPT.get(target.name)) as new, open(new, "wb") as file:
-                torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:
-            raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
+        kept = on_host(checkpoint) if SAVES.may_wait(target) else checkpoint
+
+        def write() -> None:
+            try:
+                with replacing(target, KEPT.get(target.name)) as new, open(new, "wb") as file:
+                    torch.save(kept, file)
+            except (OSError, RuntimeError) as error:
+                raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
+
+        SAVES.write(write, in_background=kept is not checkpoint)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -80,10 +123,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return {"pytorch-lightning_version": lightning.__version__, **content}
 
 
+def on_host(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy that later steps leave alone, in which what is one in memory stays one, or the
+    checkpoint itself where the host has no room for another."""
+    tensors: list[Tensor] = []
+    apply_to_collection(checkpoint, Tensor, tensors.append)
+    if sum(tensor.nbytes for tensor in tensors) > psutil.virtual_memory().available / 2:
+        return checkpoint
+    at = {id(t): (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors if t.is_cuda}
+    copies = {at[id(t)]: host_copy(t) for t in tensors if t.is_cuda}
+    return copy.deepcopy(checkpoint, {key: copies[place] for key, place in at.items()})
+
+
 def _reason(error: Exception) -> str:
-    """Return why a save failed; what torch's signal handler raised in between goes on."""
-    if str(error).startswith("DataLoader worker"):
-        raise error
+    """Return why a save failed."""
     hidden = error.__context__  # torch's own error hides what the storage said
     return str(hidden if isinstance(hidden, OSError) else error)
 
@@ -148,8 +201,8 @@ def read_checkpoint(
         return read_exported(path, classes)
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob("*.ckpt"))
-        there = f"That folder holds {', '.join(near[:5])}." if near else ""
-        there = there or "A run keeps its own in runs/NAME/checkpoints."
+        there = "A run keeps its own in runs/NAME/checkpoints."
+        there = f"That folder holds {', '.join(near[:5])}." if near else there
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
     if every_byte is None:
         every_byte = path.absolute() not in compared and not (is_distributed() and dist.get_rank())
@@ -261,11 +314,10 @@ def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
 def gathered(
     checkpoint: dict[str, Any], device: torch.device, num_writers: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a checkpoint with names in the place of its sharded tensors, and those of them, whole
-    and on the CPU, that this rank is to write; a collective.
+    """Return a copy of a checkpoint with names in the place of its sharded tensors, and those of
+    them, whole, that this rank is to write, see `host_copy`; a collective.
 
     Args:
-        checkpoint: of the same shape on all ranks.
         device: of the collectives.
         num_writers: ranks to which the tensors are dealt by their bytes, from rank 0 on.
     """
@@ -290,9 +342,9 @@ def gathered(
     for name, size in sizes.items():
         value = sharded[name].detach().to(device).full_tensor()
         if before * num_writers // total == dist.get_rank():
-            own[name] = value.cpu().contiguous()
+            own[name] = host_copy(value)
         before += size
-    return rest, own
+    return copy.deepcopy(rest), own
 
 
 def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
@@ -304,18 +356,29 @@ def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
     return {name: put_together(value, tensors) for name, value in rest.items()}
 
 
-def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path) -> None:
-    """Write a checkpoint as a folder, every rank its tensors; a collective.
-
-    Args:
-        rest: of `gathered`; rank 0's counts.
-        tensors: of `gathered`, no name on two ranks.
-        target: what is there stays until all ranks are done, and takes no harm from an error.
+def write_folder(
+    rest: dict[str, Any], tensors: dict[str, Tensor], target: Path, group: Any = None
+) -> None:
+    """Write a checkpoint as a folder, every rank its tensors of `gathered`; a collective of the
+    usual group, or of another of all ranks. What is there stays until all are done.
 
     Raises:
         OSError: the storage refused, on whichever rank; all ranks raise it.
     """
     name = f"shard-{dist.get_rank() + 1:05d}-of-{dist.get_world_size():05d}.safetensors"
+
+    def on_ranks(action: Callable[[], Any], first_alone: bool = False) -> list[Any]:
+        result, failure = None, ""
+        try:
+            if not (first_alone and dist.get_rank()):
+                result = action()
+        except (OSError, RuntimeError, SafetensorError) as error:
+            failure = _reason(error)
+        answers = of_all_ranks((result, failure), group)
+        failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
+        if failures:
+            raise OSError(NOT_WRITTEN.format(target, "; ".join(failures)))
+        return [result for result, _ in answers]
 
     def prepare() -> Path:
         unfinished = stack.enter_context(replacing(target, KEPT.get(target.name)))
@@ -333,25 +396,9 @@ def write_folder(rest: dict[str, Any], tensors: dict[str, Tensor], target: Path)
         stack.close()  # it gets its name
 
     with ExitStack() as stack:
-        folder = _on_ranks(prepare, target, first_alone=True)[0]
-        shards = _on_ranks(write, target)
-        _on_ranks(finish, target, first_alone=True)
-
-
-def _on_ranks(action: Callable[[], Any], target: Path, first_alone: bool = False) -> list[Any]:
-    """Return what an action gave on each rank, if need be on the first alone; where it failed on
-    one of them, all raise the OSError."""
-    result, failure = None, ""
-    try:
-        if not (first_alone and dist.get_rank()):
-            result = action()
-    except (OSError, RuntimeError, SafetensorError) as error:
-        failure = _reason(error)
-    answers = of_all_ranks((result, failure))
-    failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
-    if failures:
-        raise OSError(NOT_WRITTEN.format(target, "; ".join(failures)))
-    return [result for result, _ in answers]
+        folder = on_ranks(prepare, first_alone=True)[0]
+        shards = on_ranks(write)
+        on_ranks(finish, first_alone=True)
 
 
 class LastCheckpoint(Callback):
@@ -376,15 +423,17 @@ class LastCheckpoint(Callback):
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
         self._seen_step = self._saved_step = -1
-        self._saved_at = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self._seen_step, self._saved_at = trainer.global_step, time.monotonic()
+        if {type(logger).__name__ for logger in trainer.loggers} <= LOGGERS:
+            SAVES.folder = Path(trainer.default_root_dir) / "checkpoints"
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self._seen_step:
             return  # in the middle of an accumulation
         self._seen_step = trainer.global_step
+        SAVES.settle(waits=False)
         ledger = ledger_of(trainer)
         by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if by_steps or (ledger is not None and ledger.save_now):

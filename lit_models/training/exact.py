@@ -23,14 +23,7 @@ from torchmetrics import Metric
 
 from datamodules.core.planned import ModelFacts, PlannedDataModule
 from datamodules.core.store import digest_of
-from lit_models.training.checkpoints import (
-    AtomicCheckpointIO,
-    LastCheckpoint,
-    load_part,
-    misfits,
-    read_checkpoint,
-    take_averaged,
-)
+from lit_models.training import checkpoints
 from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import StoredClasses, known_arguments, plain_values
@@ -121,7 +114,7 @@ class ExactModule(LightningModule):
         if self.trainer.state.fn == "fit":
             own += [NonFinite(), FailureReport()]
             # Without any other, a script has said enable_checkpointing=False.
-            own += [LastCheckpoint()] if self.trainer.checkpoint_callbacks else []
+            own += [checkpoints.LastCheckpoint()] if self.trainer.checkpoint_callbacks else []
         return own
 
     def configure_callbacks(self) -> list[Callback]:
@@ -130,8 +123,9 @@ class ExactModule(LightningModule):
             follows_plan(self, self.trainer.datamodule)
         # The first hook of a call, before the data are read.
         self._trained_recipe = None
-        if self.recipe is None and self.trainer.ckpt_path is not None:
-            content = read_checkpoint(self.trainer.ckpt_path, mmap=True, every_byte=False)
+        path = self.trainer.ckpt_path
+        if self.recipe is None and path is not None:
+            content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
             self._trained_recipe = self.stored_recipe(content)
         self._hand_over()
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
@@ -154,7 +148,7 @@ class ExactModule(LightningModule):
             return
         strategy = self.trainer.strategy
         if type(strategy.checkpoint_io) is TorchCheckpointIO:  # the user chose no other
-            strategy.checkpoint_io = AtomicCheckpointIO()
+            strategy.checkpoint_io = checkpoints.AtomicCheckpointIO()
         atexit.register(leave_group)  # for strategies that are Lightning's own, too
         accumulation, clip = self.trainer.accumulate_grad_batches, self.trainer.gradient_clip_val
         if stage == "fit" and accumulation > 1 and not self.may_accumulate:
@@ -251,7 +245,7 @@ class ExactModule(LightningModule):
                 if weights is not None:
                     self.load_state_dict(weights)
                 elif is_new and self.init_from is not None:
-                    load_part(self, self.init_from, self.init_from_part)
+                    checkpoints.load_part(self, self.init_from, self.init_from_part)
             if data is not None:
                 self.prepare(data, is_new)
         self._convert(dtype)
@@ -262,12 +256,8 @@ class ExactModule(LightningModule):
 
     def on_predict_start(self) -> None:
         """Refuse weights whose every answer would be nan, on all ranks alike."""
-        wrong = ""
-        for name, parameter in self.named_parameters():
-            (values,) = local_parts([parameter.detach()])
-            if not values.is_meta and not values.isfinite().all():
-                wrong = name
-                break
+        parts = {n: local_parts([p.detach()])[0] for n, p in self.named_parameters()}
+        wrong = next((n for n, v in parts.items() if not (v.is_meta or v.isfinite().all())), "")
         # Of sharded weights one rank alone may hold such a value.
         if not self.trainer.strategy.reduce_boolean_decision(not wrong, all=True):
             raise ValueError(
@@ -343,7 +333,7 @@ class ExactModule(LightningModule):
         if self.is_training_run:
             self.settle_progress(checkpoint)
         else:
-            take_averaged(checkpoint)
+            checkpoints.take_averaged(checkpoint)
         if self.recipe is None:
             self.recipe = trained
             self.configure_model()
@@ -455,7 +445,7 @@ class ExactModule(LightningModule):
                 another class or of another version of the code.
         """
         path, classes = checkpoint_path, StoredClasses(trust_checkpoint)
-        content = read_checkpoint(path, mmap=True, classes=classes)
+        content = checkpoints.read_checkpoint(path, mmap=True, classes=classes)
         values = dict(content.get("hyper_parameters", {}))
         class_path = values.pop("_class_path", None)
         values.pop("_instantiator", None)
@@ -469,7 +459,7 @@ class ExactModule(LightningModule):
         module = instantiate_module(kind, {**values, **kwargs})
         module.configure_model()
         module.on_load_checkpoint(content)
-        if wrong := misfits(module.state_dict(), content["state_dict"]):
+        if wrong := checkpoints.misfits(module.state_dict(), content["state_dict"]):
             raise ValueError(
                 f"the weights of {path} do not fit {kind.__name__}: {wrong}. Use the version of "
                 "the code that wrote it (an export's config.json names it)."

@@ -5,11 +5,13 @@ import faulthandler
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
+from datamodules.core.store import replacing
 from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
 from lit_models.training.strategies import ManagedProcesses
 
@@ -30,15 +33,8 @@ LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is 
 FAILURE, STACKS = "failure.json", "stacks"
 # What gloo and nccl say on the ranks that are left when another one is gone.
 LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Application timeout",
-    "Connection refused",
-    "NCCL",
-    "Socket Timeout",
-    "wait timeout",
+    "Connection (closed by peer|reset by peer|refused)|Broken pipe|NCCL|"
+    "(Timed out waiting|Application timeout|Socket Timeout|wait timeout)"
 )
 WAIT_FOR_CAUSE_S = 3.0
 
@@ -47,15 +43,14 @@ class Preemption(Callback):
     """SIGTERM, SIGUSR1 and the first SIGINT set a flag that travels in the ledger's vector.
 
     All ranks read it at the same step, save and stop: Lightning's broadcast inside a handler hangs
-    as soon as ranks are at different places. A second SIGINT ends at once. The command's exit
-    status comes from the reason in the ledger. A stopped run ignores SIGUSR1 to the end of its
-    process: a job's script repeats it, and its default would take the place of that status.
+    as soon as ranks are at different places. A second SIGINT ends at once, after a save under way.
+    The exit status comes from the reason in the ledger. A stopped run ignores SIGUSR1 to the end of
+    its process: a job's script repeats it, and its default would take the place of that status.
     """
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._received_at = 0.0
-        self._before: dict[signal.Signals, Any] = {}
+    received: signal.Signals | None = None
+    _received_at = 0.0
+    _before: dict[signal.Signals, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the signals over from Lightning, before the data is read."""
@@ -64,8 +59,8 @@ class Preemption(Callback):
         # Lightning's own: a broadcast and a wait in every micro-batch, and inside its handler.
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        for signum in (*REQUEUE_SIGNALS, signal.SIGINT):
-            self._before[signum] = signal.signal(signum, self._note)
+        signals = (*REQUEUE_SIGNALS, signal.SIGINT)
+        self._before = {signum: signal.signal(signum, self._note) for signum in signals}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         ledger = ledger_of(trainer)
@@ -115,11 +110,10 @@ class NonFinite(Callback):
     """
 
     most_skipped = 10  # in one run, before it stops after all
+    num_skipped = _handled = 0
 
     def __init__(self, policy: Literal["stop", "skip"] = "stop") -> None:
         self.policy = policy
-        self.num_skipped = 0
-        self._handled = 0
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -136,9 +130,7 @@ class NonFinite(Callback):
             optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         elif not math.isfinite(float(norm)):
             # Optimizers pass over parameters without a gradient: no decay, no momentum, no count.
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            optimizer.zero_grad(set_to_none=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Act on the newest line of the ledger, on all ranks at the same step."""
@@ -169,26 +161,19 @@ class NonFinite(Callback):
     on_validation_start = on_train_end = on_train_batch_end
 
 
+@dataclass
 class Watch:
-    """A thread that looks at the newest sign of life of the training thread.
+    """A thread that looks at the newest sign of life of the training thread."""
 
-    Args:
-        run: the run folder.
-        rank: of this process.
-        timeout_s: how long it may be silent; a little before it the stack is written.
-        end: leaves the process with a status, whatever its threads do.
+    run: Path
+    rank: int
+    timeout_s: float  # of silence; a little before it the stack is written
+    end: Callable[[int], Any] = os._exit  # leaves the process, whatever its threads do
+    # When and where training was last seen, by `time.monotonic()`; `None` before it began.
+    beat: tuple[float, dict[str, Any]] | None = None
+    is_over: threading.Event = field(default_factory=threading.Event)  # ends the thread
 
-    Attributes:
-        beat: when and where training was last seen, by `time.monotonic()`; `None` before it began.
-        is_over: ends the thread.
-    """
-
-    def __init__(
-        self, run: Path, rank: int, timeout_s: float, end: Callable[[int], Any] = os._exit
-    ) -> None:
-        self.run, self.rank, self.timeout_s, self.end = run, rank, timeout_s, end
-        self.beat: tuple[float, dict[str, Any]] | None = None
-        self.is_over = threading.Event()
+    def __post_init__(self) -> None:
         threading.Thread(target=self._look, daemon=True, name="watch").start()
 
     def _look(self) -> None:
@@ -222,11 +207,10 @@ class FailureReport(Callback):
     limit.
     """
 
-    def __init__(self) -> None:
-        self._place: dict[str, Any] = {}
-        self._batch: Any = None
-        self._watch: Watch | None = None
-        self._timeout_s: float | None = None  # of this call; `None` where nobody waits for it
+    _place: dict[str, Any] = {}
+    _batch: Any = None
+    _watch: Watch | None = None
+    _timeout_s: float | None = None  # of this call; `None` where nobody waits for it
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
@@ -288,7 +272,7 @@ class FailureReport(Callback):
         run = Path(trainer.default_root_dir)
         exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
         # It only says that another rank is gone, which may have written why.
-        is_lost = isinstance(exception, RuntimeError) and any(t in str(exception) for t in LOST)
+        is_lost = isinstance(exception, RuntimeError) and bool(re.search(LOST, str(exception)))
         end = time.monotonic() + WAIT_FOR_CAUSE_S
         while is_lost and not (run / FAILURE).exists() and time.monotonic() < end:
             time.sleep(0.1)
@@ -323,12 +307,9 @@ class FailureReport(Callback):
                 note += f" `{replay}` rebuilds this step on one device."
         exception.add_note(note)
         if not is_lost:
-            run.mkdir(parents=True, exist_ok=True)
-            temporary = run / f"failure.{os.getpid()}"
-            temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-            with contextlib.suppress(FileExistsError):  # the first report stays
-                os.link(temporary, run / FAILURE)
-            temporary.unlink()
+            # The first report stays.
+            with contextlib.suppress(FileExistsError), replacing(run / FAILURE, is_new=True) as new:
+                new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def shown(ids: list[int]) -> str:

@@ -87,15 +87,19 @@ class StepRecord:
         finite = torch.isfinite(self._sums).all()
         if self.grad_norm is not None:
             finite = finite & torch.isfinite(self.grad_norm.to(finite.device))
-        flags = self._sums.new_zeros(_NUM_FLAGS)
-        flags[0] = ~finite
-        for place, wish in enumerate((stop, save), start=1):
-            if wish:  # filled, for a copy of a list would make the host wait for the whole step
-                flags[place].fill_(1.0)
+        # Filled there: a copy of a list would make the host wait for the whole step.
+        wishes = [self._sums.new_full((), float(wish)) for wish in (stop, save)]
+        flags = torch.stack([(~finite).double(), *wishes])
         vector, self._sums, self.grad_norm = torch.cat([flags, self._sums]), None, None
         self._recent = {k: v for k, v in self._recent.items() if k == step - 1}
         self._recent[step], self._used = self._used, []
         return vector
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy on the host: of a GPU's in pinned memory, without a wait for it."""
+    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return target.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
 class HostCopy:
@@ -107,21 +111,18 @@ class HostCopy:
     """
 
     def __init__(self, numbers: Tensor, work: dist.Work | None = None) -> None:
-        self._numbers, self._work, self._event = numbers, work, None
-        if numbers.device.type == "cuda":
+        self._numbers, self._wait = numbers, None if work is None else work.wait
+        if numbers.is_cuda:
             if work is not None:
                 work.wait()  # of NCCL: the stream waits, not the host
-            copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
-            self._numbers, self._work = copy.copy_(numbers, non_blocking=True), None
-            self._event = torch.cuda.Event()
-            self._event.record()
+            self._numbers, event = host_copy(numbers), torch.cuda.Event()
+            event.record()
+            self._wait = event.synchronize
 
     def read(self) -> Any:
         """Return the numbers as `tolist` does."""
-        if self._work is not None:
-            self._work.wait()
-        if self._event is not None:
-            self._event.synchronize()
+        if self._wait is not None:
+            self._wait()
         return self._numbers.tolist()
 
 
@@ -189,21 +190,18 @@ class Ledger(Callback):
     Each line carries a hash chained to the line before; a checkpoint keeps the newest one.
     """
 
-    def __init__(self) -> None:
-        self.wants_stop = False  # this rank asks all ranks to stop
-        self.wants_save = False  # this rank asks all ranks to save
-        self.latest: Row = {}  # the newest line, equal on all ranks
-        self.save_now = False  # all ranks decided to save at the end of this step
-        self.is_stopping = False  # all ranks decided to stop
-        # Vector and gradient norm of the newest step, its facts, and the names of its terms.
-        self._pending: tuple[HostCopy, HostCopy | None, dict[str, Any], tuple[str, ...]] | None
-        self._pending = None
-        self._file: IO[str] | None = None
-        self.attempt = 1  # of this run folder; known on rank 0
-        self.steps_done = 0
-        self._learning_rate = 0.0
-        self._clock = 0.0
-        self._hash = ""  # of the newest line; known on rank 0
+    wants_stop = False  # this rank asks all ranks to stop
+    wants_save = False  # this rank asks all ranks to save
+    latest: Row = {}  # the newest line, equal on all ranks
+    save_now = False  # all ranks decided to save at the end of this step
+    is_stopping = False  # all ranks decided to stop
+    attempt = 1  # of this run folder; known on rank 0
+    steps_done = 0
+    # Vector and gradient norm of the newest step, its facts, and the names of its terms.
+    _pending: tuple[HostCopy, HostCopy | None, Row, tuple[str, ...]] | None = None
+    _file: IO[str] | None = None
+    _learning_rate = _clock = 0.0
+    _hash = ""  # of the newest line; known on rank 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the ledger with a line for the attempt, and keep what the plan is made from beside
@@ -388,12 +386,12 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def of_all_ranks(value: Any) -> list[Any]:
-    """Return what each rank gives, in their order; a collective where there is a process group."""
+def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
+    """Return what each rank gives, in their order; a collective of the usual group or another."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group)
     return values
 
 

@@ -15,13 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torchmetrics import Metric
 
-from datamodules.core.plan import (
-    MicroBatch,
-    Rehearsed,
-    count_targets,
-    derive_batching,
-    smaller_shares,
-)
+from datamodules.core import plan
 from datamodules.core.planned import PlannedDataModule, collated
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks
@@ -124,7 +118,7 @@ class Rehearsal(Callback):
         meter = self.meter or (DeviceMeter(device) if device.type == "cuda" else None)
         if meter is None or not pl_module.automatic_optimization:
             return
-        sizes = smaller_shares(data.num_replicas, data.global_batch_size)
+        sizes = plan.smaller_shares(data.num_replicas, data.global_batch_size)
         if not getattr(pl_module, "may_accumulate", True):
             sizes = sizes[-1:]
         loads: list[tuple[int, float]] = []  # of the sizes that were tried
@@ -154,7 +148,7 @@ class Rehearsal(Callback):
                 "of a device. Lower max_length, or use --trainer.strategy=fsdp with "
                 "--trainer.precision=bf16-mixed, which keeps weights in float32 shards."
             )
-        data.take_micro_batch(Rehearsed(size, load * gib, gib))
+        data.take_micro_batch(plan.Rehearsed(size, load * gib, gib))
         if checkpoint is not None and hasattr(pl_module, "settle_progress"):
             pl_module.settle_progress(checkpoint)  # it was rescaled to the accumulation before
 
@@ -190,11 +184,11 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
     """Return the largest share of memory over ranks that the heaviest micro-batch of training takes
     at a size, as the loader would hand it over; infinite where it ran out."""
     data, dataset = trainer.datamodule, trainer.datamodule.datasets["train"]
-    batching = derive_batching(data.num_replicas, data.global_batch_size, size)
+    batching = plan.derive_batching(data.num_replicas, data.global_batch_size, size)
     num_chunks = data.num_replicas * batching.accumulate_grad_batches
     ids = heaviest_ids(dataset.lengths, data.global_batch_size, num_chunks)
-    counts = count_targets(ids, dataset.target_counts)
-    batch = collated(dataset, MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
+    counts = plan.count_targets(ids, dataset.target_counts)
+    batch = collated(dataset, plan.MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
     meter.start()
     try:
         _try_batch(trainer, module, batch, batching.accumulate_grad_batches > 1)

@@ -450,7 +450,6 @@ class AveragedWeights(Callback):
         self.decay = decay
         self._averages: dict[str, Tensor] = {}
         self._restored: dict[str, Tensor] = {}
-        self._seen_step = 0
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -180,9 +180,8 @@ class ErrorTable(Callback):
     returns no `SampleResult` has no such file.
     """
 
-    def __init__(self) -> None:
-        self._worst: Tensor | None = None  # [K, 4 + A] of `worst_of`, on the device of the batches
-        self._sizes: dict[str, int] = {}  # of each answer
+    _worst: Tensor | None = None  # [K, 4 + A] of `worst_of`, on the device of the batches
+    _sizes: dict[str, int]  # of each answer
 
     def on_test_epoch_start(self, *_: Any) -> None:
         self._worst = None

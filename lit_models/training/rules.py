@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -228,16 +227,3 @@ def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
     # Where ranks are numbered, machines may be so in another order.
     places = ("RANK",) if environ.get("RANK") else ("SLURM_PROCID", "NODE_RANK")
     return not any(environ.get(name, "").strip("0") for name in (*places, "LOCAL_RANK"))
-
-
-def check_rendezvous(environ: Mapping[str, str]) -> None:
-    """Refuses, with a ValueError, a machine of rank 0 that cannot be found: ranks would wait."""
-    address = environ.get("MASTER_ADDR")
-    if address:
-        try:
-            socket.getaddrinfo(address, None)
-        except OSError as error:
-            raise ValueError(
-                f"MASTER_ADDR={address} is no machine that can be found ({error.strerror}); give "
-                "the name or the address of the node with rank 0, or unset it for one machine."
-            ) from error

@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.store import remove, write_whole
+from lit_models.training.checkpoints import SAVES
 from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.optim import budgeted_steps
 from lit_models.training.strategies import strategy_name
@@ -256,7 +257,16 @@ class RunFolder(Callback):
         if fault := trainer.strategy.broadcast(fault):
             raise RuntimeError(fault)
 
+    def on_train_end(self, *_: Any) -> None:
+        """Wait for the last save: no other callback says before that the run has ended."""
+        SAVES.folder = None
+        SAVES.settle()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
+        try:
+            self.on_train_end()
+        except Exception as error:  # beside another, which stands in the place of the stage
+            stage.add_note(f"Besides, {error}")
         if not self._names_checkpoint:
             trainer.ckpt_path = None
         self._names_checkpoint = True
@@ -347,7 +357,6 @@ class Topology(Callback):
 
     def __init__(self, warnings: list[str] | None = None, takes_tf32: bool = False) -> None:
         self.warnings, self.takes_tf32 = warnings or [], takes_tf32
-        self.facts: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.takes_tf32 and trainer.strategy.root_device.type == "cuda":
@@ -502,13 +511,10 @@ class ProgressLine(ProgressBar):
     """
 
     interval_s = 10.0  # between lines; the line of a terminal is replaced twice a second
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_enabled = True
-        self._begin = self._last = 0.0
-        self._first_step = self._batches = self._width = 0
-        self._validated = ""
+    _is_enabled = True
+    _begin = _last = 0.0
+    _first_step = _batches = _width = 0
+    _validated = ""
 
     def disable(self) -> None:
         self._is_enabled = False

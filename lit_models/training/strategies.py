@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import itertools
 import os
@@ -20,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import (
     DDPStrategy,
-    FSDPStrategy,
     ModelParallelStrategy,
     ParallelStrategy,
     StrategyRegistry,
@@ -38,20 +37,13 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.checkpoints import gathered, misfits, put_together, write_folder
+from lit_models.training.checkpoints import SAVES, gathered, misfits, put_together, write_folder
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers
@@ -281,8 +273,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
+        self._writers: dist.ProcessGroup | None = None  # of folders: the usual one is the steps'
         self._restored: tuple[Mapping[str, Any], bool] | None = None  # until the module is sharded
-        self._blocks: list[FSDPModule] = []
+        self._blocks: list[fsdp.FSDPModule] = []
         self._frees = self._gathers_half = False
         self.repeats_samples = False  # another rank of the tensor group tells of them
 
@@ -299,6 +292,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         # The argument of this name comes before the number of devices is known.
         self._data_parallel_size = num_groups
         super().setup_environment()
+        if self.sharded_checkpoint:
+            self._writers = dist.new_group(backend="gloo", timeout=self.timeout)
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
 
@@ -320,7 +315,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             self.precision_plugin, self._gathers_half = Precision(), True
             self.precision_plugin.precision = "bf16-mixed"
         self.precision_plugin.convert_module(module)
-        if not isinstance(module, FSDPModule):  # a test after fit finds it sharded
+        if not isinstance(module, fsdp.FSDPModule):  # a test after fit finds it sharded
             with torch.no_grad():
                 whole = (*module.parameters(), *module.buffers())
                 for tensor in (t for t in whole if not t.is_meta):
@@ -339,7 +334,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         """Leave the sum over whole copies to the last micro-batch of a step, if it has a gradient
         for every parameter then."""
         reaches_all = getattr(self.lightning_module, "reaches_all_parameters", False)
-        assert isinstance(self.model, FSDPModule)
+        assert isinstance(self.model, fsdp.FSDPModule)
         self.model.set_requires_all_reduce(not reaches_all)
         try:
             yield
@@ -352,7 +347,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take each rank's shard of mapped whole weights, one by one, once there are shards."""
-        if not isinstance(self.model, FSDPModule):
+        if not isinstance(self.model, fsdp.FSDPModule):
             self._restored = checkpoint, strict
             return
         own, given = get_model_state_dict(self.model), checkpoint["state_dict"]
@@ -372,13 +367,18 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
         """Write a file on rank 0, or a folder to which every rank adds its file; a collective."""
+        path = Path(self.broadcast(filepath))
+        may_wait = SAVES.may_wait(path)
         num_writers = self.world_size if self.sharded_checkpoint else 1
         rest, tensors = gathered(checkpoint, self.root_device, num_writers)
         if self.sharded_checkpoint:
-            write_folder(rest, tensors, Path(self.broadcast(filepath)))
+            save = partial(write_folder, rest, tensors, path, self._writers)
         elif self.is_global_zero:
-            whole = put_together(rest, tensors)
-            self.checkpoint_io.save_checkpoint(whole, filepath, storage_options)
+            whole, write = put_together(rest, tensors), self.checkpoint_io.save_checkpoint
+            save = partial(write, whole, path, storage_options)
+        else:
+            return
+        SAVES.write(save, may_wait)
 
     # As other strategies: a rank's own shards; the whole checkpoint, mapped, of which each takes
     # its shards, of weights before they are cut, of moments by `load_optimizer_state_dict`.
@@ -397,7 +397,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def _fill(self, module: LightningModule) -> None:
         """Give parameters on `meta` memory for this rank's shards, then rank 0's `late_weights`."""
         device = "cpu" if self.cpu_offload else self.root_device
-        like = functools.partial(torch.empty_like, device=device)
+        like = partial(torch.empty_like, device=device)
         made = {p: nn.Parameter(like(p), p.requires_grad) for p in module.parameters() if p.is_meta}
         for part in module.modules():
             for name, own in list(part.named_parameters(recurse=False)):
@@ -417,10 +417,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
         self._frees = calls_evenly and bool(self.reshard_after_forward)
         is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
-        offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
+        offload = fsdp.CPUOffloadPolicy() if is_offloaded else fsdp.OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         dtypes = (torch.bfloat16, torch.float32) if self._gathers_half else (None, None)
-        policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # a batch holds counts
+        # A batch holds counts, which stay as they are.
+        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)
         options = {"mesh": inner, "offload_policy": offload, "mp_policy": policy}
         # Two groups cannot share parameters, and the library refuses shared ones that learn: each
         # block gets frozen ones of its own.
@@ -435,19 +436,20 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                     setattr(block.get_submodule(owner), last, copied)
             taken |= {id(parameter) for parameter in block.parameters()}
         for block in blocks:
-            self._blocks.append(fully_shard(block, reshard_after_forward=self._frees, **options))
+            sharded = fsdp.fully_shard(block, reshard_after_forward=self._frees, **options)
+            self._blocks.append(sharded)
             for name in getattr(block, "forward_methods", ()):
-                register_fsdp_forward_method(block, name)
+                fsdp.register_fsdp_forward_method(block, name)
         for name in getattr(module, "uneven_steps", EVALUATION_STEPS):
             setattr(module, name, self._gathered()(getattr(module, name)))
-        fully_shard(module, reshard_after_forward=False, **{**options, "mesh": outer})
+        fsdp.fully_shard(module, reshard_after_forward=False, **{**options, "mesh": outer})
         if not calls_evenly:
             # The backward pass gathers ahead in the order of the forward calls, which then differs
             # between ranks: they would wait for each other. To gather oneself is to gather nothing.
             for part in (*self._blocks, module):
                 part.set_modules_to_backward_prefetch([part])
         for name in ("training_step", *EVALUATION_STEPS):
-            register_fsdp_forward_method(module, name)
+            fsdp.register_fsdp_forward_method(module, name)
         for name in EVALUATION_STEPS:
             setattr(module, name, self._freed_after()(getattr(module, name)))
 
@@ -461,7 +463,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         replicas = self.device_mesh["data_parallel"]
         if copies == size == 1:
             return replicas, replicas
-        make = functools.partial(init_device_mesh, self.root_device.type)
+        make = partial(init_device_mesh, self.root_device.type)
         shards = self.world_size // copies
         if copies > 1:
             outer = make((copies, shards), mesh_dim_names=("replicate", "shard"))
@@ -515,6 +517,6 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
 
 
 # Scripts get this class by the name `fsdp`, which Lightning's own refuses on a CPU.
-if "fsdp" in (names := FSDPStrategy.get_registered_strategies()):
+if "fsdp" in (names := StrategyRegistry["fsdp"]["strategy"].get_registered_strategies()):
     names.remove("fsdp")
 StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)

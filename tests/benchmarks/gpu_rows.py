@@ -40,6 +40,7 @@ from lit_models.cli import built
 from lit_models.config_files import find_config
 from lit_models.seo.retriever import search
 from lit_models.training import LastCheckpoint, default_callbacks
+from lit_models.training.checkpoints import SAVES
 from lit_models.training.strategies import FullyShardedStrategy
 from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.figures import Aim, Figure
@@ -362,26 +363,30 @@ def curves(size: Size, compiles: bool, steps: int, folder: Path) -> list[Figure]
 
 
 class Timed(LastCheckpoint):
-    """Notes how long the training stands still for a checkpoint."""
+    """Notes how long the training stands still for a checkpoint, and when that is written."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(every_n_minutes=None, every_epoch=False, **options)
         self.stalls: list[float] = []
+        self.whole: list[float] = []
 
     def _save(self, trainer: Trainer) -> None:
-        begin = time.perf_counter()
+        begin = clock()
         super()._save(trainer)
-        self.stalls.append(time.perf_counter() - begin)
+        self.stalls.append(clock() - begin)
+        SAVES.settle()
+        self.whole.append(clock() - begin)
 
 
 def stalls(size: Size, is_sharded: bool, folder: Path, **options: Any) -> list[Figure]:
-    """Save after each of three steps; return for how long training stands still. Args: options, of
-    the Trainer."""
+    """Save after each of three steps; return for how long training stands still, and would if it
+    waited for the file. Args: options, of the Trainer."""
     timed = Timed(every_n_steps=1)
     strategy = FullyShardedStrategy(sharded_checkpoint=True) if is_sharded else "auto"
     trainer = quiet_trainer(folder, timed, max_steps=ROUNDS, strategy=strategy, **options)
     trainer.fit(model_of(size, False), EqualBlocks(size, ROUNDS))
-    return [Figure(GPU, "", "s", timed.stalls, aim=Aim(MOST_STALL_S, of="value"))]
+    stall = Figure(GPU, "", "s", timed.stalls, aim=Aim(MOST_STALL_S, of="value"))
+    return [stall, Figure(GPU, ", until it is written", "s", timed.whole)]
 
 
 def writing(size: Size, number: int, folder: Path) -> list[Figure]:

@@ -1,4 +1,5 @@
-"""The memory of a training step of a language model, with and without the full logits."""
+"""The memory of a training step of a language model, with and without the full logits; the time
+that a checkpoint takes."""
 
 import ctypes
 import gc
@@ -12,8 +13,10 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
+from lit_models.training import LastCheckpoint
 from lit_models.training.memory import GIB
 from tests.benchmarks.figures import Aim
+from tests.benchmarks.gpu_rows import Size, stalls
 from tests.benchmarks.language_models import RaggedData, fit, plain_loop
 from tests.toy import toy_trainer
 
@@ -127,3 +130,15 @@ def test_memory_does_not_grow_over_500_steps(tmp_path, figures):
     for name, grown in ((what, float(last - first)), (f"{what}, free pages given back", held)):
         figures.add("causal_lm", name, "GiB", [grown / GIB], aim=Aim(0.01, of="value"))
     assert held < 0.01 * GIB
+
+
+@pytest.mark.filterwarnings("ignore:.*have no `validation_step`")
+def test_time_lost_to_checkpoints(tmp_path, figures):
+    torch.set_num_threads(1)
+    interval_s = LastCheckpoint().every_n_minutes * 60
+    shape = {"vocab_size": 1024, "hidden_size": 512, "num_layers": 8, "num_heads": 8}
+    size = Size(DecoderConfig(max_positions=32, **shape), rows=4, length=32)  # 0.3 GB with moments
+    for found in stalls(size, False, tmp_path, precision="32-true"):
+        shares = [seconds / interval_s for seconds in found.ours]
+        what, unit = f"checkpoint of 25 M weights{found.what}", f"share of {interval_s:.0f} s"
+        figures.add("shared", what, unit, shares, aim=Aim(0.01, of="value"))

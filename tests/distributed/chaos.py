@@ -1,9 +1,5 @@
-"""A run that is killed again and again, each time going on with other devices.
+"""A run that is killed again and again, each time going on with other devices."""
 
-python -m tests.distributed.chaos FOLDER --seed 1 prints what was killed when, and the proof.
-"""
-
-import argparse
 import json
 import os
 import signal
@@ -165,22 +161,6 @@ def chaos(
     for moment in rng.permutation(moments):
         devices, strategy = worlds[int(rng.integers(len(worlds)))]
         kill = attempt(folder, family, devices, strategy, str(moment), rng)
-        print(kill, flush=True)
         kills.append(kill)
     finish(folder, family, *worlds[0])
     return kills
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--family", default="occupation_coder")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    args.folder.parent.mkdir(parents=True, exist_ok=True)
-    chaos(args.folder, args.family, args.seed, WORLDS, MOMENTS)
-    unisono_here("verify", str(args.folder))
-
-
-if __name__ == "__main__":
-    main()

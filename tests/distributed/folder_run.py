@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from lit_models.training.checkpoints import gathered, put_together, write_folder
+from lit_models.training.checkpoints import SAVES, gathered, put_together, write_folder
 
 WORLD, FULL = 4, 2  # processes, and the rank whose disk is full the second time
 ROWS, FEW = torch.arange(15.0, dtype=torch.float64).reshape(5, 3), torch.ones(1, 2)
@@ -37,7 +37,11 @@ def write(folder: Path) -> None:
     dist.init_process_group("gloo")
     index = dist.get_rank()
     rest, own = gathered(content(4), device, WORLD)
-    write_folder(rest, own, folder / "last.ckpt")
+    save = partial(write_folder, rest, own, folder / "last.ckpt", dist.new_group(backend="gloo"))
+    SAVES.write(save, in_background=True)
+    for _ in range(200):  # as steps do meanwhile
+        dist.all_reduce(torch.ones(1))
+    SAVES.settle()
     rest, own = gathered(content(4), device, 1)
     assert bool(own) == (index == 0)
     if index == 0:

@@ -1,21 +1,34 @@
 """Checkpoints: whole or absent, plain data, in a file or in a folder of all ranks."""
 
+import copy
+import errno
 import functools
+import json
 import os
 import resource
 import signal
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from datamodules.core import store
-from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger
+from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
 from lit_models.training.checkpoints import (
+    SAVES,
     AtomicCheckpointIO,
     damage,
     load_part,
     newest_checkpoint,
+    on_host,
     read_checkpoint,
     write_folder,
 )
@@ -126,16 +139,13 @@ def test_weights_alone_start_another_run(run, tmp_path):
     assert all(torch.equal(v, expected[n].to(v)) for n, v in module.state_dict().items())
 
 
-def test_one_part_of_the_weights_can_be_taken(run):
+def test_one_part_of_the_weights_can_be_taken_and_what_does_not_fit_is_named(run, tmp_path):
     module, path = LitToy(), run / "checkpoints" / "best.ckpt"
     module.configure_model()
     load_part(module, str(path), "2")
     expected = read_checkpoint(path)["state_dict"]
     assert torch.equal(module.model[2].weight, expected["model.2.weight"].float())
     assert not torch.equal(module.model[0].weight, expected["model.0.weight"].float())
-
-
-def test_weights_that_do_not_fit_are_named(run, tmp_path):
     other = LitToy()
     other.configure_model()
     wrong = tmp_path / "wrong.ckpt"
@@ -156,6 +166,82 @@ def test_the_clock_saves_through_the_ledger(tmp_path):
     saved = [read_checkpoint(p)["global_step"] for p in (tmp_path / "checkpoints").iterdir()]
     assert len(saved) == 2
     assert min(saved) >= 2
+
+
+def test_a_save_holds_its_own_step_while_the_next_ones_are_made(tmp_path, monkeypatch):
+    after, ended, write = {}, threading.Event(), torch.save
+
+    class Steps(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            moments = trainer.optimizers[0].state_dict()["state"]
+            after[trainer.global_step] = copy.deepcopy((dict(pl_module.state_dict()), moments))
+            if trainer.global_step == 5:
+                ended.set()
+
+    def write_late(*what):
+        assert ended.wait(30), "the training waited for the save of step 3"
+        write(*what)
+
+    monkeypatch.setattr(torch, "save", write_late)
+    callbacks = [LastCheckpoint(every_n_steps=3, every_epoch=False), Steps()]
+    options = {"callbacks": callbacks, "enable_checkpointing": False, "max_epochs": 1}
+    toy_trainer(tmp_path, **options).fit(LitToy(), ToyData())
+    for name, step in (("previous", 3), ("last", 6)):
+        found = read_checkpoint(tmp_path / "checkpoints" / f"{name}.ckpt")
+        assert found["global_step"] == step
+        state = dict(found["state_dict"]), found["optimizer_states"][0]["state"]
+        torch.testing.assert_close(state, after[step], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("hindrance", ["", "no room", "a logger that reads what is saved"])
+def test_a_copy_is_written_as_what_it_is_a_copy_of(tmp_path, monkeypatch, hindrance):
+    goes_on = []
+
+    class Twice(AtomicCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            super().save_checkpoint(checkpoint, path)
+            goes_on.append(SAVES._writing is not None)
+            super().save_checkpoint(checkpoint, Path(path).with_suffix(".at_once"))
+
+    if hindrance == "no room":
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    logger = DummyLogger() if hindrance.startswith("a logger") else False
+    toy_trainer(tmp_path, plugins=[Twice()], logger=logger).fit(LitToy(), ToyData())
+    assert goes_on == [not hindrance] * len(goes_on)
+    for name in ("last", "best"):
+        path = tmp_path / "checkpoints" / f"{name}.ckpt"
+        assert path.read_bytes() == path.with_suffix(".at_once").read_bytes()
+
+
+def test_a_write_that_fails_ends_the_run_at_the_next_step(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(torch, "save", mock.Mock(side_effect=full))
+    saves = LastCheckpoint(every_n_steps=3, every_epoch=False)
+    with pytest.raises(
+        OSError, match=r"last\.ckpt could not be written: .*No space left.*one before"
+    ):
+        toy_trainer(tmp_path, callbacks=[saves]).fit(LitToy(), ToyData())
+    report = json.loads((tmp_path / "failure.json").read_text())
+    assert report["step"] < 6
+    assert "No space left" in report["error"]
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_what_a_gpu_holds_is_copied_and_one_memory_stays_one(monkeypatch):
+    monkeypatch.setattr(checkpoints, "host_copy", lambda t: torch.tensor(t.tolist()))
+    weight = torch.ones(2, 3).as_subclass(OnGPU)
+    weights = OrderedDict(weight=weight, tied=weight.detach(), other=torch.zeros(2))
+    weights._metadata = {"": {"version": 1}}
+    found = on_host({"state_dict": weights})["state_dict"]
+    assert found["weight"] is found["tied"]
+    assert type(found["weight"]) is torch.Tensor
+    assert found["other"].data_ptr() != weights["other"].data_ptr()
+    assert found._metadata == weights._metadata
 
 
 def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
@@ -217,14 +303,9 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     assert read_checkpoint(path)["global_step"] == 12
     assert read_checkpoint(path.with_name("previous.ckpt"))["global_step"] == 4
     assert len(os.listdir(path.parent)) == 2
-
-
-def test_the_newest_is_that_whose_marker_is_newest(tmp_path):
-    folder = tmp_path / "checkpoints"
-    save(folder / "last.ckpt", 8)
-    save(folder / "next.ckpt", 12)
-    os.utime(folder / "last.ckpt")  # a copy or an index touches the folder, not the marker
-    assert newest_checkpoint(tmp_path) == folder / "next.ckpt"
+    save(path.with_name("next.ckpt"), 16)
+    os.utime(path)  # a copy or an index touches the folder, not the marker
+    assert newest_checkpoint(tmp_path) == path.with_name("next.ckpt")
 
 
 def test_a_folder_of_another_program_is_named(tmp_path):

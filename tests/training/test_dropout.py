@@ -37,9 +37,6 @@ def test_rate_and_scale_are_those_of_dropout(rate):
     assert values.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
     deviation = (rate * (1 - rate) / values.numel()) ** 0.5
     assert float((values == 0).double().mean()) == pytest.approx(rate, abs=4 * deviation)
-
-
-def test_a_rate_of_one_drops_all_and_of_zero_nothing():
     assert noise(torch.arange(3), rate=1.0).eq(0).all()
     assert noise(torch.arange(3), rate=0.0).eq(1).all()
 

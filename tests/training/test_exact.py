@@ -74,7 +74,7 @@ def test_batches_without_a_plan_are_refused(tmp_path):
         toy_trainer(tmp_path).fit(LitToy(), batches)
 
 
-def test_limits_and_intervals_count_optimizer_steps(tmp_path):
+def test_limits_and_intervals_count_optimizer_steps_and_an_overfitted_run_repeats_them(tmp_path):
     class Validations(Callback):
         steps: tuple[int, ...] = ()
 
@@ -94,11 +94,8 @@ def test_limits_and_intervals_count_optimizer_steps(tmp_path):
         trainer.fit(LitToy(), ToyData(micro_batch_size=micro))
         assert trainer.global_step == 6
         assert counter.steps == (3, 6)
-
-
-def test_an_overfitted_run_repeats_the_same_steps(tmp_path):
-    toy_trainer(tmp_path, overfit_batches=2).fit(LitToy(), ToyData())
-    digests = [line["digest"] for line in ledger_lines(tmp_path)]
+    toy_trainer(tmp_path / "overfitted", overfit_batches=2).fit(LitToy(), ToyData())
+    digests = [line["digest"] for line in ledger_lines(tmp_path / "overfitted")]
     assert digests[:2] == digests[2:]
 
 

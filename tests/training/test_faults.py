@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lit_models.cli import FORWARDED, forward_signals
 from lit_models.commands.verify import Status, verify_run
 from lit_models.training import LastCheckpoint, Ledger, NonFinite, Preemption
-from lit_models.training.faults import Watch
-from lit_models.training.ledger import json_lines, ledger_of
+from lit_models.training.checkpoints import read_checkpoint
+from lit_models.training.faults import FAILURE, Watch
+from lit_models.training.ledger import json_lines, ledger_of, stop_reason
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 pytestmark = [
@@ -64,21 +67,33 @@ def fail_after_warning(_: Any) -> None:
     raise RuntimeError("a broken step")
 
 
-@pytest.mark.parametrize("action", [warn, stop_as_another_rank])
-def test_a_run_that_stops_ignores_the_warnings_that_follow(tmp_path: Path, action: Any) -> None:
-    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), Preemption(), InStep(action)])
-    trainer.fit(LitToy(), ToyData(micro_batch_size=2))
-    assert 3 <= trainer.global_step <= 5
+@pytest.mark.parametrize("action", [warn, stop_as_another_rank, fail_after_warning])
+def test_a_run_that_ends_waits_for_its_save_and_ignores_the_warnings_that_follow(
+    tmp_path: Path, action: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save of step 2 is under way when the third step stops the run or fails."""
+    write, at_its_end = torch.save, []
+
+    def write_slowly(*what: Any) -> None:
+        time.sleep(0.2)
+        write(*what)
+        others = [(tmp_path / name).exists() for name in (".lock", FAILURE)]
+        at_its_end.append((*others, stop_reason(tmp_path)))
+
+    monkeypatch.setattr(torch, "save", write_slowly)
+    saves = LastCheckpoint(every_n_steps=2, every_epoch=False)
+    trainer = toy_trainer(tmp_path, callbacks=[Ledger(), Preemption(), saves, InStep(action)])
+    fails = action is fail_after_warning
+    with pytest.raises(RuntimeError, match="a broken step") if fails else nullcontext():
+        trainer.fit(LitToy(), ToyData(micro_batch_size=2))
+    assert (2 if fails else 3) <= trainer.global_step <= 5
     assert len(ledger_lines(tmp_path)) == trainer.global_step
+    assert set(at_its_end) == {(True, False, None)}
+    assert ((tmp_path / FAILURE).exists(), stop_reason(tmp_path) is None) == (fails, fails)
+    last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert last["global_step"] == trainer.global_step
     assert signal.getsignal(USR1) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_failure_after_the_warning_keeps_its_status(tmp_path: Path) -> None:
-    callbacks = [Ledger(), Preemption(), InStep(fail_after_warning)]
-    with pytest.raises(RuntimeError, match="a broken step"):
-        toy_trainer(tmp_path, callbacks=callbacks).fit(LitToy(), ToyData())
-    assert signal.getsignal(USR1) is signal.SIG_IGN
 
 
 def test_a_run_that_heard_nothing_gives_back_what_was_there(tmp_path: Path) -> None:
@@ -151,9 +166,9 @@ def fit(folder, optimizer, policy, **options):
     return states.after, planted_step(data)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name):
-    after, step = fit(tmp_path, OPTIMIZERS[name], "skip")
+@pytest.mark.parametrize(("name", "clip"), [(n, None) for n in OPTIMIZERS] + [("AdamW", 1.0)])
+def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name, clip):
+    after, step = fit(tmp_path, OPTIMIZERS[name], "skip", gradient_clip_val=clip)
     assert 1 < step < max(after)
     (weights, moments), (new_weights, new_moments) = after[step - 1], after[step]
     for parameter, value in weights.items():
@@ -163,30 +178,14 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name):
     for old, new in zip(moments, new_moments, strict=True):
         assert old.keys() == new.keys()
         assert all(torch.equal(new[key], old[key]) for key in old)
+    lines = json_lines(tmp_path / "ledger.jsonl")
+    (event,) = [line for line in lines if line.get("event") == "not_applied"]
+    assert (event["step"], PlantedData.planted in event["sample_ids"]) == (step, True)
+    assert [x["is_finite"] for x in lines if "digest" in x and x["step"] == step] == [False]
     proof = verify_run(tmp_path)
     assert proof.status == Status.NOT_APPLIED
     assert f"step {step}: its update was not applied; 8 samples are not in" in proof.faults[0]
     assert [use.num_samples for use in proof.epochs] == [50 - 8]
-
-
-def test_a_callback_of_a_script_stands_before_the_ledger_and_skips_too(tmp_path):
-    states, data = States(), PlantedData()
-    options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": [NonFinite("skip"), states]}
-    toy_trainer(tmp_path, **options).fit(LitToy(), data)
-    step = planted_step(data)
-    (weights, _), (new_weights, _) = states.after[step - 1], states.after[step]
-    assert all(torch.equal(new_weights[name], value) for name, value in weights.items())
-    lines = json_lines(tmp_path / "ledger.jsonl")
-    (event,) = [line for line in lines if line.get("event") == "not_applied"]
-    assert (event["step"], data.planted in event["sample_ids"]) == (step, True)
-    (line,) = [line for line in lines if line.get("step") == step and "digest" in line]
-    assert not line["is_finite"]
-
-
-def test_a_skipped_step_has_nothing_to_clip(tmp_path):
-    after, step = fit(tmp_path, OPTIMIZERS["AdamW"], "skip", gradient_clip_val=1.0)
-    weights = after[step - 1][0]
-    assert all(torch.equal(after[step][0][name], value) for name, value in weights.items())
 
 
 def test_the_run_stops_and_names_the_sample(tmp_path):
@@ -240,6 +239,9 @@ def test_a_rank_that_is_silent_writes_its_stack_and_ends(tmp_path, capfd):
     while not statuses and time.monotonic() < end:
         time.sleep(0.02)
     watch.is_over.set()
+    for thread in threading.enumerate():  # that may be writing
+        if thread.name == "watch":
+            thread.join(30)
     assert set(statuses) == {1}
     stack = (tmp_path / "stacks" / "rank-3.txt").read_text()
     assert 'last: {"step": 5}' in stack

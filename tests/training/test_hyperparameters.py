@@ -224,9 +224,6 @@ def test_all_our_constructors_say_the_types_of_their_arguments():
                 kind
             ):
                 assert typing.get_type_hints(kind.__init__), kind
-
-
-def test_a_datamodule_is_not_made_of_a_checkpoint():
     with pytest.raises(TypeError, match="keeps no arguments of a datamodule"):
         datamodules.OccupationDataModule.load_from_checkpoint("x.ckpt")
 

@@ -281,12 +281,9 @@ def test_a_resumed_run_may_find_another_micro_batch(tmp_path, most):
     assert [line["digest"] for line in ledger_lines(tmp_path / "parts")] == whole
 
 
-def test_a_number_or_a_given_accumulation_is_not_rehearsed(tmp_path):
+def test_a_number_or_a_given_accumulation_or_a_cpu_is_not_rehearsed(tmp_path):
     assert fit(tmp_path / "1", ToyData(micro_batch_size=4))[1].tried == []
     assert fit(tmp_path / "2", ToyData(), accumulate_grad_batches=2)[1].tried == []
-
-
-def test_a_cpu_takes_the_whole_share_at_no_cost(tmp_path):
     module = Noisy()
     seed_everything(1, verbose=False)
     toy_trainer(tmp_path, max_epochs=1).fit(module, ToyData())

@@ -27,12 +27,9 @@ def rates(steps, total, **options):
     return seen
 
 
-def test_warmup_in_steps_and_as_a_share_are_the_same_ramp():
+def test_warm_up_and_decay_follow_their_formulas():
     assert rates(4, 100, warmup=3, decay="constant") == [0.25, 0.5, 0.75, 1.0]
     assert rates(10, 20, warmup=0.15) == rates(10, 20, warmup=3)
-
-
-def test_decay_follows_its_formula():
     linear = rates(11, 10, decay="linear", final_factor=0.2)
     assert linear == pytest.approx([1 - 0.08 * step for step in range(11)])
     cosine = rates(10, 10)
@@ -59,13 +56,6 @@ def test_a_longer_run_follows_its_own_length_after_a_resume(tmp_path):
     longer = toy_trainer(tmp_path, max_epochs=2)
     longer.fit(LitToy(lr_scheduler=schedule), ToyData(), ckpt_path=last)
     assert ledger_lines(tmp_path)[8]["learning_rate"] == pytest.approx(0.01 * (1 - 8 / 14))
-
-
-def test_a_warm_up_that_is_longer_than_the_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="warmup is 30 steps, but the run has 14"):
-        toy_trainer(tmp_path).fit(
-            LitToy(lr_scheduler=partial(optim.WarmupDecay, warmup=30)), ToyData()
-        )
 
 
 def test_vectors_and_tables_do_not_decay_and_a_prefix_has_its_rate():
@@ -123,6 +113,9 @@ def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
                 each.zero_grad()
     for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
+    matrices = torch.randn(4, 5, 3, dtype=torch.float64)  # at once as one by one
+    one_by_one = torch.stack([optim.orthogonal(matrix.clone()) for matrix in matrices])
+    torch.testing.assert_close(optim.orthogonal(matrices), one_by_one)
 
 
 def test_parameters_without_a_gradient_stand_still():
@@ -176,12 +169,6 @@ def test_found_inf_leaves_a_step_out_where_it_is_computed():
         torch.testing.assert_close(skipping.state[found], plain.state[expected])
 
 
-def test_matrices_of_one_shape_are_made_orthogonal_at_once_as_one_by_one():
-    matrices = torch.randn(4, 5, 3, dtype=torch.float64)
-    one_by_one = torch.stack([optim.orthogonal(matrix.clone()) for matrix in matrices])
-    torch.testing.assert_close(optim.orthogonal(matrices), one_by_one)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -191,6 +178,7 @@ def test_matrices_of_one_shape_are_made_orthogonal_at_once_as_one_by_one():
         (lambda: optim.MuonAdamW(network().parameters()), "which parameters.*parameter_groups"),
         (lambda: AveragedWeights(1.0), "decay must lie between 0 and 1, got 1"),
         (lambda: optim.WarmupDecay(muon(), warmup=-1), "warmup must be 0 or more, got -1"),
+        (lambda: rates(1, 14, warmup=30), "warmup is 30 steps, but the run has 14"),
         (lambda: layer_rates(network(), None, 0), "layer_decay must be above 0"),
     ],
 )
@@ -235,14 +223,18 @@ def average(weights, decay):
     return mean
 
 
-def test_checkpoints_hold_the_average_and_validation_sees_it(tmp_path):
-    seen = fit_averaged(tmp_path)
-    content = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
+    seen, module = fit_averaged(tmp_path), LitToy()
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    trainer, content = toy_trainer(tmp_path), read_checkpoint(path)
+    trainer.test(module, ToyData(), ckpt_path=path, weights_only=True, verbose=False)
+    tested = dict(module.named_parameters())
     for name, value in content[optim.AVERAGED].items():
         expected = average([w[name] for w in seen.after], 0.8)
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(seen.validated[-1][name], expected, rtol=1e-12, atol=1e-14)
         assert torch.equal(content["state_dict"][name], seen.after[-1][name])
+        assert torch.equal(tested[name], value)
 
 
 def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):
@@ -254,13 +246,3 @@ def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):
     )
     for key in ("state_dict", optim.AVERAGED):
         assert all(torch.equal(cut[key][name], value) for name, value in whole[key].items())
-
-
-def test_a_checkpoint_loads_with_the_average(tmp_path):
-    fit_averaged(tmp_path)
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    module = LitToy()
-    trainer = toy_trainer(tmp_path, logger=False)
-    trainer.test(module, ToyData(), ckpt_path=path, weights_only=True, verbose=False)
-    expected = read_checkpoint(path)[optim.AVERAGED]
-    assert all(torch.equal(p, expected[name]) for name, p in module.named_parameters())

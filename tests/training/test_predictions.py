@@ -98,13 +98,10 @@ def ids_of(found: Tensor) -> list[int]:
     return [int(row[1]) for row in found.tolist() if row[1] >= 0]
 
 
-def test_the_largest_come_first_and_equal_ones_by_their_number():
+def test_the_largest_come_first_and_those_that_rounding_sets_apart_by_their_number():
     found = worst_of(rows([1.0, 3.0, 2.0, 3.0, 0.0], [4, 7, 1, 2, 9]), 3)
     assert found[:, [0, 1, 4]].tolist() == [[3.0, 2.0, 20.0], [3.0, 7.0, 70.0], [2.0, 1.0, 10.0]]
     assert ids_of(worst_of(rows([-5.0, -6.0], [0, 1]), 3)) == [0, 1]  # filled up with nobody
-
-
-def test_losses_that_differ_by_rounding_are_equal_and_others_are_not():
     nearly = 2.0 / 3 * (1 + 1e-7)
     assert ids_of(worst_of(rows([2.0 / 3, nearly], [1, 8]), 2)) == [1, 8]
     assert ids_of(worst_of(rows([2.0 / 3, 2.0 / 3 * 1.001], [1, 8]), 2)) == [8, 1]
@@ -112,12 +109,9 @@ def test_losses_that_differ_by_rounding_are_equal_and_others_are_not():
         assert rows([loss], [0])[0, 0].item() == pytest.approx(loss, rel=1 / 4096)
 
 
-def test_fillers_are_nobody_and_what_is_no_number_is_worst():
+def test_fillers_and_right_answers_are_nobody_and_what_is_no_number_is_worst():
     found = worst_of(rows([math.inf, 9.0, math.nan, 1.0], [0, 1, 2, 3], [1, 0, 1, 1]), 4)
     assert ids_of(found) == [2, 0, 3]
-
-
-def test_answers_that_are_right_are_not_listed():
     said = {"answer": torch.arange(3)}
     wrong, sure = torch.tensor([True, False, True]), torch.tensor([0.5, 0.9, 0.25])
     result = SampleResult(torch.tensor([1.0, 5.0, 2.0]), said, wrong, sure, wrong)
@@ -164,14 +158,8 @@ def test_a_run_lists_what_looking_at_each_sample_lists(tmp_path, capsys, monkeyp
     assert f"errors: {path} (14 samples, the largest loss first)" in capsys.readouterr().out
 
 
-class LitSilent(LitToy):
-    """Says nothing of its samples."""
-
-    def test_step(self, batch, batch_idx):
-        super().test_step(batch, batch_idx)
-
-
-def test_a_module_that_says_nothing_of_its_samples_has_no_table(tmp_path):
+def test_a_module_that_says_nothing_of_its_samples_has_no_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(LitToy, "test_step", lambda *_: None)
     trainer = toy_trainer(tmp_path, callbacks=[ErrorTable()])
-    trainer.test(LitSilent(), ToyData(), verbose=False)
+    trainer.test(LitToy(), ToyData(), verbose=False)
     assert not list(tmp_path.glob("errors-*"))

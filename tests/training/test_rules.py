@@ -128,15 +128,14 @@ def test_torchrun_wins_over_slurm_and_a_shell_may_start_what_it_likes() -> None:
 
 
 @pytest.mark.parametrize("step", [{"SLURM_STEP_ID": "0"}, {}])
-def test_one_task_of_slurm_for_two_devices_is_refused(step: dict[str, str]) -> None:
+def test_one_task_of_slurm_for_two_devices_is_refused_and_two_without_srun_warned_of(
+    step: dict[str, str],
+) -> None:
     one = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train", **step}
     with pytest.raises(ValueError, match=r"one task .* is 2: rank 0 would train alone"):
         check_world(2, "ddp", one)
     check_world(1, "auto", one)
     check_world(2, "ddp", {**one, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"})
     check_world(2, "ddp", {**one, "SLURM_JOB_NAME": "bash"})
-
-
-def test_a_batch_script_without_srun_is_warned_of() -> None:
     (warning,) = check_world(2, "ddp", {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
     assert "no `srun`" in warning

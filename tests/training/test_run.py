@@ -325,33 +325,24 @@ def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace,
     # 20 steps of 64 rows in 10 s; 300 steps in all, 260 are left at 2 a second
     shown = "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left\n"
     assert capsys.readouterr().out == shown
-
-
-def test_a_run_without_an_end_has_no_time_left(clock: SimpleNamespace, capsys) -> None:
-    line, endless = ProgressLine(), {"max_epochs": -1}
+    line, endless = ProgressLine(), {"max_epochs": -1}  # which has no end
     line.on_train_start(trainer(**endless), None)
     line.on_train_end(trainer(**endless), None)
     assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
 
 
-def test_a_log_gets_a_line_per_interval_and_a_last_one(clock: SimpleNamespace, capsys) -> None:
+def test_a_log_gets_a_line_per_interval_and_a_terminal_one(clock, capsys, monkeypatch) -> None:
     progress(clock, ProgressLine(), range(30))
     lines = capsys.readouterr().out.splitlines()
     assert [text.split("step ")[1].split("/")[0] for text in lines] == ["10", "20", "30", "30"]
-
-
-def test_a_terminal_gets_one_line_that_is_overwritten(clock, capsys, monkeypatch):
+    line = ProgressLine()  # of a rank that does not speak
+    line.disable()
+    progress(clock, line, range(1), seconds=100)
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     progress(clock, ProgressLine(), range(3))
     shown = capsys.readouterr().out
     assert (shown.count("\r"), shown.count("\n")) == (4, 1)
-
-
-def test_a_rank_that_does_not_speak_writes_nothing(clock: SimpleNamespace, capsys) -> None:
-    line = ProgressLine()
-    line.disable()
-    progress(clock, line, range(1), seconds=100)
-    assert capsys.readouterr().out == ""
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -191,12 +191,14 @@ GPT2 = replace(LLAMA, norm="layer", positions="learned", activation="gelu", bias
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_every_matrix_of_a_block_is_split(config):
+def test_every_matrix_of_a_block_is_split_and_a_pattern_that_fits_nothing_is_refused(config):
     network = Decoder(config)
     plan = network.tensor_plan()
     check_tensor_plan(network, plan, 2)
     split = {id(layer) for _, layer, how in planned_layers(network, plan) if how.style != "input"}
     assert split == {id(m) for m in network.layers.modules() if isinstance(m, nn.Linear)}
+    with pytest.raises(ValueError, match=r"layers\.\*\.mlp fits no layer of Decoder"):
+        check_tensor_plan(network, {"layers.*.mlp": TensorSplit("input")}, 2)
 
 
 def with_lora() -> Decoder:
@@ -228,11 +230,6 @@ def test_a_network_that_cannot_be_split_is_refused(make, size, message):
     network = make()
     with pytest.raises(ValueError, match=message):
         check_tensor_plan(network, network.tensor_plan(), size)
-
-
-def test_a_pattern_that_fits_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"layers\.\*\.mlp fits no layer of Decoder"):
-        check_tensor_plan(Decoder(LLAMA), {"layers.*.mlp": TensorSplit("input")}, 2)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def run(folder: Path, **options: Any) -> None:
     toy_trainer(folder, **{**settings, **options}).fit(LitToy(), ToyData(num_samples=16))
 
 
-def test_intervals_hold_whole_steps_and_what_they_learned_from(tmp_path):
+def test_intervals_hold_whole_steps_and_what_they_learned_from_and_a_trial_has_none(tmp_path):
     run(tmp_path)
     lines = lines_of(tmp_path)
     assert [(line["step"], line["steps"]) for line in lines] == [(2, 2), (4, 2), (6, 2)]
@@ -41,6 +41,8 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from(tmp_path):
         assert line["tokens_per_s"] * line["seconds"] == pytest.approx(tokens, abs=1e-2)
         assert line["attempt"] == 1
         assert "mfu" not in line
+    run(tmp_path / "trial", fast_dev_run=True)
+    assert not (tmp_path / "trial" / "throughput.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +122,6 @@ def test_loggers_get_the_same_numbers(tmp_path):
         assert int(row["step"]) == line["step"]
         assert float(row["throughput/data_seconds"]) == line["split"]["data"]
         assert float(row["throughput/tokens_per_s"]) == line["tokens_per_s"]
-
-
-def test_a_trial_run_writes_nothing(tmp_path):
-    toy_trainer(tmp_path, fast_dev_run=True).fit(LitToy(), ToyData())
-    assert not (tmp_path / "throughput.jsonl").exists()
 
 
 def test_a_run_that_fails_leaves_whole_lines(tmp_path):
