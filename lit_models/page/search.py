@@ -23,15 +23,25 @@ class Finder:
         for judged in (data.judged("validation", True), data.judged("test", True)):
             for place, query in enumerate(data.queries(judged.queries)):
                 self.grades[query.text] = dict(zip(*judged.judged(place), strict=True))
-        if hasattr(module, "encode"):
-            self.vectors = module.encode([document.whole for document in self.documents], False)
+        self.vectors: list[Any] = []
+
+    def encode_more(self) -> int:
+        """Encode some documents, so that others may compute in between; return how many are."""
+        start = sum(map(len, self.vectors))
+        part = range(start, min(start + 256, len(self.documents)))
+        if part:
+            texts = [self.documents[number].whole for number in part]
+            self.vectors.append(self.module.encode(texts, False))
+        return part.stop
 
     def find(self, query: str) -> dict[str, Any]:
         """Return way -> what the datamodule shows of its ten best documents."""
+        from torch import cat
+
         first = self.bm25.search([query], 1000)
         found: dict[str, Any] = {"BM25": first}
-        if hasattr(self, "vectors"):
-            found["Retriever"] = own = self.module.search([query], self.vectors, 1000)
+        if self.vectors:
+            found["Retriever"] = own = self.module.search([query], cat(self.vectors), 1000)
             if (weight := self.module.fusion_weight()) is not None:
                 found[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
         elif size := min(self.data.candidates.top, (first.documents >= 0).sum()):
@@ -52,7 +62,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     words("h1", "Search")
     wanted = args.query_parameters.get("model") or next(iter(shelf.models("LitRetriever")), "")
     model = chosen_model(shelf, ("LitRetriever", "LitRanker"), wanted, args.path)
-    state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
+    state = words("p", "The collection is read …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Finder]()
     for one in (*shelf.models("LitRanker").values(), model):
         with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
@@ -60,8 +70,10 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
             if theirs.collection_request.folder == data.collection_request.folder:
                 key, parts = (Finder, one.weights), (await shelf.module(one), theirs)
                 finders[one.kind] = await shelf.compute(shelf.once, key, Finder, *parts)
-    grades, lacks = finders[model.kind].grades, ", no ranker" * ("LitRanker" not in finders)
-    state.text = f"{len(data.collection.documents):,} documents{lacks}"
+    own, total = finders[model.kind], len(data.collection.documents)
+    while model.kind == "LitRetriever" and (done := await shelf.compute(own.encode_more)) < total:
+        state.text = f"The retriever has encoded {done:,} of {total:,} documents …"
+    state.text = f"{total:,} documents" + ", no ranker" * ("LitRanker" not in finders)
 
     @view
     async def opened(number: int) -> None:
@@ -83,7 +95,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     def show_hit(asked: str, number: int, score: float, place: str, title: str, says: str) -> None:
         words("button", title or place, "nicegui-link").on("click", lambda: opened(number))
         marks = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
-        grade = grades.get(asked, {}).get(number)
+        grade = own.grades.get(asked, {}).get(number)
         with ui.element("p"):
             for count, part in enumerate(re.split(rf"\b({marks})\b", says, flags=re.IGNORECASE)):
                 words("mark" if count % 2 else "span", part)
@@ -100,6 +112,6 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
                     for hit in hits:
                         show_hit(asked, *hit)
 
-    query = ui.input("query", autocomplete=list(grades)[:200]).props("outlined").classes("wide")
+    query = ui.input("query", autocomplete=list(own.grades)[:200]).props("outlined").classes("wide")
     button = action("search", show)
     query.on("keydown.enter", js_handler=f"() => getHtmlElement({button.id}).click()")

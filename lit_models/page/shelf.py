@@ -31,18 +31,9 @@ class Model:
 
 
 class Shelf:
-    """Runs and models below the places that were given; nothing else is read.
-
-    Modules compute in one thread, one after the other, however many people ask.
-
-    Args:
-        place: a run folder, a folder of runs, an exported folder or a checkpoint.
-        also: files and folders that may be read besides, such as a run's training data.
-        build: makes the object that a key of a config describes, see `lit_models.cli.built_part`.
-
-    Raises:
-        UsageError: a place does not exist, or holds nothing that can be shown.
-    """
+    """Runs and models of a place: a run folder, one of runs, an exported one or a checkpoint. Only
+    it and what is named besides are read; `build` is `lit_models.cli.built_part`. Modules compute
+    in one thread, however many people ask. UsageError: a place is not there or holds nothing."""
 
     uploads: Path  # a folder for files of visitors, which goes when the page ends
 
