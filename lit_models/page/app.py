@@ -4,6 +4,7 @@ import getpass
 import secrets
 import socket
 import tempfile
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def show(
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
             there = f"{getpass.getuser()}@{socket.gethostname()}"
             print(f"from elsewhere: ssh -L {port}:{host}:{port} {there}", flush=True)
+        # With torch, which the page serves without until somebody asks a model.
+        app.on_startup(lambda: shelf.compute(import_module, "lit_models.cli"))
         options: dict[str, Any] = {"dark": None, "language": "en-US", "title": "Unisono"}
         options |= {"reload": False, "show_welcome_message": False, "tailwind": False}
         ui.run(lambda: page(shelf), host=host, port=port, show=open, **options)

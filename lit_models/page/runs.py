@@ -20,7 +20,6 @@ from lit_models.commands.report import (
     shown,
     tests_of,
 )
-from lit_models.commands.verify import verify_run
 from lit_models.page.parts import action, facts, rows_table, view, words
 from lit_models.page.shelf import Shelf
 
@@ -96,8 +95,13 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
             place.options["series"] = options_of(drawn)["series"]
             place.update()
 
+    def checked() -> Any:
+        from lit_models.commands.verify import verify_run  # with torch: the page starts without
+
+        return verify_run(folders[name])
+
     async def prove() -> None:
-        proof = await asyncio.to_thread(verify_run, folders[name])
+        proof = await asyncio.to_thread(checked)
         planned = sum(use.planned_steps for use in proof.epochs)
         state = "bad" if proof.faults else "good"
         words("p", f"{proof.num_steps:,} of {planned:,} steps verified.", state)
