@@ -4,7 +4,7 @@ Shapes: B prompts or samples, S positions of the longest, N tokens at most or la
 V vocabulary, R rows, T positions, C choices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -88,6 +88,7 @@ def generate(
     lengths: Tensor,
     sample_ids: Tensor | Sequence[int],
     options: GenerationOptions,
+    hear: Callable[[list[list[int]]], bool] | None = None,
 ) -> Completions:
     """Return completions of prompts.
 
@@ -98,6 +99,7 @@ def generate(
         lengths: [B] int64, tokens of each prompt, from 1.
         sample_ids: [B], keys of the draws.
         options: of generation.
+        hear: takes the tokens of each so far, and ends them all there by returning True.
 
     Raises:
         ValueError: a prompt is empty, or longer than the network's learned positions.
@@ -129,13 +131,14 @@ def generate(
                 for token in tokens:
                     if row.reason is None:  # what follows its end belongs to nothing
                         row.take(token)
-            if not reading.drop_finished():
+            if not reading.drop_finished() or (hear and hear([row.ids for row in rows])):
                 break
     ids = torch.full((len(rows), options.max_new_tokens), NO_TOKEN)
     for number, row in enumerate(rows):
         ids[number, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.int64)
         if row.num_characters is None:
             row.num_characters = len(tokenizer.decode_continuation(row.ids))
+        row.reason = LENGTH if row.reason is None else row.reason
     columns = [(len(row.ids), row.num_characters, row.reason) for row in rows]
     return Completions(ids.to(device), *torch.tensor(columns, device=device).T)
 
@@ -169,12 +172,10 @@ class Stops:
 class _Row:
     """One prompt and what follows it so far."""
 
-    def __init__(
-        self, prompt: list[int], key: int, options: GenerationOptions, stops: Stops
-    ) -> None:
+    def __init__(self, ids: list[int], key: int, options: GenerationOptions, stops: Stops) -> None:
         self.options, self.stops = options, stops
         self.uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
-        self.context = prompt  # what the next token follows
+        self.context = ids  # what the next token follows
         self.ids: list[int] = []
         self.num_characters: int | None = None
         self.reason: int | None = None
@@ -269,8 +270,7 @@ def draw(
     places = torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True)
     # Rounding may put a number at the very end, where tokens of probability 0 may stand.
     order = torch.arange(logits.shape[1], device=logits.device)
-    last = (order * (probabilities > 0)).amax(1, keepdim=True)
-    places = torch.minimum(places, last)
+    places = torch.minimum(places, (order * (probabilities > 0)).amax(1, keepdim=True))
     return (places if tokens is None else tokens.gather(1, places))[:, 0].where(is_sound, NO_TOKEN)
 
 

@@ -1,10 +1,10 @@
 """Language models as a LightningModule. Batch: TextBatch."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ from datamodules.tokenizers.text import TEXT_RECIPE_KEY, Message, TextTokenizer
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, freeze, lora_recipe, with_adapters
 from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, generate, score
-from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
+from lit_models.causal_lm.loss import TextMetrics, language_model_loss, nats_at, sample_nats
 from lit_models.causal_lm.network import PRESETS, DecoderConfig, check_isolation
 from lit_models.causal_lm.pretrained import (
     Recipe,
@@ -215,20 +215,23 @@ class LitCausalLM(ExactModule):
         return self._evaluate("test", batch)
 
     def predict_step(
-        self, batch: Any, batch_idx: int, options: GenerationOptions | None = None
+        self, batch: Any, batch_idx: int, options: GenerationOptions | None = None, hear: Any = None
     ) -> dict[str, Tensor]:
         """Return completions of a PromptBatch, or scores of a ChoiceBatch, see `generation`."""
         options = options or self.generation
         if options.mode == "score":
             return score(self(batch), self.network.head.weight, batch)
         prompts = (batch["input_ids"], batch["lengths"], batch["sample_id"])
-        return generate(self.network, self.tokenizer, *prompts, options)._asdict()
+        return generate(self.network, self.tokenizer, *prompts, options, hear)._asdict()
 
-    def generate(self, prompts: Sequence[str | Sequence[Message]], **options: Any) -> list[str]:
+    def generate(
+        self, prompts: Sequence[str | Sequence[Message]], hear: Any = None, **options: Any
+    ) -> list[str]:
         """Return what follows each prompt.
 
         Args:
             prompts: texts, or chats as lists of messages.
+            hear: as of `generation.generate`, of up to `PROMPTS_AT_ONCE` prompts each time.
             options: fields of GenerationOptions that shall differ, such as temperature=0.8.
 
         Raises:
@@ -237,8 +240,8 @@ class LitCausalLM(ExactModule):
         """
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
-        found = self.completions(self.prompt_dataset(rows), chosen)
-        return [completion_text(self.tokenizer, *completion) for completion in found]
+        step = partial(self.predict_step, hear=hear)
+        return list(self.completions(self.prompt_dataset(rows), chosen, step))
 
     def prompt_dataset(self, rows: Sequence[dict[str, Any]]) -> PromptDataset:
         """Return the prompts of rows in memory; errors as of `generate`."""
@@ -247,20 +250,27 @@ class LitCausalLM(ExactModule):
         return PromptDataset(prompts)
 
     def completions(
-        self,
-        dataset: PromptDataset,
-        options: GenerationOptions,
-        step: Callable[..., dict[str, Tensor]] | None = None,
-    ) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the token ids, -1 after the end, and the number of characters of the completion of
-        each prompt of rows in memory. Args: step: the strategy's `predict_step` in a run."""
+        self, dataset: PromptDataset, options: GenerationOptions, step: Any = None
+    ) -> Iterator[str]:
+        """Yield what follows each prompt. Args: step: the strategy's `predict_step` in a run."""
         with evaluating(self), torch.no_grad():
             for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
                 batch: Any = {**dataset.batch(ids.numpy(), 0), "sample_id": ids}
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 done = (step or self.predict_step)(batch, 0, options=options)
-                completion_ids, characters = done["completion_ids"], done["num_characters"]
-                yield from zip(completion_ids.cpu().numpy(), characters.tolist(), strict=True)
+                all_ids, sizes = done["completion_ids"].cpu().numpy(), done["num_characters"]
+                yield from map(partial(completion_text, self.tokenizer), all_ids, sizes.tolist())
+
+    @torch.no_grad()
+    def token_nats(self, text: str) -> list[tuple[str, float]]:
+        """Return the tokens of a text, and the nats of each after those before it."""
+        prompt = self.prompt_dataset([{"prompt": text}]).batch(np.arange(1), 0)
+        ids = prompt["input_ids"].to(self.device)  # [1, T]
+        places = torch.arange(ids.shape[1], device=self.device)[None]
+        hidden = self.network(ids, places, torch.zeros_like(ids), True)
+        _, nats = nats_at(hidden, self.network.head.weight, ids.roll(-1), places[0, :-1])
+        decode = partial(self.tokenizer.decode_continuation, skip_special_tokens=False)
+        return [(decode([i]), n) for i, n in zip(ids[0, 1:].tolist(), nats.tolist(), strict=True)]
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])
@@ -417,7 +427,8 @@ class Samples(Callback):
         self._seen_step = step  # the same in the middle of an accumulation
         if step == before or step % self.every_n_steps or not boards(trainer):
             return
-        texts = self.completions(trainer, pl_module)
+        step_of = trainer.strategy.predict_step
+        texts = list(pl_module.completions(self.dataset, self.options, step_of))
         for board in boards(trainer) if trainer.is_global_zero else []:
             for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
                 block = f"```\n{prompt}{text}\n```"  # of code: it keeps the lines
@@ -427,16 +438,11 @@ class Samples(Callback):
         ledger = ledger_of(trainer)
         if not self.prints_last or (ledger is not None and ledger.is_stopping):
             return
-        text = self.completions(trainer, pl_module)[0]
+        step = trainer.strategy.predict_step
+        text, *_ = pl_module.completions(self.dataset, self.options, step)
         if trainer.is_global_zero:
             shown = Text.assemble("a sample: ", (self.prompts[0], "bold"), text)
             Console(highlight=False).print(shown, soft_wrap=True)
-
-    def completions(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
-        """Return the completions of the prompts, on every rank; a collective."""
-        step = trainer.strategy.predict_step
-        found = pl_module.completions(self.dataset, self.options, step)
-        return [completion_text(pl_module.tokenizer, *completion) for completion in found]
 
 
 def boards(trainer: Trainer) -> list[TensorBoardLogger]:

@@ -122,6 +122,7 @@ class Verbalizer(nn.Module):
         noise_key: Tensor | None = None,
         temperature: float = 1.0,
         rows: int = 1,
+        spread: float = 1.0,
     ) -> Explanation:
         """Return an explanation of each activation.
 
@@ -130,6 +131,7 @@ class Verbalizer(nn.Module):
             noise_key: [B] int64, of what is drawn; `None` takes the most probable word each time.
             temperature: of the gradient, see `straight_through`.
             rows: B where there is no activation.
+            spread: temperature at which words are drawn.
         """
         start = self._prompt(rows if activation is None else len(activation))
         cache, end = self.network.new_cache(), start.shape[1]
@@ -140,7 +142,7 @@ class Verbalizer(nn.Module):
             logits = self._logits(hidden[:, -1])  # [B, V]
             noise = None
             if noise_key is not None:
-                noise = gumbel_noise(noise_key, len(found), logits.shape[-1])
+                noise = spread * gumbel_noise(noise_key, len(found), logits.shape[-1])
             word = straight_through(logits, noise, temperature)
             token_ids = word.argmax(-1)
             if word.requires_grad:
@@ -150,12 +152,10 @@ class Verbalizer(nn.Module):
             found.append((token_ids, embedding, logits))
             if len(found) == self.num_words:
                 return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
-            hidden = read(self.network, None, embedding[:, None], cache, end)
-            end += 1
+            hidden = read(self.network, None, embedding[:, None], cache, end + len(found) - 1)
 
     def _prompt(self, rows: int) -> Tensor:
-        marker = self.prompt.new_zeros(1, self.prompt.shape[1])
-        return torch.cat([self.prompt, marker]).expand(rows, -1, -1)
+        return F.pad(self.prompt, (0, 0, 0, 1)).expand(rows, -1, -1)  # and the marker
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return only_words(self.network.head(hidden), self.is_word)
@@ -264,15 +264,13 @@ class Lens(nn.Module):
         cut = copy_of(network, options.reconstructor, subject.layer + 1)
         self.reconstructor = Reconstructor(cut, self.begin_id)
         text = torch.full((1, 2), self.begin_id)
-        activation = torch.zeros(1, len(self.mean))
-        freeze_unused(self.verbalizer, lambda: self.verbalizer(activation, text))
+        freeze_unused(self.verbalizer, lambda: self.verbalizer(self.mean[None], text))
         freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text)))
-        own = dict(network.named_parameters(remove_duplicate=False))
         for part in (self.verbalizer, self.reconstructor):  # what is frozen is the subject's own
             for name, parameter in list(part.network.named_parameters(remove_duplicate=False)):
                 if not parameter.requires_grad:
                     owner, _, last = name.rpartition(".")
-                    setattr(part.network.get_submodule(owner), last, own[name])
+                    setattr(part.network.get_submodule(owner), last, network.get_parameter(name))
         self.reference = nn.ModuleDict()  # frozen copies, which share what is frozen already
         for name, part in (("verbalizer", self.verbalizer), ("reconstructor", self.reconstructor)):
             shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}
@@ -297,9 +295,8 @@ class Lens(nn.Module):
         return self
 
     def blocks(self) -> list[nn.Module]:
-        networks = [self.subject.network, self.verbalizer.network, self.reconstructor.network]
-        networks += [kept.network for kept in self.reference.values()]
-        return [block for network in networks for block in network.blocks()]
+        parts: Any = (self.subject, self.verbalizer, self.reconstructor, *self.reference.values())
+        return [block for part in parts for block in part.network.blocks()]
 
     def activation(self, batch: ActivationBatch) -> Tensor:
         """Return [B, D], of the store or else of the subject."""

@@ -258,19 +258,20 @@ class LitConsistencyLens(ExactModule):
         salience = {"salience": case.salience} if with_salience else {}
         return {**case.predictions(), **salience}
 
-    def explain(self, given: Sequence[str] | Tensor) -> list[str]:
+    def explain(self, given: Sequence[str] | Tensor, **drawn: Any) -> list[str]:
         """Return an explanation of each activation, in words.
 
         Args:
             given: texts, of which the activation at the last token is explained; or activations
                 [n, D] of the subject's layer.
+            drawn: `noise_key` and `spread` of words that are drawn, see `Verbalizer.explain`.
         """
         with evaluating(self), torch.no_grad():
             if not isinstance(given, Tensor):
                 tokens = prompt_tokens(self.tokenizer, given)
                 rows = [torch.tensor([ids], device=self.device) for ids in tokens]
                 given = torch.cat([self.lens.subject.activations(ids)[:, -1] for ids in rows])
-            words = self.lens.verbalizer.explain(given.to(self.lens.mean)).token_ids
+            words = self.lens.verbalizer.explain(given.to(self.lens.mean), **drawn).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
     def configure_optimizers(self) -> Any:
@@ -299,6 +300,16 @@ class LitConsistencyLens(ExactModule):
 
     def take_recipe(self, trained: Recipe) -> None:
         self.recipe = continued(trained, self.recipe, self._trainer)
+
+    def case_of(self, data: Any, ids: Sequence[int], position: int) -> controls.Case:
+        """Return the case of a position in a text, beside an activation of the data's test part."""
+        data.model = self.model_facts()
+        data.setup("test")
+        self.prepare(data, False)
+        batch: Any = data.datasets["test"].batch(np.arange(1), 0)
+        batch |= {"input_ids": torch.tensor([ids]), "position": torch.tensor([position])}
+        batch.pop("activation", None)
+        return self._case(self.transfer_batch_to_device(batch, self.device, 0))
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

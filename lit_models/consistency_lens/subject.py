@@ -63,9 +63,8 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
     """Pass the output [R, T, D] of a block through `edit`."""
 
     def hook(module: nn.Module, given: Any, output: Any) -> Any:
-        if isinstance(output, tuple):  # of some models of transformers
-            return (edit(output[0]), *output[1:])
-        return edit(output)
+        is_many = isinstance(output, tuple)  # of some models of transformers
+        return (edit(output[0]), *output[1:]) if is_many else edit(output)
 
     with block.register_forward_hook(hook):
         yield
@@ -73,15 +72,10 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
 
 def output_of(block: nn.Module, run: Callable[[], Tensor]) -> Tensor:
     """Return the output [R, T, D] of a block while its network runs."""
-    found: list[Tensor] = []
-
-    def keep(output: Tensor) -> Tensor:
-        found.append(output)
-        return output
-
-    with output_edited(block, keep):
+    found: list[Any] = []
+    with block.register_forward_hook(lambda *call: found.append(call[-1])):
         run()
-    return found[0]
+    return found[0][0] if isinstance(found[0], tuple) else found[0]
 
 
 @dataclass(frozen=True)
@@ -277,8 +271,7 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
     with torch.enable_grad():
         found = torch.autograd.grad(run().sum(), trainable, allow_unused=True)
     for parameter, gradient in zip(trainable, found, strict=True):
-        if gradient is None:
-            parameter.requires_grad_(False)
+        parameter.requires_grad_(gradient is not None)
 
 
 FOLLOWING = 8  # positions behind the replaced one that are looked at

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from nicegui import ui
 
+from lit_models.page.language import language_view
+from lit_models.page.lens import lens_view
 from lit_models.page.parts import words
 from lit_models.page.runs import run_view, runs_view
 from lit_models.page.search import search_view
@@ -17,6 +19,7 @@ MODEL_VIEWS = {
     "/lens": ("Lens", ("LitConsistencyLens",)),
 }
 VIEWS = {"/": runs_view, "/run": run_view, "/search": search_view}
+VIEWS |= {"/language": language_view, "/lens": lens_view}
 
 
 def page(shelf: Shelf) -> None:

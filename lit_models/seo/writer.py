@@ -176,10 +176,8 @@ class LitSnippetWriter(LitCausalLM):
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)
         dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, max_prompt))
-        return [
-            written_text(self.tokenizer, *completion)
-            for completion in self.completions(dataset, self.generation)
-        ]
+        written = self.completions(dataset, self.generation)
+        return [" ".join(text.split()) for text in written]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]

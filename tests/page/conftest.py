@@ -1,10 +1,15 @@
 """A visitor of the page of `unisono show`, simulated: the server's own code without a browser."""
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import chdir
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from nicegui import Client
 from nicegui.testing import User, user_simulation
 
 from lit_models.cli import built_part
@@ -24,8 +29,22 @@ def visited() -> Callable[..., None]:
 
         async def walk() -> None:
             async with user_simulation(lambda: page(shelf)) as user:
-                await visit(user)
+                try:
+                    await visit(user)
+                finally:  # a loop that is cancelled as it wakes would go on for ever
+                    for client in Client.instances.values():
+                        client.outbox.stop()
 
         asyncio.run(walk())
 
     return walk_through
+
+
+def fit(folder: Path, config: str, run: str, *options: str) -> None:
+    """Trains a run in this folder."""
+    from lit_models.__main__ import main
+
+    argv = ["", "fit", f"--config={config}", f"--trainer.default_root_dir={run}", *options]
+    argv += ["--trainer.accelerator=cpu", "--trainer.devices=1", "--test_after_fit=false"]
+    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", argv):
+        assert main() == 0
