@@ -163,7 +163,7 @@ def figure(drawn: dict[str, Any]) -> ui.echart:
     with ui.element("figure"):
         words("h2", drawn["title"])
         place = ui.echart(options_of(drawn), renderer="svg").classes("plot")
-        place.props(f'role=img aria-label="{drawn["title"]} by step"')
+        place.props("role=img").props["aria-label"] = f"{drawn['title']} by step"
         words("p", drawn["note"], "note")
     return place
 

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lit_models.page.shelf import Shelf
 
 
 class Finder:
-    """A module's collection with BM25 and judged queries; a retriever has its vectors too."""
+    """A module's collection with BM25 and judged queries, and encoded where it is a retriever."""
 
     def __init__(self, module: Any, data: Any) -> None:
         from datamodules.search.candidates import Bm25Options, open_bm25
@@ -23,25 +24,14 @@ class Finder:
         for judged in (data.judged("validation", True), data.judged("test", True)):
             for place, query in enumerate(data.queries(judged.queries)):
                 self.grades[query.text] = dict(zip(*judged.judged(place), strict=True))
-        self.vectors: list[Any] = []
-
-    def encode_more(self) -> int:
-        """Encode some documents, so that others may compute in between; return how many are."""
-        start = sum(map(len, self.vectors))
-        part = range(start, min(start + 256, len(self.documents)))
-        if part:
-            texts = [self.documents[number].whole for number in part]
-            self.vectors.append(self.module.encode(texts, False))
-        return part.stop
+        if hasattr(module, "encode"):
+            self.vectors = module.encode([document.whole for document in self.documents], False)
 
     def find(self, query: str) -> dict[str, Any]:
         """Return way -> what the datamodule shows of its ten best documents."""
-        from torch import cat
-
-        first = self.bm25.search([query], 1000)
-        found: dict[str, Any] = {"BM25": first}
-        if self.vectors:
-            found["Retriever"] = own = self.module.search([query], cat(self.vectors), 1000)
+        found: dict[str, Any] = {"BM25": (first := self.bm25.search([query], 1000))}
+        if hasattr(self.module, "encode"):
+            found["Retriever"] = own = self.module.search([query], self.vectors, 1000)
             if (weight := self.module.fusion_weight()) is not None:
                 found[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
         elif size := min(self.data.candidates.top, (first.documents >= 0).sum()):
@@ -62,7 +52,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     words("h1", "Search")
     wanted = args.query_parameters.get("model") or next(iter(shelf.models("LitRetriever")), "")
     model = chosen_model(shelf, ("LitRetriever", "LitRanker"), wanted, args.path)
-    state = words("p", "The collection is read …", "note").props("role=status")
+    state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Finder]()
     for one in (*shelf.models("LitRanker").values(), model):
         with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
@@ -70,47 +60,44 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
             if theirs.collection_request.folder == data.collection_request.folder:
                 key, parts = (Finder, one.weights), (await shelf.module(one), theirs)
                 finders[one.kind] = await shelf.compute(shelf.once, key, Finder, *parts)
-    own, total = finders[model.kind], len(data.collection.documents)
-    while model.kind == "LitRetriever" and (done := await shelf.compute(own.encode_more)) < total:
-        state.text = f"The retriever has encoded {done:,} of {total:,} documents …"
-    state.text = f"{total:,} documents" + ", no ranker" * ("LitRanker" not in finders)
+    own, rest = finders[model.kind], ", no ranker" * ("LitRanker" not in finders)
+    state.text = f"{len(own.documents):,} documents{rest}"
 
     @view
     async def opened(number: int) -> None:
         from lit_models.seo.onpage import SUFFIXES, check_page
 
-        document, folder = data.collection.documents[number], data.collection_request.folder
+        document, folder = own.documents[number], data.collection_request.folder
         with ui.dialog(value=True).props("aria-label=document") as dialog, ui.card():
             ui.button("close", on_click=dialog.close).props("no-caps unelevated")
             words("h2", document.title or document.id)
             words("pre", document.text)
             page = Path(folder or "") / document.id.replace("%20", " ")
-            if data.collection.facts["format"] != "pages" or page.suffix.lower() not in SUFFIXES:
+            if data.collection.facts["format"] == "pages" and page.suffix.lower() in SUFFIXES:
+                report = await shelf.compute(check_page, page.read_bytes(), document.id)
+                facts((one.check, " · ".join(filter(None, one[1:]))) for one in report.findings)
+            else:
                 words("p", "On-page checks read html, which this document is not.", "note")
-                return
-            report = await shelf.compute(check_page, page.read_bytes(), document.id)
-            words("h2", f"{len(report.findings)} findings on the page")
-            facts((found.check, " · ".join(filter(None, found[1:]))) for found in report.findings)
-
-    def show_hit(asked: str, number: int, score: float, place: str, title: str, says: str) -> None:
-        words("button", title or place, "nicegui-link").on("click", lambda: opened(number))
-        marks = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
-        grade = own.grades.get(asked, {}).get(number)
-        with ui.element("p"):
-            for count, part in enumerate(re.split(rf"\b({marks})\b", says, flags=re.IGNORECASE)):
-                words("mark" if count % 2 else "span", part)
-        words("p", f"score {score:.3f}" + ("" if grade is None else f", grade {grade:g}"), "note")
 
     async def show() -> None:
-        asked, found = query.value[:1000], dict[str, Any]()
+        found, asked = dict[str, Any](), query.value[:1000]
         for finder in reversed(finders.values()):
             found |= await shelf.compute(finder.find, asked)
+        marked = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
+        marks = re.compile(rf"\b({marked})\b", re.IGNORECASE)
+        grades = own.grades.get(asked, {})
         with ui.grid(columns="repeat(auto-fit, minmax(min(15rem, 100%), 1fr))").classes("wide"):
             for way, hits in found.items():
                 with ui.element("section").classes("result"):
                     words("h2", way if hits else f"{way}: nothing")
-                    for hit in hits:
-                        show_hit(asked, *hit)
+                    for number, score, address, title, says in hits:
+                        opens = words("button", title or address, "nicegui-link")
+                        opens.on("click", partial(opened, number))
+                        with ui.element("p"):
+                            for place, part in enumerate(marks.split(says)):
+                                words("mark" if place % 2 else "span", part)
+                        grade = f", grade {grades[number]:g}" if number in grades else ""
+                        words("p", f"score {score:.3f}{grade}", "note")
 
     query = ui.input("query", autocomplete=list(own.grades)[:200]).props("outlined").classes("wide")
     button = action("search", show)

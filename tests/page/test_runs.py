@@ -1,6 +1,7 @@
 """The views of runs: the table, one run, several over each other; the door of the page."""
 
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from nicegui import ui
@@ -10,11 +11,13 @@ from lit_models.errors import UsageError
 from lit_models.page.shelf import Shelf
 from tests.commands.run_folders import CONFIG, run_folder
 
+HOSTILE = '<b>" onclick="alert(1)'
+
 
 def runs_of(folder: Path) -> Path:
     """Makes two runs, of which one has a name that is markup and another rate."""
     run_folder(folder / "a")
-    run_folder(folder / "<b>b", config=CONFIG.replace("0.003", "0.01"))
+    run_folder(folder / HOSTILE, config=CONFIG.replace("0.003", "0.01"))
     return folder
 
 
@@ -24,7 +27,7 @@ def test_the_table_of_runs_says_how_each_stands(tmp_path, visited):
         await user.should_see(ui.table, retries=50)
         table = next(iter(user.find(ui.table).elements))
         rows = {row["run"]: row for row in table.rows}
-        assert list(rows) == ["<b>b", "a"]
+        assert list(rows) == [HOSTILE, "a"]
         assert rows["a"]["family"] == "OccupationCoder"
         assert rows["a"]["best"] == "val/f1 0.5"
         assert rows["a"]["steps"] == 6
@@ -35,8 +38,10 @@ def test_the_table_of_runs_says_how_each_stands(tmp_path, visited):
 
 def test_a_run_shows_its_proof_when_asked_and_what_differs_from_another(tmp_path, visited):
     async def visit(user):
-        await user.open("/run?name=a&beside=%3Cb%3Eb")
-        await user.should_see("What differs from <b>b")
+        await user.open(f"/run?{urlencode({'name': 'a', 'beside': HOSTILE})}")
+        await user.should_see(f"What differs from {HOSTILE}")
+        (table,) = user.find(ui.table).elements
+        assert table.props["aria-label"] == f"differences from {HOSTILE}"  # and no onclick
         await user.should_see("Training loss")
         user.find("verify each step").click()
         await user.should_see("6 of 6 steps verified.")
