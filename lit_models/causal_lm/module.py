@@ -264,8 +264,8 @@ class LitCausalLM(ExactModule):
     @torch.no_grad()
     def token_nats(self, text: str) -> list[tuple[str, float]]:
         """Return the tokens of a text, and the nats of each after those before it."""
-        prompt = self.prompt_dataset([{"prompt": text}]).batch(np.arange(1), 0)
-        ids = prompt["input_ids"].to(self.device)  # [1, T]
+        dataset = self.prompt_dataset([{"prompt": text}])
+        ids = dataset.batch(np.arange(1), 0)["input_ids"].to(self.device)  # [1, T]
         places = torch.arange(ids.shape[1], device=self.device)[None]
         hidden = self.network(ids, places, torch.zeros_like(ids), True)
         _, nats = nats_at(hidden, self.network.head.weight, ids.roll(-1), places[0, :-1])

@@ -187,11 +187,9 @@ class Case:
         """
         own, other = self.greedy.embeddings, self.shuffled.embeddings
         error = self.error(self.rebuilt(self.greedy))
-        found = []
-        for place in range(own.shape[1]):
-            changed = torch.cat([own[:, :place], other[:, place, None], own[:, place + 1 :]], 1)
-            found.append(self.error(self.lens.reconstructor(changed)) - error)
-        return torch.stack(found, dim=1)
+        places = range(own.shape[1])
+        changed = (torch.cat([own[:, :i], other[:, i, None], own[:, i + 1 :]], 1) for i in places)
+        return torch.stack([self.error(self.lens.reconstructor(w)) - error for w in changed], dim=1)
 
     def error(self, rebuilt: Tensor) -> Tensor:
         """Return [B] float32 of rebuilt activations [B, D], in units of the training variance."""

@@ -115,9 +115,8 @@ class LitConsistencyLens(ExactModule):
         return [*super().own_callbacks(), controls.ControlTable()]
 
     def model_facts(self) -> ModelFacts:
-        facts = super().model_facts()
-        folder = tokenizer_folder(self.options)
-        return replace(facts, tokenizer=folder, options={"controls": controls.CONTROLS})
+        facts, names = super().model_facts(), {"controls": controls.CONTROLS}
+        return replace(facts, tokenizer=tokenizer_folder(self.options), options=names)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -242,14 +241,11 @@ class LitConsistencyLens(ExactModule):
         texts = (case.greedy.token_ids, case.shuffled.token_ids)
         nats = text_nats(self.lens.language_logits(texts[0]), texts[0])
         self.fidelity.update(case.fidelities(), batch)
-        member = self.fidelity.members(batch)
-        self.legibility.update(nats, texts, batch.get("attributes"), member)
-        error = case.error(case.rebuilt(case.greedy))
-        return SampleResult(error, {"explanation": texts[0]})
+        self.legibility.update(nats, texts, batch.get("attributes"), self.fidelity.members(batch))
+        return SampleResult(case.error(case.rebuilt(case.greedy)), {"explanation": texts[0]})
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
-        decode = self.tokenizer.decode
-        return {name: decode([int(i) for i in ids]) for name, ids in answers.items()}
+        return {name: self.tokenizer.decode([int(i) for i in ids]) for name, ids in answers.items()}
 
     def predict_step(
         self, batch: ActivationBatch, batch_idx: int, with_salience: bool = False
@@ -301,15 +297,23 @@ class LitConsistencyLens(ExactModule):
     def take_recipe(self, trained: Recipe) -> None:
         self.recipe = continued(trained, self.recipe, self._trainer)
 
-    def case_of(self, data: Any, ids: Sequence[int], position: int) -> controls.Case:
-        """Return the case of a position in a text, beside an activation of the data's test part."""
+    @torch.no_grad()
+    def reading(self, data: Any, text: str, place: int, spread: float) -> Any:
+        """Return the explanation and three drawn ones of the activation at a token of a text, the
+        last at -1; and row -> FVE of `controls`, where the data's test part lends another."""
         data.model = self.model_facts()
         data.setup("test")
         self.prepare(data, False)
+        ids = torch.tensor(prompt_tokens(self.tokenizer, [text]))
         batch: Any = data.datasets["test"].batch(np.arange(1), 0)
-        batch |= {"input_ids": torch.tensor([ids]), "position": torch.tensor([position])}
+        batch |= {"input_ids": ids, "position": torch.tensor([place % ids.shape[1]])}
         batch.pop("activation", None)
-        return self._case(self.transfer_batch_to_device(batch, self.device, 0))
+        case = self._case(self.transfer_batch_to_device(batch, self.device, 0))
+        keys = torch.arange(3, device=self.device)
+        drawn = self.explain(case.activation.expand(3, -1), noise_key=keys, spread=spread)
+        whole, rows = case.error(self.lens.mean), case.rows()
+        fve = {name: float(1 - case.error(rebuild()) / whole) for name, rebuild in rows.items()}
+        return self.explain(case.activation) + drawn, fve
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

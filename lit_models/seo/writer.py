@@ -176,8 +176,7 @@ class LitSnippetWriter(LitCausalLM):
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)
         dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, max_prompt))
-        written = self.completions(dataset, self.generation)
-        return [" ".join(text.split()) for text in written]
+        return [" ".join(text.split()) for text in self.completions(dataset, self.generation)]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]
