@@ -70,6 +70,7 @@ def show(
         # With torch, which the page serves without until somebody asks a model.
         app.on_startup(lambda: shelf.compute(import_module, "lit_models.cli"))
         options: dict[str, Any] = {"dark": None, "language": "en-US", "title": "Unisono"}
+        options |= {"reconnect_timeout": 30.0}  # while torch is loaded, nobody is heard for seconds
         options |= {"reload": False, "show_welcome_message": False, "tailwind": False}
         ui.run(lambda: page(shelf), host=host, port=port, show=open, **options)
     return 0
