@@ -73,9 +73,8 @@ class Saves(threading.local):
             copied.read()
             action()
 
-        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing = pool.submit(write)
-        pool.shutdown(wait=False)  # the thread ends with the save, for which the process waits
+        # The thread ends with the save, and no interpreter before it.
+        self._writing = ThreadPoolExecutor(1, "checkpoint").submit(write)
         self.settle(waits=not in_background)
 
     def settle(self, waits: bool = True) -> None:
@@ -197,6 +196,7 @@ def read_checkpoint(
         ValueError: damaged, or it holds more than plain data.
     """
     path = Path(path)
+    SAVES.settle()  # it may be the one that is being written
     if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
     if not path.exists():
