@@ -57,19 +57,22 @@ class Saves(threading.local):
     """The save that another thread writes while this one trains; that thread itself sees none."""
 
     folder: Path | None = None  # of the run that trains
+    is_writer = False  # this thread is one that was started to write
     _writing: Future[None] | None = None
 
     def may_wait(self, path: Path) -> bool:
-        """Return whether nobody reads a file before the run ends, once no other is being written:
-        two copies at once would take twice the memory."""
+        """Return whether a file is read at the end alone, once no copy of another one is held."""
         self.settle()
         return path.parent == self.folder and path.name in ("last.ckpt", "best.ckpt")
 
     def write(self, action: Callable[[], None], in_background: bool) -> None:
         """Write when all is there that a GPU was told to copy."""
+        if self.is_writer:  # whose GPU may be another one
+            return action()
         copied = HostCopy(torch.zeros(1, device="cuda" if torch.cuda.is_initialized() else "cpu"))
 
         def write() -> None:
+            self.is_writer = True
             copied.read()
             action()
 
@@ -94,8 +97,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Save, so that `path` is the old file or the whole new one at every moment; what a run
-        trains by is copied, and written while it goes on.
+        """Save, so that `path` is the old file or the whole new one at every moment.
 
         Raises:
             OSError: the folder cannot be written or the disk is full; the old file is kept.

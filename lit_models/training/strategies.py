@@ -273,7 +273,6 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.cpu_offload = cpu_offload
         self.sharded_checkpoint = sharded_checkpoint
-        self._writers: dist.ProcessGroup | None = None  # of folders: the usual one is the steps'
         self._restored: tuple[Mapping[str, Any], bool] | None = None  # until the module is sharded
         self._blocks: list[fsdp.FSDPModule] = []
         self._frees = self._gathers_half = False
@@ -292,7 +291,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         # The argument of this name comes before the number of devices is known.
         self._data_parallel_size = num_groups
         super().setup_environment()
-        if self.sharded_checkpoint:
+        if self.sharded_checkpoint:  # the usual group is that of the steps
             self._writers = dist.new_group(backend="gloo", timeout=self.timeout)
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
@@ -420,8 +419,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         offload = fsdp.CPUOffloadPolicy() if is_offloaded else fsdp.OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         dtypes = (torch.bfloat16, torch.float32) if self._gathers_half else (None, None)
-        # A batch holds counts, which stay as they are.
-        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)
+        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # counts stay
         options = {"mesh": inner, "offload_policy": offload, "mp_policy": policy}
         # Two groups cannot share parameters, and the library refuses shared ones that learn: each
         # block gets frozen ones of its own.

@@ -96,11 +96,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(files, harm
         assert newest_checkpoint(files.parent) == files / "previous.ckpt"
 
 
-def test_a_missing_checkpoint_names_its_neighbours(files):
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*lost\.ckpt.*last\.ckpt, prev"):
-        read_checkpoint(files / "lost.ckpt")
-
-
 def test_code_in_a_checkpoint_is_never_run(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -206,7 +201,7 @@ def test_a_copy_is_written_as_what_it_is_a_copy_of(tmp_path, monkeypatch, hindra
 
     if hindrance == "no room":
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
-    logger = DummyLogger() if hindrance.startswith("a logger") else False
+    logger = hindrance.startswith("a logger") and DummyLogger()
     toy_trainer(tmp_path, plugins=[Twice()], logger=logger).fit(LitToy(), ToyData())
     assert goes_on == [not hindrance] * len(goes_on)
     for name in ("last", "best"):
@@ -233,7 +228,7 @@ class OnGPU(torch.Tensor):
     is_cuda = True
 
 
-def test_what_a_gpu_holds_is_copied_and_one_memory_stays_one(monkeypatch):
+def test_what_a_gpu_holds_is_copied_once_and_waited_for_by_the_writer(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "host_copy", lambda t: torch.tensor(t.tolist()))
     weight = torch.ones(2, 3).as_subclass(OnGPU)
     weights = OrderedDict(weight=weight, tied=weight.detach(), other=torch.zeros(2))
@@ -243,6 +238,11 @@ def test_what_a_gpu_holds_is_copied_and_one_memory_stays_one(monkeypatch):
     assert type(found["weight"]) is torch.Tensor
     assert found["other"].data_ptr() != weights["other"].data_ptr()
     assert found._metadata == weights._metadata
+    marks = mock.Mock(wraps=checkpoints.HostCopy)  # of what a GPU has done
+    monkeypatch.setattr(checkpoints, "HostCopy", marks)
+    SAVES.write(lambda: AtomicCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt"), True)
+    SAVES.settle()
+    assert (damage(tmp_path / "x.ckpt"), marks.call_count) == (None, 1)
 
 
 def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
@@ -294,8 +294,7 @@ def killed_before_the_folder_is_renamed(path):
 
 
 def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(tmp_path):
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    save(path, 4)
+    save(path := tmp_path / "checkpoints" / "last.ckpt", 4)
     in_world(1, killed_before_the_folder_is_renamed, path, status=-signal.SIGKILL)
     assert list(path.parent.glob(".last.ckpt.unfinished-*/meta.pt"))
     assert newest_checkpoint(tmp_path) == path
@@ -309,7 +308,9 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     assert newest_checkpoint(tmp_path) == path.with_name("next.ckpt")
 
 
-def test_a_folder_of_another_program_is_named(tmp_path):
+def test_a_missing_checkpoint_and_a_folder_of_another_program_are_named(files, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*lost\.ckpt.*last\.ckpt, prev"):
+        read_checkpoint(files / "lost.ckpt")
     folder = tmp_path / "other.ckpt"
     folder.mkdir()
     with pytest.raises(ValueError, match=r"a folder without meta\.pt"):
