@@ -124,16 +124,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return {"pytorch-lightning_version": lightning.__version__, **content}
 
 
-def on_host(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def on_host(checkpoint: dict[str, Any], is_small: bool = False) -> dict[str, Any]:
     """Return a copy that later steps leave alone, in which what is one in memory stays one, or the
-    checkpoint itself where the host has no room for another."""
+    checkpoint itself where it is not small and the host has no room for another."""
     tensors: list[Tensor] = []
     apply_to_collection(checkpoint, Tensor, tensors.append)
-    if sum(tensor.nbytes for tensor in tensors) > psutil.virtual_memory().available / 2:
+    if not is_small and sum(t.nbytes for t in tensors) > psutil.virtual_memory().available / 2:
         return checkpoint
     at = {id(t): (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors if t.is_cuda}
     copies = {at[id(t)]: host_copy(t) for t in tensors if t.is_cuda}
-    return copy.deepcopy(checkpoint, {key: copies[place] for key, place in at.items()})
+    return copy.deepcopy(checkpoint, {number: copies[place] for number, place in at.items()})
 
 
 def _reason(error: Exception) -> str:
@@ -346,7 +346,7 @@ def gathered(
         if before * num_writers // total == dist.get_rank():
             own[name] = host_copy(value)
         before += size
-    return copy.deepcopy(rest), own
+    return on_host(rest, is_small=True), own
 
 
 def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
