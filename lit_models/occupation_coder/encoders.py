@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.blocks import EncoderLayer, layer_depths, positions_up_to, rotary_table
+from lit_models.training.metrics import in_float32
 
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 SPACE = ord(" ")
@@ -160,7 +161,9 @@ class WeightedBag(nn.Module):
         """Vectors [B, D]. Args: table rows [B, G] and which of them count, bool [B, G]."""
         weights = (WEIGHT_RATE * self.log_weights(row_ids).squeeze(-1)).exp() * inside
         weights = weights / weights.square().sum(1, keepdim=True).sqrt().clamp(min=1e-6)
-        return self.rows(row_ids, per_sample_weights=weights)
+        table, options = self.rows.weight, {"per_sample_weights": in_float32(weights)}
+        # On a GPU torch has no gradient of such weights in half precision.
+        return F.embedding_bag(row_ids, in_float32(table), mode="sum", **options).to(table)
 
 
 class CharacterEncoder(Encoder):

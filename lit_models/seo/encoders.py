@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_models.blocks import EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import model_of, repeated_layers
+from lit_models.training.metrics import in_float32
 
 Pooling = Literal["mean", "first", "max"]
 
@@ -176,4 +177,6 @@ class BagEncoder(TextEncoder):
         if self.pooling != "mean":
             return self.pooled(self.vectors(input_ids) * weights[..., None], attention_mask)
         weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
-        return F.embedding_bag(input_ids, table, mode="sum", per_sample_weights=weights.to(table))
+        # On a GPU torch has no gradient of such weights in half precision.
+        options = {"per_sample_weights": in_float32(weights)}
+        return F.embedding_bag(input_ids, in_float32(table), mode="sum", **options).to(table)

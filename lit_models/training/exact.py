@@ -256,7 +256,7 @@ class ExactModule(LightningModule):
 
     def on_predict_start(self) -> None:
         """Refuse weights whose every answer would be nan, on all ranks alike."""
-        parts = {n: local_parts([p.detach()])[0] for n, p in self.named_parameters()}
+        parts = {n: local_parts([p])[0] for n, p in self.named_parameters()}
         wrong = next((n for n, v in parts.items() if not (v.is_meta or v.isfinite().all())), "")
         # Of sharded weights one rank alone may hold such a value.
         if not self.trainer.strategy.reduce_boolean_decision(not wrong, all=True):

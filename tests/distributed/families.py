@@ -198,10 +198,9 @@ def causal_lm(
         test_files=documents,
         predict_files=str(folder.parent / "prompts.jsonl"),
         predict_output=str(folder / "coded.jsonl"),
-        context_length=32,
         layout=layout,
         loader=LoaderOptions(num_workers=0),
-        **{"global_batch_size": 8, **options},
+        **{"context_length": 32, "global_batch_size": 8, **options},
     )
     module = LitCausalLM(
         optimizer,

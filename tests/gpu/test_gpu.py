@@ -42,7 +42,8 @@ fused = partial(torch.optim.AdamW, lr=0.01, fused=True)
 
 
 def compiled(folder: Path, options: Any, family: Family) -> Any:
-    module, data = family(folder, options)
+    # Rows of this length hold several documents each: what reads a single one is other code.
+    module, data = family(folder, {"context_length": 64, **options})
     module.computation = ComputationOptions(compile=True)
     return module, data
 
@@ -138,7 +139,8 @@ def test_a_family_predicts(files, tmp_path, name):
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
 @pytest.mark.parametrize("name", BLOCKS)
 def test_compiled_blocks_learn_what_others_learn(files, tmp_path, name):
-    fitted(BLOCKS[name], files, tmp_path / "plain", precision="32-true")
+    given = {"precision": "32-true", "sizes": {"context_length": 64}}
+    fitted(BLOCKS[name], files, tmp_path / "plain", **given)
     fitted(COMPILED[f"compiled {name}"], files, tmp_path / "compiled", precision="32-true")
     expected = pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
     assert losses(tmp_path / "compiled") == expected
