@@ -20,7 +20,7 @@ async def language_view(shelf: Shelf) -> None:
     models, talks = shelf.models("LitCausalLM"), dict[str, list[Any]]()
     chosen = ui.select(list(models), value=list(models)[:1], multiple=True, label="models")
     text = ui.textarea("text").props("outlined autogrow").classes("wide")
-    with ui.element("div").classes("row"):
+    with ui.element("div").classes("line"):
         fields = {n: ui.number(n.replace("_", " "), value=v, min=0) for n, v in FIELDS.items()}
         chat = ui.switch("chat", on_change=lambda: talks.clear())
 
@@ -66,5 +66,5 @@ async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any)
     for tokens in (LEGEND, await shelf.compute(module.token_nats, text)):
         with ui.element("p").classes("tokens"):
             for piece, nats in tokens:
-                token = words("span", piece).style(f"--share: {min(6 * nats, 40):.0f}%")
+                token = words("mark", piece).style(f"--share: {min(6 * nats, 40):.0f}%")
                 token.props(f'title="{math.exp(-nats):.2%}"')

@@ -1,4 +1,4 @@
-"""The view of language models: what is shown is what the module says, and it can be stopped."""
+"""The view of language models: it shows what the module says, as it says it."""
 
 import asyncio
 import shutil
@@ -20,94 +20,66 @@ OPTIONS = {"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 12, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Two runs of the same weights, whose tokenizer has a chat template."""
+def made(tmp_path_factory) -> tuple[Path, LitCausalLM]:
+    """Two runs of the same weights, whose tokenizer has a chat template; and the module."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "text.txt").write_text(TEXT)
-    options = ["--data.train_files=text.txt", "--data.split.by=tail"]
-    options += ["--data.tokenizer.kind=characters", "--data.tokenizer.chat_template=plain"]
-    fit(folder, "causal_lm/debug.yaml", "runs/a", *options)
+    options = ("train_files=text.txt", "split.by=tail", "tokenizer.kind=characters")
+    options += ("tokenizer.chat_template=plain",)
+    fit(folder, "causal_lm/debug.yaml", "runs/a", *(f"--data.{option}" for option in options))
     shutil.copytree(folder / "runs/a", folder / "runs/b")
-    return folder / "runs"
+    path = folder / "runs/a/checkpoints/best.ckpt"
+    return folder / "runs", LitCausalLM.load_from_checkpoint(path).eval()
 
 
-@pytest.fixture(scope="module")
-def module(runs) -> LitCausalLM:
-    return LitCausalLM.load_from_checkpoint(runs / "a/checkpoints/best.ckpt").eval()
+def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, visited):
+    runs, module = made
 
-
-async def written(user, text: str, expected: list[str], button: str = "write") -> None:
-    """Asks, and waits for the texts of each model, as they are shown in colours."""
-    for name, value in OPTIONS.items():
-        user.find(kind=ui.number, content=name.replace("_", " ")).elements.pop().set_value(value)
-    user.find(ui.textarea).elements.pop().set_value(text)
-    user.find(kind=ui.button, content=button).click()
-    for _ in range(50):
-        await asyncio.sleep(0.1)
-        spans = [e for e in user.find(TextElement).elements if e.tag == "span"]
-        shown = "".join(str(span.text or "") for span in sorted(spans, key=lambda span: span.id))
-        if shown.split("".join(name for name, _ in LEGEND))[1:] == expected:
-            return
-    raise AssertionError(shown)
-
-
-def test_models_write_beside_each_other_what_generate_returns(runs, module, visited):
     async def visit(user):
-        await user.open("/language")
-        user.find(ui.select).elements.pop().set_value(["a", "b"])
-        (text,) = module.generate(["the <b>"], **OPTIONS)
-        await written(user, "the <b>", ["the <b>" + text] * 2)
+        async def asked(text: str, expected: str, button: str = "write") -> None:
+            user.find(ui.textarea).elements.pop().set_value(text)
+            user.find(kind=ui.button, content=button).click()
+            for _ in range(100):
+                await asyncio.sleep(0.1)  # the button is free after the last look
+                tokens = [e for e in user.find(TextElement).elements if e.tag == "mark"]
+                texts = "".join(token.text for token in sorted(tokens, key=lambda token: token.id))
+                shown = texts.split("".join(name for name, _ in LEGEND))[-2:]  # of both models
+                if shown == [expected, expected]:
+                    return
+            raise AssertionError(shown)
 
-    visited(runs, visit)
-
-
-def test_a_chat_goes_on_and_its_tokens_are_those_of_the_template(runs, module, visited):
-    async def visit(user):
         await user.open("/language")
         await user.should_see("chat", retries=50)
+        user.find(ui.select).elements.pop().set_value(["a", "b"])
+        for name, value in OPTIONS.items():
+            user.find(kind=ui.number, content=name.replace("_", " ")).elements.pop().value = value
+        await asked("the cat", "the cat", "rate each token")
+        await asked("the <b>", "the <b>" + module.generate(["the <b>"], **OPTIONS)[0])
         user.find(ui.switch).click()
-        turns = []
-        for asked in ("who sat", "and who else"):
-            turns.append({"role": "user", "content": asked})
+        turns: list[dict[str, str]] = []
+        for text in ("who sat", "and who else"):
+            turns.append({"role": "user", "content": text})
             (answer,) = module.generate([turns], **OPTIONS)
-            await written(user, asked, [module.tokenizer.render(turns, True) + answer])
+            await asked(text, module.tokenizer.render(turns, True) + answer)
             turns.append({"role": "assistant", "content": answer})
-
-    visited(runs, visit)
-
-
-def test_a_text_is_rated_and_what_fails_is_a_sentence(runs, visited):
-    async def visit(user):
-        await user.open("/language")
-        await written(user, "the cat", ["the cat"], "rate each token")
-        user.find(kind=ui.number, content="top p").elements.pop().set_value(0)
+        user.find(kind=ui.number, content="top p").elements.pop().value = 0
         user.find(kind=ui.button, content="write").click()
         await user.should_see("top_p must be above 0 and at most 1", retries=50)
 
     visited(runs, visit)
 
 
-def test_the_nats_of_tokens_add_up_to_the_score_of_the_text(module):
-    prompts = read_prompts(
-        rows_in_memory([{"prompt": "", "choices": ["the cat sat"]}]), module.tokenizer, "", "score"
-    )
-    batch = ChoiceDataset(prompts).batch(np.arange(1), 0)
+def test_nats_of_tokens_are_the_score_of_the_text_and_who_hears_tokens_ends_them(made):
+    (_, module), heard = made, []
+    rows = rows_in_memory([{"prompt": "", "choices": ["the cat sat"]}])
+    batch = ChoiceDataset(read_prompts(rows, module.tokenizer, mode="score")).batch(np.arange(1), 0)
     score = module.predict_step(batch, 0, GenerationOptions(mode="score"))["scores"].item()
-    found = module.token_nats("the cat sat")
-    assert "".join(piece for piece, _ in found) == "the cat sat"
-    assert sum(nats for _, nats in found) == pytest.approx(-score, rel=1e-5)
+    assert sum(n for _, n in module.token_nats("the cat sat")) == pytest.approx(-score, rel=1e-5)
 
-
-def test_who_hears_the_tokens_ends_them(module):
-    heard = []
-
-    def hear(rows):
-        heard.append(list(rows[0]))
+    def hear(ids):
+        heard.append(len(ids[0]))
         return len(heard) == 3
 
-    (text,) = module.generate(["the "], hear=hear, **OPTIONS)
-    assert [len(ids) for ids in heard] == [1, 2, 3]
-    (whole,) = module.generate(["the "], **OPTIONS)
-    assert text == module.tokenizer.decode_continuation(heard[-1])
-    assert whole.startswith(text)
-    assert len(whole) > len(text)
+    (text,), (whole,) = (module.generate(["the "], f, **OPTIONS) for f in (hear, None))
+    assert heard == [1, 2, 3]
+    assert text == whole[:3] != whole
