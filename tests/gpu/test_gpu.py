@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch import Callback, seed_everything
 from torch import nn
@@ -25,7 +24,7 @@ from lit_models.causal_lm.network import attend, documents_of
 from lit_models.training import BitwiseSum, default_callbacks
 from lit_models.training.dropout import SampleKeys, key_dropout
 from lit_models.training.ledger import HostCopy
-from lit_models.training.strategies import FullyShardedStrategy
+from lit_models.training.strategies import FullyShardedStrategy, leave_group
 from tests.distributed.families import FAMILIES, PRETRAINED, SPECIAL, Family, causal_lm, pretrained
 from tests.test_step_waits import EVERY, first_weights
 from tests.toy import ledger_lines, losses, toy_trainer
@@ -76,8 +75,7 @@ class NoWaits(Callback):
 @pytest.fixture(autouse=True)
 def _no_group_is_left() -> Iterator[None]:
     yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave_group()
 
 
 def fitted(family: Family, folder: Path, run: Path, **options: Any) -> tuple[Any, Any, Any]:
@@ -146,13 +144,14 @@ def test_compiled_blocks_learn_what_others_learn(files, tmp_path, name):
     assert losses(tmp_path / "compiled") == expected
 
 
-@pytest.mark.parametrize("option", ["", "sharded_checkpoint", "cpu_offload"])
-def test_fsdp_on_one_gpu_learns_and_goes_on(files, tmp_path, option):
+@pytest.mark.parametrize("option", ["auto", "", "sharded_checkpoint", "cpu_offload"])
+def test_one_gpu_learns_and_goes_on_with_and_without_fsdp(files, tmp_path, option):
     family = FAMILIES["causal_lm"]
     fitted(family, files, tmp_path / "plain", max_steps=5, precision="32-true")
-    way = partial(FullyShardedStrategy, **({option: True} if option else {}))
+    given = {option: True} if option else {}
+    way = partial(str, "auto") if option == "auto" else partial(FullyShardedStrategy, **given)
     fitted(family, files, tmp_path / "first", strategy=way(), precision="32-true")
-    dist.destroy_process_group()
+    leave_group()
     last = tmp_path / "first" / "checkpoints" / "last.ckpt"
     more = {"max_steps": 5, "resume": last, "precision": "32-true"}
     fitted(family, files, tmp_path / "rest", strategy=way(), **more)
