@@ -7,13 +7,7 @@ import math
 import tempfile
 from typing import Any
 
-from lightning.pytorch import (
-    Callback,
-    LightningDataModule,
-    LightningModule,
-    Trainer,
-    seed_everything,
-)
+import lightning.pytorch as pl
 from rich.console import Console
 from rich.table import Table
 
@@ -39,14 +33,14 @@ def check(run_options: list[str] | None = None) -> int:
         1 where a row breaks a rule, else 0.
     """
     config = ParsedCLI(["fit", *(run_options or [])]).values
-    data = built_part(config, "data", LightningDataModule)
+    data = built_part(config, "data", pl.LightningDataModule)
     if not hasattr(data, "audit"):
         raise ValueError(
             f"`unisono check` asks a datamodule for its audit, and {type(data).__name__} has "
             "none; give a config of one of Unisono's, or write the method."
         )
     if isinstance(data, PlannedDataModule):
-        model = built_part(config, "model", LightningModule)
+        model = built_part(config, "model", pl.LightningModule)
         data.model = model.model_facts() if isinstance(model, ExactModule) else data.model
     audit = data.audit()
     audit.show(Console(width=WIDTH, highlight=False))
@@ -104,7 +98,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
         )
     silence_noise()
     # The seed 1 equals True, which stands for no number.
-    seed_everything(0 if seed is True else int(seed or 0), verbose=False)
+    pl.seed_everything(0 if seed is True else int(seed or 0), verbose=False)
     module, data = built({"model": config["model"], "data": config["data"]})
     if not isinstance(data, PlannedDataModule):
         raise UsageError(
@@ -116,7 +110,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     logging.disable(logging.INFO)  # Lightning's lines on devices
     try:
         with tempfile.TemporaryDirectory() as folder:
-            Trainer(
+            pl.Trainer(
                 **QUIET,
                 accelerator="cpu",
                 callbacks=[found],
@@ -131,7 +125,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     return found
 
 
-class Forecast(Callback):
+class Forecast(pl.Callback):
     """Looks at everything that a training has before its first step, and ends it there.
 
     Args:
@@ -150,7 +144,7 @@ class Forecast(Callback):
         self.refused: list[str] = []
         self.summary = ""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         data: Any = trainer.datamodule
         dataset, epoch = data.datasets["train"], data.plan("train", 0)
         weights = list(pl_module.parameters())
