@@ -18,6 +18,8 @@ async def language_view(shelf: Shelf) -> None:
     """Show fields for a prompt, and what one model or several write after it."""
     words("h1", "Language model")
     models, talks = shelf.models("LitCausalLM"), dict[str, list[Any]]()
+    if not models:
+        raise ValueError("there is no language model here; show the folder of a run of one.")
     chosen = ui.select(list(models), value=list(models)[:1], multiple=True, label="models")
     text = ui.textarea("text").props("outlined autogrow").classes("wide")
     with ui.element("div").classes("line"):
