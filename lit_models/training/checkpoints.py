@@ -76,8 +76,7 @@ class Saves(threading.local):
             copied.read()
             action()
 
-        # The thread ends with the save, and no interpreter before it.
-        self._writing = ThreadPoolExecutor(1, "checkpoint").submit(write)
+        self._writing = ThreadPoolExecutor(1, "checkpoint").submit(write)  # exits wait for it
         self.settle(waits=not in_background)
 
     def settle(self, waits: bool = True) -> None:

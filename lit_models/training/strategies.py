@@ -30,6 +30,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import (
     DDPStrategy,
+    FSDPStrategy,
     ModelParallelStrategy,
     ParallelStrategy,
     StrategyRegistry,
@@ -515,6 +516,6 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
 
 
 # Scripts get this class by the name `fsdp`, which Lightning's own refuses on a CPU.
-if "fsdp" in (names := StrategyRegistry["fsdp"]["strategy"].get_registered_strategies()):
+if "fsdp" in (names := FSDPStrategy.get_registered_strategies()):
     names.remove("fsdp")
 StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)
