@@ -15,10 +15,10 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/causal_lm": 3_000,
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_000,
-    "lit_models/page": 900,
+    "lit_models/page": 1_100,
     "datamodules": 12_500,
     "tests": 31_000,
-    "tests/page": 600,
+    "tests/page": 700,
 }
 LATER_ROOMS = ("lit_models/page", "tests/page")  # beside what is around them
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product

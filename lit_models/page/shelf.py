@@ -109,7 +109,7 @@ class Shelf:
         values = read_checkpoint(model.weights, mmap=True, classes=UNTRUSTED)["hyper_parameters"]
         self._check(model, values)
         kind = class_of(values["_class_path"], model.weights, UNTRUSTED)
-        return kind.load_from_checkpoint(model.weights).eval()
+        return kind.load_from_checkpoint(model.weights).eval().requires_grad_(False)
 
     def _data(self, model: Model) -> Any:
         from lightning.pytorch import LightningDataModule

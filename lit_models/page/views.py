@@ -4,8 +4,10 @@ from pathlib import Path
 
 from nicegui import ui
 
+from lit_models.page.codes import code_view
 from lit_models.page.language import language_view
 from lit_models.page.lens import lens_view
+from lit_models.page.mistakes import ERRORS, errors_view
 from lit_models.page.parts import words
 from lit_models.page.runs import run_view, runs_view
 from lit_models.page.search import search_view
@@ -18,8 +20,8 @@ MODEL_VIEWS = {
     "/language": ("Language model", ("LitCausalLM",)),
     "/lens": ("Lens", ("LitConsistencyLens",)),
 }
-VIEWS = {"/": runs_view, "/run": run_view, "/search": search_view}
-VIEWS |= {"/language": language_view, "/lens": lens_view}
+VIEWS = {"/": runs_view, "/run": run_view, "/code": code_view, "/errors": errors_view}
+VIEWS |= {"/search": search_view, "/language": language_view, "/lens": lens_view}
 
 
 def page(shelf: Shelf) -> None:
@@ -27,6 +29,8 @@ def page(shelf: Shelf) -> None:
     ui.add_css(Path(__file__).parent / "page.css")
     fitting = {"/": "Runs"} if shelf.runs() else {}
     fitting |= {path: name for path, (name, kinds) in MODEL_VIEWS.items() if shelf.models(*kinds)}
+    if any((run / ERRORS).exists() for run in shelf.runs().values()):
+        fitting["/errors"] = "Errors"
     with ui.header(fixed=False):
         words("strong", "Unisono")
         with ui.element("nav").props('aria-label="views"'):

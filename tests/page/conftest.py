@@ -32,8 +32,8 @@ def visited() -> Callable[..., None]:
                 try:
                     await visit(user)
                 finally:  # a loop that is cancelled as it wakes would go on for ever
-                    for client in Client.instances.values():
-                        client.outbox.stop()
+                    for client in list(Client.instances.values()):
+                        client.delete()
 
         asyncio.run(walk())
 

@@ -1,0 +1,121 @@
+"""Every view of `unisono show` in headless Chromium, on a run of each family."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launch import ROOT, free_port
+
+pytestmark = pytest.mark.slow
+CONFIGS = (
+    *("occupation_coder/debug", "causal_lm/debug", "consistency_lens/debug"),
+    *("seo/retriever_debug", "seo/ranker_debug"),
+)
+VIEWS = ("/", "/run?name=occupation_coder-debug&beside=causal_lm-debug", "/code", "/search")
+VIEWS += ("/language", "/lens", "/errors?name=occupation_coder-debug")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
+MOST_S = 60.0  # until the page answers, beside other work
+CONTRAST = 4.5  # of text: WCAG 2, level AA
+LOOK = """() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const light = rgb => { const [r, g, b] = rgb.slice(0, 3).map(v => (v /= 255) <= 0.04045
+    ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const solid = text => { const c = parse(text); return c.length < 4 || c[3] === 1; };
+  const behind = e => { while (e && !solid(getComputedStyle(e).backgroundColor))
+    e = e.parentElement; return e ? getComputedStyle(e).backgroundColor : "rgb(255,255,255)"; };
+  let contrast = 99, worst = "";
+  for (const e of document.body.querySelectorAll("*")) {
+    const has = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!has || !e.getClientRects().length || e.closest("svg, [disabled], [aria-hidden=true]"))
+      continue;
+    const style = getComputedStyle(e);
+    const [a, b] = [style.color, behind(e)].map(c => light(parse(c)));
+    const found = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (found < contrast) { contrast = found; worst = e.outerHTML.slice(0, 120); }
+  }
+  const named = e => e.labels?.length || e.ariaLabel || e.getAttribute("aria-labelledby");
+  return {contrast, worst, needed: document.documentElement.scrollWidth,
+    unnamed: [...document.querySelectorAll("input, select, textarea")]
+      .filter(e => e.getClientRects().length && !named(e)).map(e => e.outerHTML.slice(0, 120)),
+    heads: document.querySelectorAll("h1").length, alerts:
+      [...document.querySelectorAll("[role=alert]")].map(e => e.textContent).filter(Boolean)};
+}"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Address of a page on a short run of each family, and the folder of the runs."""
+    if not any(map(shutil.which, NAMES)):
+        pytest.skip("Chromium is not installed")
+    folder = tmp_path_factory.mktemp("page")
+    # NiceGUI serves another page where it believes to be in a test.
+    outside = {name: text for name, text in os.environ.items() if "PYTEST" not in name}
+    environment = {**outside, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "lit_models"]
+    for config in CONFIGS:
+        fit = [*command, "fit", f"--config={config}.yaml", "--test_after_fit=true"]
+        subprocess.run(fit, cwd=folder, env=environment, check=True, capture_output=True)
+    port = free_port()
+    show = [*command, "show", "runs", f"--port={port}"]
+    began = time.monotonic()
+    with subprocess.Popen(show, cwd=folder, env=environment) as server:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            while not is_there(address):
+                assert time.monotonic() < began + MOST_S, "the page did not start in time"
+                time.sleep(0.2)
+            yield address, folder
+        finally:
+            server.terminate()
+
+
+def is_there(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def tab(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A tab of a browser; what it writes to its console, fetches from elsewhere or is asked in a
+    dialog fails the test."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    faults: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        program = next(filter(None, map(shutil.which, NAMES)))
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        page = browser.new_page(color_scheme=getattr(request, "param", "light"))
+        page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("dialog", lambda dialog: faults.append(dialog.message))
+        page.on("request", lambda r: None if "//127.0.0.1" in r.url else faults.append(r.url))
+        yield page
+        browser.close()
+    assert not [fault for fault in faults if not fault.startswith(("data:", "blob:"))]
+
+
+@pytest.mark.parametrize("tab", ["light", "dark"], indirect=True)
+def test_every_view_is_readable_and_named_at_any_width(served, tab):
+    for view in VIEWS:
+        for width in (400, 1280):
+            tab.set_viewport_size({"width": width, "height": 900})
+            tab.goto(served[0] + view)
+            tab.wait_for_selector("h1")
+            tab.wait_for_load_state("networkidle")
+            seen = tab.evaluate(LOOK)
+            assert seen["needed"] <= width, view
+            assert seen["contrast"] >= CONTRAST, (view, seen["worst"])
+            assert seen["unnamed"] == [], view
+            assert seen["heads"] == 1, view
+            assert seen["alerts"] == [], view
