@@ -32,6 +32,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import write_whole
 from lit_models import config_files
+from lit_models.engines.launched import complete_rendezvous, in_launched_world
 from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training import run as runs
@@ -575,6 +576,7 @@ def launch(argv: list[str]) -> int:
         if any(name.endswith((".help", "--help", "--print_config")) for name in names):
             UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], runs.Run("runs"))
             return 0
+        argv = in_launched_world(argv, os.environ)
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
         root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")
@@ -616,29 +618,6 @@ def launch(argv: list[str]) -> int:
         return 0
     say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")
     return INTERRUPTED if reason == signal.SIGINT.name else REQUEUE
-
-
-def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
-    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
-
-    Raises:
-        ValueError: a variable is missing, or the numbers contradict each other.
-    """
-    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
-    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
-        return
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = {name: environ.get(name) for name in names}
-    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
-    if not all(given.values()) or rank >= world_size or world_size % num_nodes:
-        raise ValueError(
-            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
-            f"on each of {num_nodes} node(s); got "
-            f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
-            "unset RANK."
-        )
-    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
 
 
 def forward_signals() -> set[int]:

@@ -68,9 +68,9 @@ def test_ranks_of_torchrun_agree_on_the_folder_and_one_device_replays_their_step
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "ledger.jsonl").write_text("")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    two = ("--trainer.devices=2", "--trainer.strategy=ddp")
-    exact = ("--trainer.precision=64", "--data.micro_batch_size=2", "--trainer.logger=false")
-    done = run(*torchrun, "-m", "lit_models", *command(tmp_path, *two, *exact))
+    options = ("--trainer.devices=auto", "--trainer.strategy=ddp", "--trainer.logger=false")
+    exact = ("--trainer.precision=64", "--data.micro_batch_size=2")
+    done = run(*torchrun, "-m", "lit_models", *command(tmp_path, *options, *exact))
     assert done.returncode == 0, done.stdout
     made = tmp_path / "toy-2"
     assert topology(made)["world_size"] == 2
@@ -100,17 +100,12 @@ def by_hand(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, st
 def by_torchrun(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, str]]:
     place = ("--nnodes=2", f"--node_rank={rank}", f"--master_port={port}")
     torchrun = ("-m", "torch.distributed.run", *place, "--master_addr=127.0.0.1")
-    two = ("--trainer.num_nodes=2", "--trainer.devices=1", "--trainer.strategy=ddp")
-    return [*torchrun, "-m", "lit_models", *command(folder, *two)], {}
+    return [*torchrun, "-m", "lit_models", *command(folder, "--trainer.strategy=ddp")], {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launch", "expected"),
-    [
-        (by_hand, ("fsdp", 2, 1)),
-        (by_torchrun, ("ddp", 2, 2)),  # on two machines
-    ],
+    ("launch", "expected"), [(by_hand, ("fsdp", 2, 1)), (by_torchrun, ("ddp", 2, 2))]
 )
 def test_a_launcher_makes_one_world_with_the_run_of_one_device(
     toy_config: Path, unisono: Unisono, launch: Callable, expected: tuple

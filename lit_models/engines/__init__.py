@@ -1,0 +1,1 @@
+"""Launchers that may start a run again in another world."""

@@ -1,0 +1,44 @@
+"""Worlds that a launcher starts: what a command line leaves to it, and a rank by itself lacks."""
+
+import os
+from collections.abc import Mapping
+
+from lit_models.config_files import given_value
+
+AUTO = "--trainer.num_nodes=auto"
+
+
+def in_launched_world(argv: list[str], environ: Mapping[str, str]) -> list[str]:
+    """Returns a command line in which nodes, and devices of each, that are not given or `auto` are
+    those of torchrun, which may start the same command again in another world."""
+    argv = [word for word in argv if word != AUTO]
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return argv
+    on_node = int(environ["LOCAL_WORLD_SIZE"])
+    world = {"num_nodes": int(environ["WORLD_SIZE"]) // on_node, "devices": on_node}
+    given = {name: given_value(argv, f"trainer.{name}") for name in world}
+    open_ = [name for name, value in given.items() if value in (None, "auto")]
+    return argv + [f"--trainer.{name}={world[name]}" for name in open_]
+
+
+def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
+    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
+
+    Raises:
+        ValueError: a variable is missing, or the numbers contradict each other.
+    """
+    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
+    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
+        return
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = {name: environ.get(name) for name in names}
+    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
+    if not all(given.values()) or rank >= world_size or world_size % num_nodes:
+        raise ValueError(
+            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
+            f"on each of {num_nodes} node(s); got "
+            f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
+            "unset RANK."
+        )
+    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))
