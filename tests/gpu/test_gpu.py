@@ -100,8 +100,8 @@ def test_a_training_starts_from_the_weights_of_a_cpu(files, monkeypatch, name):
         assert torch.equal(on_gpu[parameter].cpu(), weight), parameter
 
 
-# The mask of transformers' CANINE is infinity times zero in float64.
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "CANINE"])
+# The mask of transformers' CANINE is infinity times zero in float64, and Muon bfloat16 on a GPU.
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("CANINE", "causal_lm")])
 def test_the_losses_in_float64_are_those_of_a_cpu(files, tmp_path, name):
     fitted(EVERY[name], files, tmp_path / "cpu", accelerator="cpu")
     fitted(EVERY[name], files, tmp_path / "gpu")
