@@ -1,4 +1,4 @@
-"""Codes of titles and tables by an occupation coder, and corrections that it can learn from."""
+"""Codes of titles and tables by an occupation coder, corrections, and what a test found wrong."""
 
 import asyncio
 import shutil
@@ -8,15 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from nicegui import PageArguments, ui
+from pyarrow import csv
 
-import datamodules
+from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import Table, write_table
 from datamodules.tokenizers.codes import decode
-from lit_models.page.parts import EXPECTED, action, chosen_model, facts, rows_table, view, words
+from lit_models.page.parts import (
+    EXPECTED,
+    action,
+    address,
+    chosen_model,
+    facts,
+    rows_table,
+    view,
+    words,
+)
 from lit_models.page.shelf import Model, Shelf
 
-CODERS, MOST_TITLES, NUM_SETS, NUM_NEAREST = ("LitOccupationCoder",), 20, 4, 5
+MOST_TITLES, NUM_SETS, NUM_NEAREST = 20, 4, 5
+ERRORS, MOST_ROWS, NUM_PAIRS = "errors-test.csv", 100, 25
+TEXTS = ("input", "truth", "answer", "language", "seen in training")
+# Quasar's own button to add a file has no name.
+UPLOAD = """<label><q-btn flat label="upload csv, tsv, parquet or xlsx" @click=props.pickFiles />
+<q-uploader-add-trigger /></label>"""
 
 
 @view
@@ -25,12 +42,12 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
     words("h1", "Code")
     query, folder = args.query_parameters, Path(tempfile.mkdtemp(dir=shelf.uploads))
     ui.context.client.on_delete(lambda: shutil.rmtree(folder))
-    model = chosen_model(shelf, CODERS, query.get("model", ""), args.path)
+    model = chosen_model(shelf, args, "LitOccupationCoder")
     module = await shelf.module(model)
     try:
         data = await shelf.data(model)
     except EXPECTED:  # of which the nearest rows tell
-        data = datamodules.OccupationDataModule(columns=datamodules.Columns(language="language"))
+        data = OccupationDataModule(columns=Columns(language="language"))
     book, own = module.recipe["code_book"], data.options.columns
     named = {c: f"{c} {d}" for c, d in zip(book["codes"], book["descriptions"], strict=True)}
     names = own.codes or [f"code_{place + 1}" for place in range(book["system"]["max_codes"])]
@@ -46,11 +63,12 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
             with ui.element("div").classes("figures"):
                 facts((f"{share:.1%}", "; ".join(named[c] for c in codes)) for codes, share in sets)
                 await show_nearest(shelf, model, found.text)
+
+            def correct(event: Any, title: str = found.text) -> None:
+                corrections[title] = (spoken, event.value)
+
             right = ui.select(named, value=found.codes, multiple=True, with_input=True)
-            right.props('label="right codes" use-chips').classes("wide")
-            right.on_value_change(
-                lambda e, t=found.text: corrections.update({t: (spoken, e.value)})
-            )
+            right.props('label="right codes" use-chips').classes("wide").on_value_change(correct)
 
     def offer_corrections() -> None:
         rows = [[own.text, own.language or "language", own.split or "split", *names]]
@@ -74,9 +92,9 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
 
     async def code_table(path: Path, text: str, spoken: str | None) -> None:
         left, begun = words("p", "", "note").props("aria-live=off"), time.monotonic()
-        columns = datamodules.Columns(text, spoken, default_language=language.value)
+        columns = Columns(text, spoken, default_language=language.value)
         sizes = {"global_batch_size": data.global_batch_size, "plan": data.plan_options}
-        work = datamodules.OccupationDataModule(predict_files=str(path), columns=columns, **sizes)
+        work = OccupationDataModule(predict_files=str(path), columns=columns, **sizes)
         work.recipe = module.recipe
         await asyncio.to_thread(work.setup, "predict")
         ui.context.client.on_delete(lambda: shutil.rmtree(work.index.folder, ignore_errors=True))
@@ -103,7 +121,7 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
         await code_titles()
     ui.button("download the corrections", on_click=offer_corrections)
     words("h2", "A table")
-    ui.upload(label="csv, tsv, parquet or xlsx", auto_upload=True, on_upload=take).classes("wide")
+    ui.upload(auto_upload=True, on_upload=take).classes("wide").add_slot("header", UPLOAD)
 
 
 @view
@@ -126,3 +144,53 @@ def training_texts(data: Any) -> tuple[Any, ...]:
     numbers = {decode(text): n for n, text in enumerate(rows.store.texts(rows.row_ids))}
     ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4))
     return rows, list(numbers.values()), ngrams, ngrams.fit_transform(numbers)
+
+
+@view
+async def errors_view(shelf: Shelf, args: PageArguments) -> None:
+    """Show the errors of a run's test in pages, with filters, and the codes that are confused."""
+    files = {n: run / ERRORS for n, run in shelf.runs().items() if (run / ERRORS).exists()}
+    name = args.query_parameters.get("name") or next(iter(files), "")
+    if name not in files:
+        raise ValueError(f"{name!r} has no errors of a test; these have: {', '.join(files)}.")
+    words("h1", f"Errors of {name}")
+    lines = csv.ParseOptions(newlines_in_values=True)
+    types = csv.ConvertOptions(column_types=dict.fromkeys(TEXTS, pa.string()))
+    whole = await asyncio.to_thread(csv.read_csv, files[name], None, lines, types)
+    is_coder = name in shelf.models("LitOccupationCoder")
+
+    def chosen(page: dict[str, Any]) -> pa.Table:
+        found, order = whole, "descending" if page["descending"] else "ascending"
+        for column, field in fields.items():
+            if column == "confidence":
+                found = found.filter(pc.greater_equal(found[column], field.value or 0))
+            elif field.value:
+                fits = pc.match_substring(found[column], field.value, ignore_case=True)
+                found = found.filter(fits)
+        return found.sort_by([(page["sortBy"], order)]) if page["sortBy"] else found
+
+    async def turn(page: dict[str, Any]) -> None:
+        found = await asyncio.to_thread(chosen, page)
+        size = min(page["rowsPerPage"] or MOST_ROWS, MOST_ROWS)
+        rows = found.slice((page["page"] - 1) * size, size).to_pylist()
+        for row in rows if is_coder else ():  # to its codes and the training rows nearest to it
+            title, spoken = row.get("input"), row.get("language")
+            row["href"] = address("/code", model=name, title=title, language=spoken)
+        table.rows = rows
+        table.pagination = {**page, "rowsPerPage": size, "rowsNumber": len(found)}
+
+    with ui.element("div").classes("line"):
+        texts = [column for column in TEXTS if column in whole.column_names]
+        fields: dict[str, Any] = {column: ui.input(f"{column} contains") for column in texts}
+        if "confidence" in whole.column_names:
+            fields["confidence"] = ui.number("least confidence", min=0, max=1, step=0.1)
+    for field in fields.values():
+        field.on_value_change(lambda: turn({**table.pagination, "page": 1}))
+    table = rows_table(whole.column_names, [], "errors").props("row-key=sample")
+    table.props(remove="hide-pagination").on("request", lambda e: turn(e.args["pagination"]))
+    await turn({"page": 1, "rowsPerPage": 25, "sortBy": None, "descending": False})
+    if is_coder:
+        pairs = whole.group_by(["truth", "answer"]).aggregate([([], "count_all")])
+        most = pairs.sort_by([("count_all", "descending")]).slice(0, NUM_PAIRS)
+        words("h2", "Codes that are confused")
+        rows_table(most.column_names, most.to_pylist(), "confused codes")

@@ -6,8 +6,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-MOST_BYTES = 200_000_000  # of one upload
-COOKIE = "unisono_token"
+MOST_BYTES, COOKIE = 200_000_000, "unisono_token"  # of one upload; who has the token
 # The page's script is compiled in the browser, and its elements have styles of their own.
 POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
@@ -16,13 +15,8 @@ POLICY = (
 
 
 class Guard:
-    """Answers requests of the page itself alone, and lets the browser fetch nothing from elsewhere.
-
-    Args:
-        app: an ASGI application.
-        token: of whoever may see the page, in its address at first, then in a cookie; "" lets
-            everybody in.
-    """
+    """Answers the page's own requests alone, of whoever brings the token ("": of everybody) in the
+    address at first, then in a cookie; the browser fetches nothing from elsewhere."""
 
     def __init__(self, app: Any, token: str) -> None:
         self.app, self.token = app, token
@@ -33,6 +27,7 @@ class Guard:
             return await self.app(scope, receive, send)
         asked = HTTPConnection(scope)
         origin, given = asked.headers.get("origin"), asked.query_params.get("token", "")
+        kept, token = asked.cookies.get(COOKIE, "").encode(), self.token.encode()
         brings_nothing = scope.get("method", "GET") in ("GET", "HEAD")
         size = asked.headers.get("content-length", "0" if brings_nothing else "")
         answer: Response | None = None
@@ -41,12 +36,10 @@ class Guard:
         elif not (size.isdecimal() and int(size) <= MOST_BYTES):
             most = f"at most {MOST_BYTES / 1e6:,.0f} MB"
             answer = PlainTextResponse(f"An upload says its length, which is {most}.", 413)
-        elif self.token and compare_digest(given.encode(), self.token.encode()):
+        elif token and compare_digest(given.encode(), token):
             answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is elsewhere
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
-        elif self.token and not compare_digest(
-            asked.cookies.get(COOKIE, "").encode(), self.token.encode()
-        ):
+        elif token and not compare_digest(kept, token):
             answer = PlainTextResponse("Open the address with the token that was printed.", 401)
 
         async def send_with_policy(message: Any) -> None:

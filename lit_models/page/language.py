@@ -21,7 +21,7 @@ async def language_view(shelf: Shelf) -> None:
     if not models:
         raise ValueError("there is no language model here; show the folder of a run of one.")
     chosen = ui.select(list(models), value=list(models)[:1], multiple=True, label="models")
-    text = ui.textarea("text").props("outlined autogrow").classes("wide")
+    text = ui.textarea("text").props("autogrow").classes("wide")
     with ui.element("div").classes("line"):
         fields = {n: ui.number(n.replace("_", " "), value=v, min=0) for n, v in FIELDS.items()}
         chat = ui.switch("chat", on_change=lambda: talks.clear())
@@ -35,8 +35,9 @@ async def language_view(shelf: Shelf) -> None:
                     talk = talks.setdefault(name, []) if chat.value else None
                     await answer(shelf, models[name], text.value, talk, writes and options)
 
-    action("write", lambda: show(True))
-    action("rate each token", lambda: show(False))
+    with ui.element("div").classes("line"):
+        action("write", lambda: show(True))
+        action("rate each token", lambda: show(False))
     module = await shelf.module(models[chosen.value[0]])
     chat.set_visibility(module.tokenizer.chat_template is not None)
 
@@ -46,7 +47,7 @@ async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any)
     """Show what a model writes while it does, if it shall, and the probability of each token."""
     module, heard = await shelf.module(model), list[list[int]]()
     if options:
-        stop = ui.button("stop", on_click=lambda: stop.set_visibility(False)).props("no-caps")
+        stop = ui.button("stop", on_click=lambda: stop.set_visibility(False))
         shown = words("p", "", "tokens").props("aria-busy=true")
 
         def hear(rows: list[list[int]]) -> bool:

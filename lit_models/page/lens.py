@@ -15,9 +15,8 @@ CONTROLS = ("greedy", "shuffled_words", "shuffled_examples", "true_text", "token
 async def lens_view(shelf: Shelf, args: PageArguments) -> None:
     """Show the tokens of a text as buttons, and what the activation at one of them says."""
     words("h1", "Lens")
-    named = args.query_parameters.get("model", "")
-    model = chosen_model(shelf, ("LitConsistencyLens",), named, args.path)
-    text = ui.textarea("text").props("outlined autogrow").classes("wide")
+    model = chosen_model(shelf, args, "LitConsistencyLens")
+    text = ui.textarea("text").props("autogrow").classes("wide")
     heat = ui.number("temperature of the samples", value=1.0, min=0, step=0.1)
 
     async def show_tokens() -> None:
@@ -34,7 +33,7 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
                 words("p", "FVE of the activation rebuilt from it, and of controls", "note")
                 facts((name.replace("_", " "), f"{fve[name]:.3f}") for name in CONTROLS)
 
-        ui.toggle(dict(enumerate(pieces)), on_change=view(explain)).props("no-caps unelevated")
+        ui.toggle(dict(enumerate(pieces)), on_change=view(explain)).props("unelevated")
         shown = ui.element("div").classes("result").props("aria-live=polite")
 
     action("show its tokens", show_tokens)

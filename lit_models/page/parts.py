@@ -6,14 +6,19 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from nicegui import ui
+from nicegui import PageArguments, ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from lit_models.page.shelf import Model, Shelf
 
-# A head that sorts by the keyboard too.
+for field in (ui.input, ui.number, ui.select, ui.textarea):
+    field.default_props("outlined dense")
+ui.button.default_props("unelevated")
+# A head that sorts by the keyboard too; cells that scroll, the first with the row's link.
 HEAD = """<q-th :props=props tabindex=0 @keyup.enter="props.sort(props.col)">{{ props.col.label }}
 </q-th>"""
+CELL = """<q-td :props=props><a v-if="props.row.href && props.col.name === props.cols[0].name"
+:href=props.row.href>{{ props.value }}</a><div v-else class=cell>{{ props.value }}</div></q-td>"""
 View = Callable[..., Awaitable[None]]
 # What a user's file or value causes; its text is written for them.
 EXPECTED = (ValueError, OSError, RuntimeError, KeyError)
@@ -21,8 +26,7 @@ EXPECTED = (ValueError, OSError, RuntimeError, KeyError)
 
 def words(tag: str, text: str, classes: str = "") -> TextElement:
     """Return a new element with plain text: markup in it is shown as it was written."""
-    element = TextElement(tag=tag, text=text)
-    return element.classes(classes) if classes else element
+    return TextElement(tag=tag, text=text).classes(classes)
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:
@@ -33,75 +37,68 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
             words("dd", value)
 
 
-def alert(error: BaseException) -> None:
-    """Show what failed as a sentence; what nobody expected goes to the terminal in full."""
-    if not isinstance(error, EXPECTED):
-        traceback.print_exception(error)
-    name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-    words("p", f"{name}{error}", "alert").props("role=alert")
+def address(path: str, **query: Any) -> str:
+    """Return where a view stands with the values of a query."""
+    return f"{path}?{urlencode(query, doseq=True)}"
 
 
 def view(function: View) -> View:
-    """Return a view that shows a sentence in its place where it fails."""
+    """Return a view that shows a sentence in its place where it fails; what nobody expected goes to
+    the terminal in full."""
 
     @functools.wraps(function)
     async def guarded(*arguments: Any, **named: Any) -> None:
         try:
             await function(*arguments, **named)
         except Exception as error:
-            alert(error)
+            if not isinstance(error, EXPECTED):
+                traceback.print_exception(error)
+            name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+            words("p", f"{name}{error}", "alert").props("role=alert")
 
     return guarded
 
 
-def action(label: str, handler: Callable[[], Awaitable[None]]) -> ui.button:
-    """Return a button, with a place below it that its handler fills; it waits while the handler
-    works, and what fails is a sentence there."""
+def action(label: str, handler: View) -> ui.button:
+    """Return a button, with a place below it that its handler fills; it waits while that works."""
 
     async def act() -> None:
         button.disable()
         result.clear()
         with result:
             spinner = ui.spinner().props('role=status aria-label="working"')
-            try:
-                await handler()
-            except Exception as error:
-                alert(error)
+            await view(handler)()
             spinner.delete()
         button.enable()
 
-    button = ui.button(label, on_click=act).props("no-caps unelevated")
+    button = ui.button(label, on_click=act)
     result = ui.element("div").classes("result").props("aria-live=polite")
     return button
 
 
-def chosen_model(shelf: Shelf, kinds: tuple[str, ...], name: str, path: str) -> Model:
-    """Return the model of this name, "" the first, of these classes, with a field for another where
-    there are several, with which the view's path is opened again; ValueError: there is none."""
-    models = shelf.models(*kinds)
-    if not models or (name and name not in models):
+def chosen_model(shelf: Shelf, args: PageArguments, *kinds: str) -> Model:
+    """Return the model that the address names, else the first of these classes, with a field for
+    another where there are several; ValueError: there is none."""
+    models = {name: model for kind in kinds for name, model in shelf.models(kind).items()}
+    name = args.query_parameters.get("model") or next(iter(models), "")
+    if name not in models:
         there = ", ".join(models) or "no model of this kind"
         raise ValueError(f"there is no model {name!r} to show here; there is {there}.")
-    model = models[name] if name else next(iter(models.values()))
     if len(models) > 1:
-        ui.select(
-            list(models),
-            value=model.name,
-            label="model",
-            on_change=lambda event: ui.navigate.to(f"{path}?{urlencode({'model': event.value})}"),
-        ).props("outlined dense").classes("field")
-    return model
+        field = ui.select(list(models), value=name, label="model")
+        field.on_value_change(lambda event: ui.navigate.to(address(args.path, model=event.value)))
+    return models[name]
 
 
 def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> ui.table:
-    """Return a table of plain text by its columns' names, of which the first is a row's own; it
-    sorts by its heads, is paged from 25 rows on, and has a label where it is read aloud."""
+    """Return a table of plain text by its columns' names, of which the first is a row's own and
+    leads to its "href"; it sorts by its heads, and a long one is paged."""
     columns = [
         {"name": n, "label": n, "field": n, "sortable": True, "align": "left"} for n in names
     ]
-    table = ui.table(rows=rows, columns=columns, row_key=names[0], pagination=25)
+    paged = 25 if len(rows) > 25 else None
+    table = ui.table(rows=rows, columns=columns, row_key=names[0], pagination=paged)
     table.add_slot("header-cell", HEAD)
-    if len(rows) <= 25:
-        table.props("hide-pagination")
+    table.add_slot("body-cell", CELL)
     table.props["aria-label"] = label  # which may hold any sign, so that nobody parses it
     return table.props("flat wrap-cells role=region").classes("wide")

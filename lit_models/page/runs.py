@@ -2,140 +2,121 @@
 
 import asyncio
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from nicegui import PageArguments, ui
 
-from lit_models.commands.report import (
-    RunRecord,
-    best_of,
-    chart,
-    differences,
-    drawn_metrics,
-    ending,
-    facts_of,
-    read_run,
-    shown,
-    tests_of,
-)
-from lit_models.page.parts import action, facts, rows_table, view, words
+from lit_models.commands import report
+from lit_models.page.parts import action, address, facts, rows_table, view, words
 from lit_models.page.shelf import Shelf
 
 EVERY_S = 2.0  # between two looks at the runs' files
 COLUMNS = ("run", "family", "state", "best", "steps", "samples/s", "devices")
-LINK = """<q-td :props=props><a :href="'/run?name=' + encodeURIComponent(props.value)">
-{{ props.value }}</a></q-td>"""
 CURVES = {"Training loss": "loss", "Gradient norm": "grad_norm", "Learning rate": "learning_rate"}
-COLOURS = ("#2f7ebc", "#c9622a", "#1f8a66", "#9a57a3", "#8a7a1f", "#b3446c")
 LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.25)"}}
+PLOT = {  # options of ECharts that all plots have
+    "animation": False,
+    "color": ["#2f7ebc", "#c9622a", "#1f8a66", "#9a57a3", "#8a7a1f", "#b3446c"],
+    "grid": {"left": 56, "right": 16, "top": 28, "bottom": 56},
+    "tooltip": {"trigger": "axis"},
+    "xAxis": {"type": "value", "min": "dataMin", "max": "dataMax", "splitLine": {"show": False}},
+    "dataZoom": [{"type": "inside"}, {"type": "slider", "height": 16, "bottom": 8}],
+}
 
 
 @view
 async def runs_view(shelf: Shelf) -> None:
     """Show the table of all runs, which follows their files."""
     words("h1", "Runs")
-    known: dict[str, tuple[Any, dict[str, Any]]] = {}  # name -> times of its files, its row
+
+    def times_in(folder: Path) -> tuple[int, ...]:
+        return tuple(path.stat().st_mtime_ns for path in sorted(folder.iterdir()))
 
     def rows() -> list[dict[str, Any]]:
-        folders = shelf.runs()
-        for name, folder in folders.items():
-            times = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
-            if name not in known or known[name][0] != times:
-                known[name] = times, row_of(name, folder)
-        return [known[name][1] for name in folders]
+        return [row_of(name, folder, times_in(folder)) for name, folder in shelf.runs().items()]
 
     async def follow() -> None:
         table.update_rows(await asyncio.to_thread(rows), clear_selection=False)
 
     table = rows_table(COLUMNS, await asyncio.to_thread(rows), "runs")
-    table.add_slot("body-cell-run", LINK)
     ui.timer(EVERY_S, follow, immediate=False)
 
 
-def row_of(name: str, folder: Path) -> dict[str, Any]:
-    """Return the row of a run; one that cannot be read says why."""
-    row: dict[str, Any] = dict.fromkeys(COLUMNS, "–") | {"run": name}
+@lru_cache(1000)
+def row_of(name: str, folder: Path, times: tuple[int, ...]) -> dict[str, Any]:
+    """Return the row of a run, read once for these times of its files; it may say what is wrong."""
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "–")
+    row |= {"run": name, "href": address("/run", name=name)}
     try:
-        record = read_run(folder, time.time())
+        run = report.read_run(folder, time.time())
     except (OSError, ValueError, KeyError) as error:
         return row | {"state": f"cannot be read: {error}"}
-    model = (record.config.get("model") or {}).get("class_path", "–")
-    samples, top = sum(line["samples"] for line in record.steps), record.topology
+    model = (run.config.get("model") or {}).get("class_path", "–")
     row["family"] = model.rpartition(".")[2].removeprefix("Lit")
-    row |= {"state": ending(record)[1], "steps": len(record.lineage)}
-    places = {place.rpartition(":")[2] for place in top.get("host_rank_device", [])}
-    row["devices"] = f"{top.get('world_size', '–')} {', '.join(sorted(places))}"
-    if best := best_of(record):
-        row["best"] = f"{record.monitor[0]} {shown(best[1])}"
-    if record.seconds:
-        row["samples/s"] = round(samples / record.seconds, 1)
+    row |= {"state": report.ending(run)[1], "steps": len(run.lineage)}
+    places = {place.rpartition(":")[2] for place in run.topology.get("host_rank_device", [])}
+    row["devices"] = f"{run.topology.get('world_size', '–')} {', '.join(sorted(places))}"
+    if best := report.best_of(run):
+        row["best"] = f"{run.monitor[0]} {report.shown(best[1])}"
+    if run.seconds:
+        samples = sum(line["samples"] for line in run.steps)
+        row["samples/s"] = round(samples / run.seconds, 1)
     return row
 
 
 @view
 async def run_view(shelf: Shelf, args: PageArguments) -> None:
     """Show the run `name`, and over its curves those of each run `beside` it, live."""
-    folders, query = shelf.runs(), args.query_parameters
+    folders, query, plots = shelf.runs(), args.query_parameters, dict[str, ui.echart]()
     names = [query.get("name", ""), *query.getlist("beside")]
     if unknown := [name for name in names if name not in folders]:
         raise ValueError(f"there is no run {unknown[0]!r} here; there is {', '.join(folders)}.")
 
-    def read() -> dict[str, RunRecord]:
-        return {name: read_run(folders[name], time.time()) for name in names}
-
-    def beside(event: Any) -> None:
-        chosen = [("name", name), *(("beside", other) for other in event.value)]
-        ui.navigate.to(f"{args.path}?{urlencode(chosen)}")
-
-    async def follow() -> None:
-        fresh = await asyncio.to_thread(read)
-        for place, drawn in zip(charts, curves(fresh), strict=False):
-            place.options["series"] = options_of(drawn)["series"]
-            place.update()
-
-    def checked() -> Any:
-        from lit_models.commands.verify import verify_run  # with torch: the page starts without
-
-        return verify_run(folders[name])
+    def read() -> dict[str, report.RunRecord]:
+        return {name: report.read_run(folders[name], time.time()) for name in names}
 
     async def prove() -> None:
-        proof = await asyncio.to_thread(checked)
+        proof = (await asyncio.to_thread(report.run_facts, run))["proof"]
+        if proof is None:
+            raise ValueError(run.notes[-1])
         planned = sum(use.planned_steps for use in proof.epochs)
         state = "bad" if proof.faults else "good"
         words("p", f"{proof.num_steps:,} of {planned:,} steps verified.", state)
         for line in [": ".join(pair) for pair in proof.epoch_lines()] + proof.faults:
             words("p", line, "note")
 
+    async def follow() -> None:
+        fresh = await asyncio.to_thread(read)
+        with figures:
+            draw(fresh, plots)
+
     runs, name = await asyncio.to_thread(read), names[0]
-    run, (state, sentence) = runs[name], ending(runs[name])
+    run, (state, sentence) = runs[name], report.ending(runs[name])
     words("h1", name)
     words("p", sentence, state)
-    tests = [(f"test {n}", f"{v}, baseline {b}" if b else v) for n, v, b in tests_of(run)]
+    tests = [(f"test {n}", f"{v}, baseline {b}" if b else v) for n, v, b in report.tests_of(run)]
     facts(tests[:3])
     action("verify each step", prove)
     if (folders[name] / "errors-test.csv").exists():
-        ui.link("the samples that went wrong", f"/errors?{urlencode({'name': name})}")
+        ui.link("the samples that went wrong", address("/errors", name=name))
     if others := [other for other in folders if other != name]:
         field = ui.select(others, value=names[1:], multiple=True, label="runs beside it")
-        field.props("outlined dense use-chips").classes("field").on_value_change(beside)
-    with ui.element("div").classes("figures"):
-        charts = [figure(drawn) for drawn in curves(runs)]
+        field.props("use-chips").on_value_change(
+            lambda event: ui.navigate.to(address(args.path, name=name, beside=event.value))
+        )
+    with ui.element("div").classes("figures") as figures:
+        draw(runs, plots)
     for other in names[1:]:
         words("h2", f"What differs from {other}")
-        found = differences(run, runs[other]).items()
-        columns = ("what", "key", name, other)
-        rows = [
-            dict(zip(columns, (k, *row), strict=True)) for k, more in found for row in more or ()
-        ]
+        columns, rows = ("what", "key", name, other), list[dict[str, str]]()
+        for what, found in report.differences(run, runs[other]).items():
+            rows += [dict(zip(columns, (what, *row), strict=True)) for row in found or ()]
         rows_table(columns, rows, f"differences from {other}")
-    if tests[3:]:
-        with ui.expansion("all results of the test").classes("wide"):
-            facts(tests)
     words("h2", "Facts")
-    per_epoch = run.plan.get("steps_per_epoch")
-    facts([("plan", f"{per_epoch} steps per epoch")] * (per_epoch is not None) + facts_of(run))
+    plan = ("plan", f"{run.plan.get('steps_per_epoch', '–')} steps per epoch")
+    facts([*tests[3:], plan, *report.facts_of(run)])
     for warning in [*run.topology.get("warnings", []), *run.notes]:
         words("p", warning, "note")
     with ui.expansion("configuration").classes("wide"):
@@ -144,56 +125,33 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
         ui.timer(EVERY_S, follow, immediate=False)
 
 
-def curves(runs: dict[str, RunRecord]) -> list[dict[str, Any]]:
-    """Return the charts of one run, or of several over each other."""
-    names = dict.fromkeys(metric for run in runs.values() for metric in drawn_metrics(run)[:3])
-    drawn = {
-        title: {n: run.series(key) for n, run in runs.items()} for title, key in CURVES.items()
-    }
-    for name in (*names, "val/loss", "throughput/samples_per_s"):
-        drawn[name] = {n: run.metrics.get(name, []) for n, run in runs.items()}
-    is_log = {title: key != "learning_rate" for title, key in CURVES.items()}
-    return [
-        chart(t, lines, is_log.get(t, False)) for t, lines in drawn.items() if any(lines.values())
-    ]
-
-
-def figure(drawn: dict[str, Any]) -> ui.echart:
-    """Return a chart that zooms, below its title."""
-    with ui.element("figure"):
-        words("h2", drawn["title"])
-        place = ui.echart(options_of(drawn), renderer="svg").classes("plot")
-        place.props("role=img").props["aria-label"] = f"{drawn['title']} by step"
-        words("p", drawn["note"], "note")
-    return place
-
-
-def options_of(drawn: dict[str, Any]) -> dict[str, Any]:
-    """Return ECharts' options of a chart of the report."""
-    lines = [
-        {
-            "type": "line",
-            "name": line["name"],
-            "data": list(zip(line["steps"], line["values"], strict=True)),
-            "showSymbol": len(line["steps"]) < 60,
-            "lineStyle": {"width": 1.5, "type": ("solid", "dashed", "dotted")[place % 3]},
-        }
-        for place, line in enumerate(drawn["series"])
-    ]
-    scale = {"type": "log" if drawn["is_log"] else "value", "scale": True, "splitLine": LINE}
-    return {
-        "animation": False,
-        "color": COLOURS,
-        "grid": {"left": 56, "right": 16, "top": 28, "bottom": 56},
-        "legend": {"show": len(lines) > 1, "top": 0, "type": "scroll"},
-        "tooltip": {"trigger": "axis"},
-        "xAxis": {
-            "type": "value",
-            "min": "dataMin",
-            "max": "dataMax",
-            "splitLine": {"show": False},
-        },
-        "yAxis": scale,
-        "dataZoom": [{"type": "inside"}, {"type": "slider", "height": 16, "bottom": 8}],
-        "series": lines,
-    }
+def draw(runs: dict[str, report.RunRecord], plots: dict[str, ui.echart]) -> None:
+    """Draw the curves of runs over each other in the plot of each title, or in a new one."""
+    curves = {title: {n: r.series(key) for n, r in runs.items()} for title, key in CURVES.items()}
+    watched = [metric for run in runs.values() for metric in report.drawn_metrics(run)[:3]]
+    for metric in (*watched, "val/loss", "throughput/samples_per_s"):
+        curves[metric] = {name: run.metrics.get(metric, []) for name, run in runs.items()}
+    for title, points in curves.items():
+        if not any(points.values()):
+            continue
+        drawn = report.chart(title, points, CURVES.get(title) in ("loss", "grad_norm"))
+        if title not in plots:
+            scale = "log" if drawn["is_log"] else "value"
+            options = {**PLOT, "yAxis": {"type": scale, "scale": True, "splitLine": LINE}}
+            options |= {"legend": {"show": len(runs) > 1, "top": 0, "type": "scroll"}}
+            with ui.element("figure"):
+                words("h2", title)
+                plots[title] = ui.echart(options, renderer="svg").classes("plot")
+                plots[title].props("role=img").props["aria-label"] = f"{title} by step"
+                words("p", drawn["note"], "note")
+        plots[title].options["series"] = [
+            {
+                "type": "line",
+                "name": line["name"],
+                "data": list(zip(line["steps"], line["values"], strict=True)),
+                "showSymbol": len(line["steps"]) < 60,
+                "lineStyle": {"width": 1.5, "type": ("solid", "dashed", "dotted")[place % 3]},
+            }
+            for place, line in enumerate(drawn["series"])
+        ]
+        plots[title].update()

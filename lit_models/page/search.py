@@ -50,14 +50,14 @@ class Finder:
 async def search_view(shelf: Shelf, args: PageArguments) -> None:
     """Show a field for a query, and what each way finds; a title opens its document."""
     words("h1", "Search")
-    wanted = args.query_parameters.get("model") or next(iter(shelf.models("LitRetriever")), "")
-    model = chosen_model(shelf, ("LitRetriever", "LitRanker"), wanted, args.path)
+    model = chosen_model(shelf, args, "LitRetriever", "LitRanker")
     state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Finder]()
+    folder = data.collection_request.folder
     for one in (*shelf.models("LitRanker").values(), model):
         with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
             theirs = await shelf.data(one)
-            if theirs.collection_request.folder == data.collection_request.folder:
+            if theirs.collection_request.folder == folder:
                 key, parts = (Finder, one.weights), (await shelf.module(one), theirs)
                 finders[one.kind] = await shelf.compute(shelf.once, key, Finder, *parts)
     own, rest = finders[model.kind], ", no ranker" * ("LitRanker" not in finders)
@@ -67,9 +67,9 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     async def opened(number: int) -> None:
         from lit_models.seo.onpage import SUFFIXES, check_page
 
-        document, folder = own.documents[number], data.collection_request.folder
+        document = own.documents[number]
         with ui.dialog(value=True).props("aria-label=document") as dialog, ui.card():
-            ui.button("close", on_click=dialog.close).props("no-caps unelevated")
+            ui.button("close", on_click=dialog.close)
             words("h2", document.title or document.id)
             words("pre", document.text)
             page = Path(folder or "") / document.id.replace("%20", " ")
@@ -86,7 +86,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
         marked = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
         marks = re.compile(rf"\b({marked})\b", re.IGNORECASE)
         grades = own.grades.get(asked, {})
-        with ui.grid(columns="repeat(auto-fit, minmax(min(15rem, 100%), 1fr))").classes("wide"):
+        with ui.element("div").classes("columns"):
             for way, hits in found.items():
                 with ui.element("section").classes("result"):
                     words("h2", way if hits else f"{way}: nothing")
@@ -99,6 +99,6 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
                         grade = f", grade {grades[number]:g}" if number in grades else ""
                         words("p", f"score {score:.3f}{grade}", "note")
 
-    query = ui.input("query", autocomplete=list(own.grades)[:200]).props("outlined").classes("wide")
+    query = ui.input("query", autocomplete=list(own.grades)[:200]).classes("wide")
     button = action("search", show)
     query.on("keydown.enter", js_handler=f"() => getHtmlElement({button.id}).click()")

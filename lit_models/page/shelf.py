@@ -1,7 +1,6 @@
 """What the page was given to show: run folders, exported folders, checkpoints."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from lit_models.config_files import newest_config, read_config
 from lit_models.errors import UsageError
 
 Result = TypeVar("Result")
-LEDGERS = [f"{'*/' * depth}ledger.jsonl" for depth in range(4)]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A trained module: names of its run or file and of its class, a checkpoint or exported folder,
-    and the folder of its run; `None` where the weights came alone."""
+    """A trained module: names of its run or file and of its class, where its weights lie, and the
+    folder of its run; `None` where they came alone."""
 
     name: str
     kind: str
@@ -44,40 +42,41 @@ class Shelf:
         self._readable = [path.resolve() for path in (place, *also, cache_root())]
         self._worker = ThreadPoolExecutor(1, "model")
         self._held: dict[Any, Any] = {}  # of a model's weights or run: the module or the data
-        if not self.runs() and not self.models():
-            raise UsageError(
-                f"{place} holds no run, no exported folder and no checkpoint; a fit writes a run: "
-                "unisono fit --config occupation_coder/demo.yaml"
-            )
+        self._alone: list[Model | None] = []  # where the place is no run
+        if not self.runs():
+            from lit_models.training.checkpoints import read_checkpoint
+
+            try:
+                kind = read_checkpoint(place, mmap=True)["hyper_parameters"]["_class_path"]
+            except (KeyError, OSError, ValueError) as error:
+                raise UsageError(
+                    f"{place} holds no run, no exported folder and no checkpoint ({error}); a fit "
+                    "writes a run: unisono fit --config occupation_coder/demo.yaml"
+                ) from error
+            self._alone = [Model(place.stem, kind.rpartition(".")[2], self.place)]
 
     def runs(self) -> dict[str, Path]:
         """Return name -> folder of every run that is there at the moment."""
-        found = [path.parent for names in LEDGERS for path in sorted(self.place.glob(names))]
-        return {
-            path.name if path == self.place else path.relative_to(self.place).as_posix(): path
-            for path in found
-        }
+        ledgers = [f"{'*/' * depth}ledger.jsonl" for depth in range(4)]
+        runs = [path.parent for names in ledgers for path in sorted(self.place.glob(names))]
+        top = self.place.parent if self.place in runs else self.place
+        return {run.relative_to(top).as_posix(): run for run in runs}
 
     def models(self, *kinds: str) -> dict[str, Model]:
-        """Return name -> model of these classes, or of all: of a run its best checkpoint, else its
-        last."""
-        found = [model_of_run(name, run) for name, run in self.runs().items()]
-        found = found or [model_of_weights(self.place)]
+        """Return name -> model of these classes, or of all."""
+        found = self._alone or [model_of_run(name, run) for name, run in self.runs().items()]
         return {m.name: m for m in found if m is not None and (not kinds or m.kind in kinds)}
 
     async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return a function's result, from the thread in which modules compute."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, function, *arguments)
+        return await asyncio.wrap_future(self._worker.submit(function, *arguments))
 
     async def module(self, model: Model) -> Any:
-        """Return the module of a model in eval mode, loaded once; errors as those of
-        `load_from_checkpoint`."""
+        """Return the module of a model in eval mode, loaded once."""
         return await self.compute(self.once, model.weights, self._module, model)
 
     async def data(self, model: Model) -> Any:
-        """Return the datamodule that a model was trained with, made once, not set up; ValueError:
-        the model came without its run, or its data lie outside of what was given."""
+        """Return the datamodule that a model was trained with, made once, not set up."""
         return await self.compute(self.once, model.run, self._data, model)
 
     def once(self, key: Any, make: Callable[..., Result], *arguments: Any) -> Result:
@@ -132,8 +131,8 @@ def kind_of(path: Path, changed: int) -> str:
 
 
 def model_of_run(name: str, run: Path) -> Model | None:
-    """Return the model of a run; `None` where it has no checkpoint, or no config that says what
-    it trains, of which the run's own view tells."""
+    """Return the model of a run by its best checkpoint, else its last; `None` where it has none,
+    or no config that says what it trains, of which the run's own view tells."""
     try:
         path = newest_config(run)
         kind = kind_of(path, path.stat().st_mtime_ns)
@@ -141,17 +140,3 @@ def model_of_run(name: str, run: Path) -> Model | None:
         return None
     files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
     return next((Model(name, kind, path, run) for path in files if path.exists()), None)
-
-
-def model_of_weights(path: Path) -> Model | None:
-    """Return the model of a checkpoint or an exported folder, `None` of any other folder."""
-    if path.is_dir():
-        files = [path / "unisono.json", path / "config.json"]
-        texts = [file.read_text("utf-8") for file in files if file.is_file()]
-        kind = json.loads(texts[0]).get("class_path") if texts else None
-    else:
-        from lit_models.training.checkpoints import read_checkpoint
-
-        values = read_checkpoint(path, mmap=True, every_byte=False).get("hyper_parameters", {})
-        kind = values.get("_class_path")
-    return kind and Model(path.stem, kind.rpartition(".")[2], path)
