@@ -57,8 +57,7 @@ def show(
         from nicegui import app, ui
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-        from lit_models.page.guard import Guard
-        from lit_models.page.views import page
+        from lit_models.page.views import Guard, page
 
         print(f"page: http://{host}:{port}/{f'?token={token}' * bool(token)}  (Ctrl+C ends it)")
         app.add_middleware(Guard, token=token)

@@ -32,8 +32,8 @@ MOST_TITLES, NUM_SETS, NUM_NEAREST = 20, 4, 5
 ERRORS, MOST_ROWS, NUM_PAIRS = "errors-test.csv", 100, 25
 TEXTS = ("input", "truth", "answer", "language", "seen in training")
 # Quasar's own button to add a file has no name.
-UPLOAD = """<label><q-btn flat label="upload csv, tsv, parquet or xlsx" @click=props.pickFiles />
-<q-uploader-add-trigger /></label>"""
+UPLOAD = """<label><q-uploader-add-trigger /><q-btn flat @click=props.pickFiles
+label="upload csv, tsv, parquet or xlsx" /></label>"""
 
 
 @view
@@ -162,8 +162,8 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     def chosen(page: dict[str, Any]) -> pa.Table:
         found, order = whole, "descending" if page["descending"] else "ascending"
         for column, field in fields.items():
-            if column == "confidence":
-                found = found.filter(pc.greater_equal(found[column], field.value or 0))
+            if field.value and column == "confidence":
+                found = found.filter(pc.greater_equal(found[column], field.value))
             elif field.value:
                 fits = pc.match_substring(found[column], field.value, ignore_case=True)
                 found = found.filter(fits)
@@ -193,4 +193,5 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
         pairs = whole.group_by(["truth", "answer"]).aggregate([([], "count_all")])
         most = pairs.sort_by([("count_all", "descending")]).slice(0, NUM_PAIRS)
         words("h2", "Codes that are confused")
+        most = most.rename_columns(["true", "given", "count"])
         rows_table(most.column_names, most.to_pylist(), "confused codes")

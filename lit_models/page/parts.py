@@ -101,4 +101,4 @@ def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> 
     table.add_slot("header-cell", HEAD)
     table.add_slot("body-cell", CELL)
     table.props["aria-label"] = label  # which may hold any sign, so that nobody parses it
-    return table.props("flat wrap-cells role=region").classes("wide")
+    return table.props("flat bordered wrap-cells role=region").classes("wide")

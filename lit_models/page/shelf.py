@@ -47,13 +47,14 @@ class Shelf:
             from lit_models.training.checkpoints import read_checkpoint
 
             try:
-                kind = read_checkpoint(place, mmap=True)["hyper_parameters"]["_class_path"]
+                content = read_checkpoint(self.place, mmap=True, every_byte=False)
+                kind = content["hyper_parameters"]["_class_path"].rpartition(".")[2]
             except (KeyError, OSError, ValueError) as error:
                 raise UsageError(
                     f"{place} holds no run, no exported folder and no checkpoint ({error}); a fit "
                     "writes a run: unisono fit --config occupation_coder/demo.yaml"
                 ) from error
-            self._alone = [Model(place.stem, kind.rpartition(".")[2], self.place)]
+            self._alone = [Model(self.place.stem, kind, self.place)]
 
     def runs(self) -> dict[str, Path]:
         """Return name -> folder of every run that is there at the moment."""

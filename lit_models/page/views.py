@@ -1,17 +1,26 @@
-"""The frame of the page: its head, its views and which of them fit."""
+"""The frame of the page: who may ask it, its head, its views and which of them fit."""
 
 from pathlib import Path
+from secrets import compare_digest
+from typing import Any
 
 from nicegui import ui
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from lit_models.page.codes import ERRORS, code_view, errors_view
-from lit_models.page.language import language_view
-from lit_models.page.lens import lens_view
+from lit_models.page.language import language_view, lens_view
 from lit_models.page.parts import words
 from lit_models.page.runs import run_view, runs_view
 from lit_models.page.search import search_view
 from lit_models.page.shelf import Shelf
 
+MOST_BYTES, COOKIE = 200_000_000, "unisono_token"  # of one upload; who has the token
+# The page's script is compiled in the browser, and its elements have styles of their own.
+POLICY = (
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    b"frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
+)
 # Path of a view -> its name, the classes of the models that it shows.
 MODEL_VIEWS = {
     "/code": ("Code", ("LitOccupationCoder",)),
@@ -37,3 +46,40 @@ def page(shelf: Shelf) -> None:
             for path, name in fitting.items():
                 ui.link(name, path)
     ui.sub_pages(dict(VIEWS), data={"shelf": shelf})
+
+
+class Guard:
+    """Answers the page's own requests alone, of whoever brings the token ("": of everybody) in the
+    address at first, then in a cookie; the browser fetches nothing from elsewhere."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        asked = HTTPConnection(scope)
+        origin, given = asked.headers.get("origin"), asked.query_params.get("token", "")
+        kept, token = asked.cookies.get(COOKIE, "").encode(), self.token.encode()
+        brings_nothing = scope.get("method", "GET") in ("GET", "HEAD")
+        size = asked.headers.get("content-length", "0" if brings_nothing else "")
+        answer: Response | None = None
+        if origin is not None and origin.partition("://")[2] != asked.headers.get("host"):
+            answer = PlainTextResponse(f"A page of {origin} may not ask this one.", 403)
+        elif not (size.isdecimal() and int(size) <= MOST_BYTES):
+            most = f"at most {MOST_BYTES / 1e6:,.0f} MB"
+            answer = PlainTextResponse(f"An upload says its length, which is {most}.", 413)
+        elif token and compare_digest(given.encode(), token):
+            answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is elsewhere
+            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+        elif token and not compare_digest(kept, token):
+            answer = PlainTextResponse("Open the address with the token that was printed.", 401)
+
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", POLICY)
+                message["headers"] = [*message.get("headers", ()), policy]
+            await send(message)
+
+        await (answer or self.app)(scope, receive, send_with_policy)

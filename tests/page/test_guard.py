@@ -6,8 +6,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from lit_models.page.guard import COOKIE, MOST_BYTES, Guard
 from lit_models.page.shelf import Model, Shelf
+from lit_models.page.views import COOKIE, MOST_BYTES, Guard
 from tests.commands.run_folders import CONFIG, run_folder
 
 HERE, FOREIGN = "http://testserver", {"origin": "http://testserver.evil.example"}

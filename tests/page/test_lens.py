@@ -5,7 +5,7 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from lit_models import LitConsistencyLens
-from lit_models.page.lens import CONTROLS, SAID
+from lit_models.page.language import CONTROLS, SAID
 from tests.activation_dumps import stories
 from tests.page.conftest import fit
 
