@@ -31,9 +31,6 @@ def show(
         port: where the page is served.
         host: an address of this machine lets others in, with a token.
         open: open a browser.
-
-    Raises:
-        UsageError: the page's extra is missing, a place holds nothing, or the port is taken.
     """
     if find_spec("nicegui") is None:
         raise UsageError("`unisono show` needs NiceGUI; install it: pip install 'unisono[page]'")

@@ -63,12 +63,10 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
             with ui.element("div").classes("figures"):
                 facts((f"{share:.1%}", "; ".join(named[c] for c in codes)) for codes, share in sets)
                 await show_nearest(shelf, model, found.text)
-
-            def correct(event: Any, title: str = found.text) -> None:
-                corrections[title] = (spoken, event.value)
-
             right = ui.select(named, value=found.codes, multiple=True, with_input=True)
-            right.props('label="right codes" use-chips').classes("wide").on_value_change(correct)
+            right.props('label="right codes" use-chips').classes("wide").on_value_change(
+                lambda event, title=found.text: corrections.update({title: (spoken, event.value)})
+            )
 
     def offer_corrections() -> None:
         rows = [[own.text, own.language or "language", own.split or "split", *names]]

@@ -20,8 +20,7 @@ HEAD = """<q-th :props=props tabindex=0 @keyup.enter="props.sort(props.col)">{{ 
 CELL = """<q-td :props=props><a v-if="props.row.href && props.col.name === props.cols[0].name"
 :href=props.row.href>{{ props.value }}</a><div v-else class=cell>{{ props.value }}</div></q-td>"""
 View = Callable[..., Awaitable[None]]
-# What a user's file or value causes; its text is written for them.
-EXPECTED = (ValueError, OSError, RuntimeError, KeyError)
+EXPECTED = (ValueError, OSError, RuntimeError, KeyError)  # by a user's file; written for them
 
 
 def words(tag: str, text: str, classes: str = "") -> TextElement:
@@ -63,13 +62,11 @@ def action(label: str, handler: View) -> ui.button:
     """Return a button, with a place below it that its handler fills; it waits while that works."""
 
     async def act() -> None:
-        button.disable()
+        button.props("loading")
         result.clear()
         with result:
-            spinner = ui.spinner().props('role=status aria-label="working"')
             await view(handler)()
-            spinner.delete()
-        button.enable()
+        button.props(remove="loading")
 
     button = ui.button(label, on_click=act)
     result = ui.element("div").classes("result").props("aria-live=polite")

@@ -47,8 +47,8 @@ async def runs_view(shelf: Shelf) -> None:
 @lru_cache(1000)
 def row_of(name: str, folder: Path, times: tuple[int, ...]) -> dict[str, Any]:
     """Return the row of a run, read once for these times of its files; it may say what is wrong."""
-    row: dict[str, Any] = dict.fromkeys(COLUMNS, "–")
-    row |= {"run": name, "href": address("/run", name=name)}
+    row: dict[str, Any] = {**dict.fromkeys(COLUMNS, "–"), "run": name}
+    row["href"] = address("/run", name=name)
     try:
         run = report.read_run(folder, time.time())
     except (OSError, ValueError, KeyError) as error:

@@ -76,8 +76,6 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
             if data.collection.facts["format"] == "pages" and page.suffix.lower() in SUFFIXES:
                 report = await shelf.compute(check_page, page.read_bytes(), document.id)
                 facts((one.check, " · ".join(filter(None, one[1:]))) for one in report.findings)
-            else:
-                words("p", "On-page checks read html, which this document is not.", "note")
 
     async def show() -> None:
         found, asked = dict[str, Any](), query.value[:1000]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from glob import iglob
@@ -42,7 +43,7 @@ class Shelf:
         self._readable = [path.resolve() for path in (place, *also, cache_root())]
         self._worker = ThreadPoolExecutor(1, "model")
         self._held: dict[Any, Any] = {}  # of a model's weights or run: the module or the data
-        self._alone: list[Model | None] = []  # where the place is no run
+        self._alone: list[Model] = []  # where the place is no run
         if not self.runs():
             from lit_models.training.checkpoints import read_checkpoint
 
@@ -64,9 +65,15 @@ class Shelf:
         return {run.relative_to(top).as_posix(): run for run in runs}
 
     def models(self, *kinds: str) -> dict[str, Model]:
-        """Return name -> model of these classes, or of all."""
-        found = self._alone or [model_of_run(name, run) for name, run in self.runs().items()]
-        return {m.name: m for m in found if m is not None and (not kinds or m.kind in kinds)}
+        """Return name -> model of these classes, or of all; a run's is its best, else its last."""
+        found = list(self._alone)
+        for name, run in self.runs().items():
+            files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
+            with suppress(FileNotFoundError, KeyError, TypeError, ValueError):  # as its view tells
+                config = newest_config(run)
+                kind = kind_of(config, config.stat().st_mtime_ns)
+                found += [Model(name, kind, path, run) for path in files if path.exists()][:1]
+        return {model.name: model for model in found if not kinds or model.kind in kinds}
 
     async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return a function's result, from the thread in which modules compute."""
@@ -129,15 +136,3 @@ class Shelf:
 def kind_of(path: Path, changed: int) -> str:
     """Return the name of the class that a config trains, read once for each time of the file."""
     return read_config(path)["model"]["class_path"].rpartition(".")[2]
-
-
-def model_of_run(name: str, run: Path) -> Model | None:
-    """Return the model of a run by its best checkpoint, else its last; `None` where it has none,
-    or no config that says what it trains, of which the run's own view tells."""
-    try:
-        path = newest_config(run)
-        kind = kind_of(path, path.stat().st_mtime_ns)
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return None
-    files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
-    return next((Model(name, kind, path, run) for path in files if path.exists()), None)
