@@ -16,16 +16,7 @@ from pyarrow import csv
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import Table, write_table
 from datamodules.tokenizers.codes import decode
-from lit_models.page.parts import (
-    EXPECTED,
-    action,
-    address,
-    chosen_model,
-    facts,
-    rows_table,
-    view,
-    words,
-)
+from lit_models.page.parts import action, address, chosen_model, facts, rows_table, view, words
 from lit_models.page.shelf import Model, Shelf
 
 MOST_TITLES, NUM_SETS, NUM_NEAREST = 20, 4, 5
@@ -46,7 +37,7 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
     module = await shelf.module(model)
     try:
         data = await shelf.data(model)
-    except EXPECTED:  # of which the nearest rows tell
+    except (KeyError, OSError, ValueError):  # of which the nearest rows tell
         data = OccupationDataModule(columns=Columns(language="language"))
     book, own = module.recipe["code_book"], data.options.columns
     named = {c: f"{c} {d}" for c, d in zip(book["codes"], book["descriptions"], strict=True)}
