@@ -180,7 +180,7 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     await turn({"page": 1, "rowsPerPage": 25, "sortBy": None, "descending": False})
     if is_coder:
         pairs = whole.group_by(["truth", "answer"]).aggregate([([], "count_all")])
-        most = pairs.sort_by([("count_all", "descending")]).slice(0, NUM_PAIRS)
+        pairs = pairs.rename_columns(["true", "given", "count"])
+        most = pairs.sort_by([("count", "descending")]).slice(0, NUM_PAIRS).to_pylist()
         words("h2", "Codes that are confused")
-        most = most.rename_columns(["true", "given", "count"])
-        rows_table(most.column_names, most.to_pylist(), "confused codes")
+        rows_table(("true", "given", "count"), most, "confused codes")

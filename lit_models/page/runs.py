@@ -31,11 +31,12 @@ async def runs_view(shelf: Shelf) -> None:
     """Show the table of all runs, which follows their files."""
     words("h1", "Runs")
 
-    def times_in(folder: Path) -> tuple[int, ...]:
-        return tuple(path.stat().st_mtime_ns for path in sorted(folder.iterdir()))
-
     def rows() -> list[dict[str, Any]]:
-        return [row_of(name, folder, times_in(folder)) for name, folder in shelf.runs().items()]
+        found = []
+        for name, folder in shelf.runs().items():
+            times = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
+            found.append(row_of(name, folder, int(time.time() // 60), *times))  # it says its age
+        return found
 
     async def follow() -> None:
         table.update_rows(await asyncio.to_thread(rows), clear_selection=False)
@@ -45,10 +46,10 @@ async def runs_view(shelf: Shelf) -> None:
 
 
 @lru_cache(1000)
-def row_of(name: str, folder: Path, times: tuple[int, ...]) -> dict[str, Any]:
-    """Return the row of a run, read once for these times of its files; it may say what is wrong."""
-    row: dict[str, Any] = {**dict.fromkeys(COLUMNS, "–"), "run": name}
-    row["href"] = address("/run", name=name)
+def row_of(name: str, folder: Path, *times: int) -> dict[str, Any]:
+    """Return the row of a run, read once for these times; one that cannot be read says why."""
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "–")
+    row |= {"run": name, "href": address("/run", name=name)}
     try:
         run = report.read_run(folder, time.time())
     except (OSError, ValueError, KeyError) as error:
