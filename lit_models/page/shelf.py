@@ -52,8 +52,8 @@ class Shelf:
                 kind = content["hyper_parameters"]["_class_path"].rpartition(".")[2]
             except (KeyError, OSError, ValueError) as error:
                 raise UsageError(
-                    f"{place} holds no run, no exported folder and no checkpoint ({error}); a fit "
-                    "writes a run: unisono fit --config occupation_coder/demo.yaml"
+                    f"{place} holds no run, no exported folder and no checkpoint; a fit writes a "
+                    f"run: unisono fit --config occupation_coder/demo.yaml. As a checkpoint: {error}"
                 ) from error
             self._alone = [Model(self.place.stem, kind, self.place)]
 
