@@ -53,7 +53,7 @@ class Shelf:
             except (KeyError, OSError, ValueError) as error:
                 raise UsageError(
                     f"{place} holds no run, no exported folder and no checkpoint; a fit writes a "
-                    f"run: unisono fit --config occupation_coder/demo.yaml. Else: {error}"
+                    f"run: unisono fit --config occupation_coder/demo.yaml ({error})"
                 ) from error
             self._alone = [Model(self.place.stem, kind, self.place)]
 
