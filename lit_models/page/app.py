@@ -34,6 +34,12 @@ def show(
     """
     if find_spec("nicegui") is None:
         raise UsageError("`unisono show` needs NiceGUI; install it: pip install 'unisono[page]'")
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"{host}:{port}: {error.strerror}; choose another --port.") from error
 
     def build(*arguments: Any) -> Any:
         from lit_models.cli import built_part  # with torch, without which the page starts

@@ -4,6 +4,8 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +181,12 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     table.props(remove="hide-pagination").on("request", lambda e: turn(e.args["pagination"]))
     await turn({"page": 1, "rowsPerPage": 25, "sortBy": None, "descending": False})
     if is_coder:
-        pairs = whole.group_by(["truth", "answer"]).aggregate([([], "count_all")])
-        pairs = pairs.rename_columns(["true", "given", "count"])
-        most = pairs.sort_by([("count", "descending")]).slice(0, NUM_PAIRS).to_pylist()
+        confused = Counter[tuple[str, str]]()
+        for row in whole.group_by(["truth", "answer"]).aggregate([([], "count_all")]).to_pylist():
+            true, given = set(row["truth"].split()), set(row["answer"].split())
+            pairs = product(sorted(true - given), sorted(given - true))
+            confused.update(dict.fromkeys(pairs, row["count_all"]))
+        found = confused.most_common(NUM_PAIRS)
+        most = [{"true": t, "given": g, "count": n} for (t, g), n in found]
         words("h2", "Codes that are confused")
         rows_table(("true", "given", "count"), most, "confused codes")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launch import ROOT, free_port
+from tests.distributed.launch import ROOT, finished, free_port, started
 
 pytestmark = pytest.mark.slow
 CONFIGS = (
@@ -62,8 +62,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     environment = {**outside, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lit_models"]
     for config in CONFIGS:
-        fit = [*command, "fit", f"--config={config}.yaml", "--test_after_fit=true"]
-        subprocess.run(fit, cwd=folder, env=environment, check=True, capture_output=True)
+        where = f"--trainer.default_root_dir={folder / 'runs' / config.replace('/', '-')}"
+        fit = ("fit", f"--config={config}.yaml", "--test_after_fit=true", where)
+        statuses, printed = finished(started("-m", "lit_models", *fit))
+        assert statuses == [0], printed
     port = free_port()
     show = [*command, "show", "runs", f"--port={port}"]
     began = time.monotonic()

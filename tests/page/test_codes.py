@@ -127,7 +127,7 @@ def test_errors_are_paged_sorted_filtered_and_counted(run, visited):
         table, pairs = elements(user, ui.table)
         assert [row["input"] for row in table.rows] == [f"{HOSTILE}{n}" for n in range(25)]
         assert table.rows[1]["truth"] == "01110", "a leading zero stays"
-        assert list(pairs.rows[0].values()) == ["01110", "83110 71105", 60]
+        assert list(pairs.rows[0].values()) == ["01110", "71105", 60]
         elements(user, ui.input, "truth")[0].set_value("831")
         elements(user, ui.number)[0].set_value(0.5)
         await asyncio.sleep(0.5)
