@@ -121,3 +121,19 @@ def test_every_view_is_readable_and_named_at_any_width(served, tab):
             assert seen["unnamed"] == [], view
             assert seen["heads"] == 1, view
             assert seen["alerts"] == [], view
+
+
+def test_a_table_of_a_hostile_name_is_coded_and_comes_back(served, tab):
+    tab.goto(served[0] + "/code")
+    content = "job,n\n<script>alert(1)</script>,1\nsmed og husmand,2\n"
+    file = {"name": "<img src=x onerror=alert(1)>.csv", "mimeType": "text/csv"}
+    tab.set_input_files("input[type=file]", {**file, "buffer": content.encode()}, timeout=60_000)
+    tab.get_by_role("button", name="code the table").click(timeout=60_000)
+    with tab.expect_download(timeout=60_000) as found:
+        tab.get_by_role("button", name="download <img").click(timeout=60_000)
+    rows = Path(found.value.path()).read_text(encoding="utf-8").splitlines()
+    assert [row.split(",")[:2] for row in rows[1:]] == [
+        ["<script>alert(1)</script>", "1"],
+        ["smed og husmand", "2"],
+    ]
+    assert "code_1" in rows[0]
