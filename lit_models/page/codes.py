@@ -15,9 +15,7 @@ import pyarrow.compute as pc
 from nicegui import PageArguments, ui
 from pyarrow import csv
 
-from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import Table, write_table
-from datamodules.tokenizers.codes import decode
 from lit_models.page.parts import action, address, chosen_model, facts, rows_table, view, words
 from lit_models.page.shelf import Model, Shelf
 
@@ -37,6 +35,8 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
     ui.context.client.on_delete(lambda: shutil.rmtree(folder))
     model = chosen_model(shelf, args, "LitOccupationCoder")
     module = await shelf.module(model)
+    from datamodules import Columns, OccupationDataModule  # with torch, as the module
+
     try:
         data = await shelf.data(model)
     except (KeyError, OSError, ValueError):  # of which the nearest rows tell
@@ -128,6 +128,8 @@ async def show_nearest(shelf: Shelf, model: Model, text: str) -> None:
 def training_texts(data: Any) -> tuple[Any, ...]:
     """Return the training rows, the number of one of each text, n-grams and weights of theirs."""
     from sklearn.feature_extraction.text import TfidfVectorizer
+
+    from datamodules.tokenizers.codes import decode
 
     data.setup("fit")
     rows = data.datasets["train"]
