@@ -101,11 +101,13 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
         f"compare-{runs[0].name}-{runs[-1].name}.html" if other else runs[0].folder / "report.html"
     )
     path = Path(to or own)
-    if path.exists() and GENERATOR not in path.read_text("utf-8", "replace")[:1000]:
-        raise UsageError(
-            f"{path} exists and is no report of this command, so it is not replaced; move it away, "
-            "or name another file with --to."
-        )
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if GENERATOR not in file.read(1000):
+                raise UsageError(
+                    f"{path} exists and is no report of this command, so it is not replaced; move "
+                    "it away, or name another file with --to."
+                )
     facts = run_facts(runs[0]) if len(runs) == 1 else comparison(*runs)
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
     template = environment.get_template("report.html")

@@ -17,8 +17,8 @@ def in_launched_world(argv: list[str], environ: Mapping[str, str]) -> list[str]:
     on_node = int(environ["LOCAL_WORLD_SIZE"])
     world = {"num_nodes": int(environ["WORLD_SIZE"]) // on_node, "devices": on_node}
     given = {name: given_value(argv, f"trainer.{name}") for name in world}
-    open_ = [name for name, value in given.items() if value in (None, "auto")]
-    return argv + [f"--trainer.{name}={world[name]}" for name in open_]
+    left = [name for name, value in given.items() if value in (None, "auto")]
+    return argv + [f"--trainer.{name}={world[name]}" for name in left]
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:

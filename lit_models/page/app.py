@@ -22,7 +22,7 @@ def show(
     port: int = 8080,
     host: str = LOOPBACK[0],
     open: bool = False,
-) -> int:
+) -> None:
     """Serve a page on runs and models: curves, proofs, codes of titles, search, texts, readings.
 
     Args:
@@ -69,4 +69,3 @@ def show(
         options |= {"reconnect_timeout": 30.0}  # while torch is loaded, nobody is heard for seconds
         options |= {"reload": False, "show_welcome_message": False, "tailwind": False}
         ui.run(lambda: page(shelf), host=host, port=port, show=open, **options)
-    return 0

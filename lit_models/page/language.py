@@ -29,7 +29,9 @@ async def language_view(shelf: Shelf) -> None:
         chat = ui.switch("chat", on_change=lambda: talks.clear())
 
     async def show(writes: bool) -> None:
-        options = {n: type(v)(min(fields[n].value or 0, LARGEST)) for n, v in FIELDS.items()}
+        options = {n: type(v)(fields[n].value or 0) for n, v in FIELDS.items()}
+        if (most := options["max_new_tokens"]) > LARGEST:
+            raise ValueError(f"max new tokens is {most:,}; write at most {LARGEST:,} at a time.")
         with ui.element("div").classes("figures"):
             for name in chosen.value:
                 with ui.element("section"):

@@ -9,6 +9,7 @@ from typing import Any
 from nicegui import PageArguments, ui
 
 from lit_models.commands import report
+from lit_models.page.codes import ERRORS
 from lit_models.page.parts import action, address, facts, rows_table, view, words
 from lit_models.page.shelf import Shelf
 
@@ -100,7 +101,7 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
     tests = [(f"test {n}", f"{v}, baseline {b}" if b else v) for n, v, b in report.tests_of(run)]
     facts(tests[:3])
     action("verify each step", prove)
-    if (folders[name] / "errors-test.csv").exists():
+    if (folders[name] / ERRORS).exists():
         ui.link("the samples that went wrong", address("/errors", name=name))
     if others := [other for other in folders if other != name]:
         field = ui.select(others, value=names[1:], multiple=True, label="runs beside it")
@@ -132,9 +133,7 @@ def draw(runs: dict[str, report.RunRecord], plots: dict[str, ui.echart]) -> None
     watched = [metric for run in runs.values() for metric in report.drawn_metrics(run)[:3]]
     for metric in (*watched, "val/loss", "throughput/samples_per_s"):
         curves[metric] = {name: run.metrics.get(metric, []) for name, run in runs.items()}
-    for title, points in curves.items():
-        if not any(points.values()):
-            continue
+    for title, points in ((t, p) for t, p in curves.items() if any(p.values())):
         drawn = report.chart(title, points, CURVES.get(title) in ("loss", "grad_norm"))
         if title not in plots:
             scale = "log" if drawn["is_log"] else "value"

@@ -68,8 +68,7 @@ class Guard:
         if origin is not None and origin.partition("://")[2] != asked.headers.get("host"):
             answer = PlainTextResponse(f"A page of {origin} may not ask this one.", 403)
         elif not (size.isdecimal() and int(size) <= MOST_BYTES):
-            most = f"at most {MOST_BYTES / 1e6:,.0f} MB"
-            answer = PlainTextResponse(f"An upload says its length, which is {most}.", 413)
+            answer = PlainTextResponse(f"An upload says its length: at most {MOST_BYTES:,}.", 413)
         elif token and compare_digest(given.encode(), token):
             answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is elsewhere
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
