@@ -282,8 +282,11 @@ class FailureReport(Callback):
         if self._batch is None:
             return
         ids: list[int] = []  # without fillers
-        if isinstance(self._batch, dict) and "sample_id" in self._batch:
-            ids = self._batch["sample_id"][self._batch["weight"] > 0].tolist()
+        try:
+            if isinstance(self._batch, dict) and "sample_id" in self._batch:
+                ids = self._batch["sample_id"][self._batch["weight"] > 0].tolist()
+        except RuntimeError as silence:  # of a GPU that failed: it answers nothing any more
+            self._place["samples_unknown"] = str(silence)
         report = {**self._place, "sample_ids": ids}
         report["error"] = f"{type(exception).__name__}: {exception}"
         exception.__dict__["is_lost"] = is_lost
@@ -301,7 +304,7 @@ class FailureReport(Callback):
                 "data.num_workers take less memory."
             )
         else:
-            note = f"{where}, samples {shown(ids)}."
+            note = f"{where}, samples {shown(ids) or 'unknown'}."
             if report["verb"] == "fit":
                 replay = f"unisono replay {run} --step {report['step']}"
                 note += f" `{replay}` rebuilds this step on one device."

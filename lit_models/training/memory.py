@@ -157,12 +157,11 @@ class Rehearsal(Callback):
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     """Leave a module as it was: gradients, buffers, metrics, record, random states; with room taken
     for the moments that the optimizers have not made yet."""
-    trained = [p for p in module.parameters() if p.requires_grad]
     buffers = local_parts(module.buffers())
     copies = [buffer.detach().clone() for buffer in buffers]
     record = getattr(module, "step_record", None)
     has_moments = any(optimizer.state for optimizer in trainer.optimizers)
-    like = [] if has_moments else [*local_parts(trained)] * 2
+    like = [] if has_moments else local_parts(p for p in module.parameters() if p.requires_grad) * 2
     moments = [torch.empty_like(part.detach()) for part in like]
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     try:

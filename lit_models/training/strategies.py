@@ -325,6 +325,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             if self._restored is not None:
                 self.load_model_state_dict(*self._restored)
                 self._restored = None
+        for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+            loop.inference_mode = False  # in which sharded tensors cannot be detached
         super().setup(trainer)
         for optimizer in self.optimizers:
             optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
@@ -464,10 +466,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             return replicas, replicas
         make = partial(init_device_mesh, self.root_device.type)
         shards = self.world_size // copies
-        if copies > 1:
-            outer = make((copies, shards), mesh_dim_names=("replicate", "shard"))
-        else:
-            outer = make((shards,))
+        both = make((copies, shards), mesh_dim_names=("replicate", "shard"))
+        outer = both if copies > 1 else both["shard"]
         if size == 1:
             return outer, outer
         plan = module.tensor_plan() if hasattr(module, "tensor_plan") else {}
@@ -494,16 +494,14 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
 
     @contextmanager
     def _freed_after(self) -> Iterator[None]:
-        """Frees what an evaluation step gathered; never in inference mode, whose tensors a later
-        backward pass could not use."""
-        with torch.inference_mode(False), torch.no_grad():
-            try:
-                yield
-            finally:
-                for block in self._blocks:
-                    block.set_reshard_after_forward(self._frees, recurse=False)
-                    block.reshard()
-                self.model.reshard()  # type: ignore[union-attr, operator]
+        """Frees what an evaluation step gathered."""
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                block.set_reshard_after_forward(self._frees, recurse=False)
+                block.reshard()
+            self.model.reshard()  # type: ignore[union-attr, operator]
 
 
 def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

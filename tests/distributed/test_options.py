@@ -39,13 +39,8 @@ class Seen(Callback):
 def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str, Any]:
     seen, module = Seen(), LitToy()
     module.more = more  # a layer that no loss depends on
-    trainer = toy_trainer(
-        folder,
-        strategy=ReplicatedStrategy(**options),
-        max_steps=3,
-        limit_val_batches=0,
-        callbacks=[*default_callbacks(), seen],
-    )
+    few = {"max_steps": 3, "limit_val_batches": 0, "callbacks": [*default_callbacks(), seen]}
+    trainer = toy_trainer(folder, strategy=ReplicatedStrategy(**options), **few)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         trainer.fit(module, ToyData())

@@ -1,5 +1,6 @@
 """Faults of a run: signals that come again, steps that are not finite, ranks that are silent."""
 
+import json
 import os
 import signal
 import threading
@@ -94,6 +95,20 @@ def test_a_run_that_ends_waits_for_its_save_and_ignores_the_warnings_that_follow
     assert last["global_step"] == trainer.global_step
     assert signal.getsignal(USR1) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_failure_of_a_gpu_that_answers_nothing_any_more_is_reported(tmp_path: Path) -> None:
+    """Tensors of the device `meta` cannot be read either."""
+
+    class Broken(LitToy):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            batch["sample_id"] = batch["sample_id"].to("meta")
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(RuntimeError, match="device-side assert") as error:
+        toy_trainer(tmp_path).fit(Broken(), ToyData())
+    assert "step 1, samples unknown" in error.value.__notes__[0]
+    assert "meta" in json.loads((tmp_path / FAILURE).read_text())["samples_unknown"]
 
 
 def test_a_run_that_heard_nothing_gives_back_what_was_there(tmp_path: Path) -> None:

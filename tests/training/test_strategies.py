@@ -13,7 +13,6 @@ import pytest
 import torch
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
@@ -25,7 +24,7 @@ from lit_models.cli import ParsedCLI
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
 from lit_models.engines.launched import complete_rendezvous
-from lit_models.training import FailureReport, status
+from lit_models.training import AveragedWeights, FailureReport, default_callbacks, status
 from lit_models.training.rules import STRATEGY_CLASSES, check
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
@@ -55,12 +54,6 @@ def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
     # For scripts the name means what it does to Lightning.
     assert type(StrategyRegistry.get(name)) is DDPStrategy
     assert [replicated(other) for other in ("fsdp", "auto", "ddp_find", None)] == [None] * 4
-
-
-def test_a_script_finds_fsdp_on_a_cpu_by_its_name():
-    trainer = Trainer(accelerator="cpu", devices=1, strategy="fsdp", logger=False)
-    assert type(trainer.strategy) is FullyShardedStrategy
-    assert strategy_name(trainer.strategy) == "fsdp"
 
 
 BY_HAND = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -105,6 +98,20 @@ def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> Non
     assert both.process_group_backend == "cpu:gloo,cuda:nccl"
     assert FullyShardedStrategy(cpu_offload=True, **given).process_group_backend == "gloo"
     assert FullyShardedStrategy().process_group_backend is None
+
+
+def test_a_script_s_fsdp_evaluates_beside_nccl_too(tmp_path, own_environment, monkeypatch) -> None:
+    """Beside gloo Lightning leaves inference mode out by itself."""
+    is_grouped = "lightning.pytorch.loops.utilities._distributed_is_initialized"
+    monkeypatch.setattr(is_grouped, lambda: False)
+    callbacks = [AveragedWeights(), *default_callbacks()]
+    trainer = toy_trainer(tmp_path, strategy="fsdp", callbacks=callbacks, max_steps=1)
+    assert strategy_name(trainer.strategy) == "fsdp"
+    module, data = LitToy(), ToyData(predict_output=str(tmp_path / "toy.csv"))
+    trainer.fit(module, data)
+    trainer.validate(module, data, verbose=False)
+    trainer.predict(module, data, return_predictions=False)
+    assert (tmp_path / "toy.csv").exists()
 
 
 OPTIONS = """
