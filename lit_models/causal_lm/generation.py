@@ -131,7 +131,8 @@ def generate(
                 for token in tokens:
                     if row.reason is None:  # what follows its end belongs to nothing
                         row.take(token)
-            if not reading.drop_finished() or (hear and hear([row.ids for row in rows])):
+            is_enough = hear is not None and hear([row.ids for row in rows])
+            if not reading.drop_finished() or is_enough:
                 break
     ids = torch.full((len(rows), options.max_new_tokens), NO_TOKEN)
     for number, row in enumerate(rows):

@@ -238,13 +238,13 @@ class LitCausalLM(ExactModule):
             ValueError: a prompt is longer than the network's positions, or a chat's tokenizer has
                 no template.
         """
-        rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         chosen = replace(self.generation, mode="generate", **options)
         step = partial(self.predict_step, hear=hear)
-        return list(self.completions(self.prompt_dataset(rows), chosen, step))
+        return list(self.completions(self.prompt_dataset(prompts), chosen, step))
 
-    def prompt_dataset(self, rows: Sequence[dict[str, Any]]) -> PromptDataset:
-        """Return the prompts of rows in memory; errors as of `generate`."""
+    def prompt_dataset(self, prompts: Sequence[str | Sequence[Message]]) -> PromptDataset:
+        """Return texts and chats as a dataset; errors as of `generate`."""
+        rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         limit = most_positions(self.recipe["network"])
         prompts = read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
         return PromptDataset(prompts)
@@ -262,15 +262,21 @@ class LitCausalLM(ExactModule):
                 yield from map(partial(completion_text, self.tokenizer), all_ids, sizes.tolist())
 
     @torch.no_grad()
-    def token_nats(self, text: str) -> list[tuple[str, float]]:
-        """Return the tokens of a text, and the nats of each after those before it."""
-        dataset = self.prompt_dataset([{"prompt": text}])
-        ids = dataset.batch(np.arange(1), 0)["input_ids"].to(self.device)  # [1, T]
-        places = torch.arange(ids.shape[1], device=self.device)[None]
-        hidden = self.network(ids, places, torch.zeros_like(ids), True)
-        _, nats = nats_at(hidden, self.network.head.weight, ids.roll(-1), places[0, :-1])
-        decode = partial(self.tokenizer.decode_continuation, skip_special_tokens=False)
-        return [(decode([i]), n) for i, n in zip(ids[0, 1:].tolist(), nats.tolist(), strict=True)]
+    def token_nats(
+        self, prompt: str | Sequence[Message], answer: Sequence[int] = ()
+    ) -> list[tuple[str, float]]:
+        """Return the tokens of a text or a chat, then those of an answer to it, whose numbers are
+        given, and the nats of each after those before it: NaN of a first one that has a text."""
+        ids = self.prompt_dataset([prompt]).batch(np.arange(1), 0)["input_ids"]
+        ids = torch.cat([ids[0], torch.tensor(answer, dtype=ids.dtype)]).to(self.device)  # [T]
+        before, after = ids[None, :-1], ids[1:]
+        places = torch.arange(len(after), device=self.device)
+        hidden = self.network(before, places[None], torch.zeros_like(before), True)
+        _, nats = nats_at(hidden, self.network.head.weight, after, places)
+        (first, *others), decode = ids.tolist(), self.tokenizer.decode_continuation
+        texts = [decode([first]), *(decode([one], skip_special_tokens=False) for one in others)]
+        pairs = list(zip(texts, [torch.nan, *nats.tolist()], strict=True))
+        return pairs if texts[0] else pairs[1:]
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])
@@ -417,8 +423,7 @@ class Samples(Callback):
                 "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
                 "or leave Samples out."
             )
-        rows = [{"prompt": prompt} for prompt in self.prompts]
-        self.dataset = pl_module.prompt_dataset(rows)
+        self.dataset = pl_module.prompt_dataset(self.prompts)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

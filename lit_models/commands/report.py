@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -392,19 +392,8 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         change = "" if one is None or two is None else f"{two - one:+,.4g}"
         rows.append(("", name, shown(one), shown(two), change))
     named = dict(zip(names, runs, strict=True))
-    charts = [
-        chart(title, {n: run.series(key) for n, run in named.items()}, key != "learning_rate")
-        for title, key in (
-            ("Training loss", "loss"),
-            ("Learning rate", "learning_rate"),
-            ("Gradient norm", "grad_norm"),
-            ("Seconds per step", "seconds"),
-        )
-    ]
     drawn = {n for run in runs for n in [*drawn_metrics(run), "val/loss"]} & set(common)
     watched = [run.monitor[0] for run in runs]
-    for name in sorted(drawn, key=lambda n: (n not in watched, n)):
-        charts.append(chart(name, {n: run.metrics[name] for n, run in named.items()}))
     return {
         "title": f"{names[0]} and {names[1]}",
         "states": [(n, *ending(run)) for n, run in named.items()],
@@ -414,7 +403,7 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         "gap": loss_gap(first, second),
         "names": names,
         "rows": rows,
-        "charts": charts,
+        "charts": curves(named, sorted(drawn, key=lambda n: (n not in watched, n))),
         "warnings": [f"{n}: {note}" for n, run in named.items() for note in run.notes],
         "sources": list(named.items()),
     }
@@ -477,6 +466,23 @@ def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
         if math.isfinite(a) and math.isfinite(b)
     ]
     return (max(gaps), len(gaps)) if gaps else None
+
+
+def curves(runs: dict[str, RunRecord], metrics: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the charts of runs over each other, by their names: of the ledgers, then of metrics of
+    evaluations."""
+    charts = [
+        chart(title, {n: run.series(key) for n, run in runs.items()}, key != "learning_rate")
+        for title, key in (
+            ("Training loss", "loss"),
+            ("Learning rate", "learning_rate"),
+            ("Gradient norm", "grad_norm"),
+            ("Seconds per step", "seconds"),
+        )
+    ]
+    for metric in metrics:
+        charts.append(chart(metric, {n: run.metrics.get(metric, []) for n, run in runs.items()}))
+    return charts
 
 
 def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> dict[str, Any]:

@@ -300,7 +300,8 @@ class LitConsistencyLens(ExactModule):
     @torch.no_grad()
     def reading(self, data: Any, text: str, place: int, spread: float) -> Any:
         """Return the explanation and three drawn ones of the activation at a token of a text, the
-        last at -1; and row -> FVE of `controls`, where the data's test part lends another."""
+        last at -1, each with the FVE of what is rebuilt from it; and row -> FVE of `controls`,
+        where the data's test part lends another."""
         data.model = self.model_facts()
         data.setup("test")
         self.prepare(data, False)
@@ -309,11 +310,17 @@ class LitConsistencyLens(ExactModule):
         batch |= {"input_ids": ids, "position": torch.tensor([place % ids.shape[1]])}
         batch.pop("activation", None)
         case = self._case(self.transfer_batch_to_device(batch, self.device, 0))
-        keys = torch.arange(3, device=self.device)
-        drawn = self.explain(case.activation.expand(3, -1), noise_key=keys, spread=spread)
-        whole, rows = case.error(self.lens.mean), case.rows()
-        fve = {name: float(1 - case.error(rebuild()) / whole) for name, rebuild in rows.items()}
-        return self.explain(case.activation) + drawn, fve
+        keys, whole = torch.arange(3, device=self.device), case.error(self.lens.mean)
+
+        def fve(rebuilt: Tensor) -> list[float]:
+            return (1 - case.error(rebuilt) / whole).tolist()
+
+        explain = self.lens.verbalizer.explain
+        found = (case.greedy, explain(case.activation.expand(3, -1), keys, spread=spread))
+        texts = [self.tokenizer.decode(ids) for one in found for ids in one.token_ids.tolist()]
+        saved = [value for one in found for value in fve(case.rebuilt(one))]
+        of_controls = {name: fve(rebuild())[0] for name, rebuild in case.rows().items()}
+        return list(zip(texts, saved, strict=True)), of_controls
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

@@ -41,12 +41,7 @@ def show(
         except OSError as error:
             raise UsageError(f"{host}:{port}: {error.strerror}; choose another --port.") from error
 
-    def build(*arguments: Any) -> Any:
-        from lit_models.cli import built_part  # with torch, without which the page starts
-
-        return built_part(*arguments)
-
-    shelf = Shelf(Path(place), [Path(path) for path in also or ()], build)
+    shelf = Shelf(Path(place), [Path(path) for path in also or ()])
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     with tempfile.TemporaryDirectory(prefix="unisono-page-") as folder:
         shelf.uploads = Path(folder)
@@ -63,7 +58,7 @@ def show(
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
             there = f"{getpass.getuser()}@{socket.gethostname()}"
             print(f"from elsewhere: ssh -L {port}:{host}:{port} {there}", flush=True)
-        # With torch, which the page serves without until somebody asks a model.
+        # Torch, without which the page is served until somebody asks a model.
         app.on_startup(lambda: shelf.compute(import_module, "lit_models.cli"))
         options: dict[str, Any] = {"dark": None, "language": "en-US", "title": "Unisono"}
         options |= {"reconnect_timeout": 30.0}  # while torch is loaded, nobody is heard for seconds

@@ -52,9 +52,11 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
             raise ValueError(f"{len(texts)} titles: write 1 to {MOST_TITLES}; a table holds more.")
         for found in await shelf.compute(lambda: module.code(texts, spoken, k_best=NUM_SETS)):
             words("h2", found.text)
-            sets = [(found.codes, found.set_confidence), *found.next_sets]
+            each = zip(found.codes, found.confidences, strict=True)
+            sets = [([f"{named[c]} ({p:.1%})" for c, p in each], found.set_confidence)]
+            sets += [([named[c] for c in codes], share) for codes, share in found.next_sets]
             with ui.element("div").classes("figures"):
-                facts((f"{share:.1%}", "; ".join(named[c] for c in codes)) for codes, share in sets)
+                facts((f"{share:.1%}", "; ".join(codes)) for codes, share in sets)
                 await show_nearest(shelf, model, found.text)
             right = ui.select(named, value=found.codes, multiple=True, with_input=True)
             right.props('label="right codes" use-chips').classes("wide").on_value_change(
@@ -150,7 +152,7 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     lines = csv.ParseOptions(newlines_in_values=True)
     types = csv.ConvertOptions(column_types=dict.fromkeys(TEXTS, pa.string()))
     whole = await asyncio.to_thread(csv.read_csv, files[name], None, lines, types)
-    is_coder = name in shelf.models("LitOccupationCoder")
+    model = shelf.models("LitOccupationCoder").get(name)
 
     def chosen(page: dict[str, Any]) -> pa.Table:
         found, order = whole, "descending" if page["descending"] else "ascending"
@@ -162,14 +164,22 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
                 found = found.filter(fits)
         return found.sort_by([(page["sortBy"], order)]) if page["sortBy"] else found
 
+    async def open_row(row: dict[str, Any]) -> None:
+        title = row["input"]
+        with ui.dialog(value=True) as panel, ui.card():
+            panel.props["aria-label"] = title
+            ui.button("close", on_click=panel.close)
+            words("h2", title)
+            await show_nearest(shelf, model, title)
+            ui.link(
+                "its codes", address("/code", model=name, title=title, language=row["language"])
+            )
+
     async def turn(page: dict[str, Any]) -> None:
         found = await asyncio.to_thread(chosen, page)
         size = min(page["rowsPerPage"] or MOST_ROWS, MOST_ROWS)
         rows = found.slice((page["page"] - 1) * size, size).to_pylist()
-        for row in rows if is_coder else ():  # to its codes and the training rows nearest to it
-            title, spoken = row.get("input"), row.get("language")
-            row["href"] = address("/code", model=name, title=title, language=spoken)
-        table.rows = rows
+        table.rows = [{**row, "opens": model is not None} for row in rows]
         table.pagination = {**page, "rowsPerPage": size, "rowsNumber": len(found)}
 
     with ui.element("div").classes("line"):
@@ -181,8 +191,9 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
         field.on_value_change(lambda: turn({**table.pagination, "page": 1}))
     table = rows_table(whole.column_names, [], "errors").props("row-key=sample")
     table.props(remove="hide-pagination").on("request", lambda e: turn(e.args["pagination"]))
+    table.on("open", lambda e: open_row(e.args))
     await turn({"page": 1, "rowsPerPage": 25, "sortBy": None, "descending": False})
-    if is_coder:
+    if model is not None:
         confused = Counter[tuple[str, str]]()
         for row in whole.group_by(["truth", "answer"]).aggregate([([], "count_all")]).to_pylist():
             true, given = set(row["truth"].split()), set(row["answer"].split())

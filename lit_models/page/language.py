@@ -12,7 +12,7 @@ from lit_models.page.shelf import Model, Shelf
 FIELDS, LARGEST = {"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 200, "seed": 0}, 4096
 LEGEND = [(f" {p:.1%} ", -math.log(p)) for p in (1, 0.5, 0.1, 0.01, 0.001)]
 SAID = ("explanation", "sample 1", "sample 2", "sample 3")
-CONTROLS = ("greedy", "shuffled_words", "shuffled_examples", "true_text", "token_mean", "mean")
+CONTROLS = ("shuffled_words", "shuffled_examples", "true_text", "token_mean", "mean")
 
 
 @view
@@ -50,6 +50,7 @@ async def language_view(shelf: Shelf) -> None:
 async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any) -> None:
     """Show what a model writes while it does, if it shall, and the probability of each token."""
     module, heard = await shelf.module(model), list[list[int]]()
+    asked = text if talk is None else [*talk, {"role": "user", "content": text}]
     if options:
         stop = ui.button("stop", on_click=lambda: stop.set_visibility(False))
         shown = words("p", "", "tokens").props("aria-busy=true")
@@ -58,7 +59,6 @@ async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any)
             heard[:] = rows
             return stop.is_deleted or not stop.visible
 
-        asked = text if talk is None else [*talk, {"role": "user", "content": text}]
         task = asyncio.create_task(shelf.compute(lambda: module.generate([asked], hear, **options)))
         while not task.done():
             await asyncio.wait([task], timeout=0.1)
@@ -67,14 +67,13 @@ async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any)
         shown.delete()
         [written] = task.result()
         if talk is not None:
-            text = module.tokenizer.render(asked, True)
             talk[:] = [*asked, {"role": "assistant", "content": written}]
-        text += written
-    for tokens in (LEGEND, await shelf.compute(module.token_nats, text)):
+    for tokens in (LEGEND, await shelf.compute(module.token_nats, asked, *heard[:1])):
         with ui.element("p").classes("tokens"):
             for piece, nats in tokens:
                 token = words("mark", piece).style(f"--share: {min(6 * nats, 40):.0f}%")
-                token.props(f'title="{math.exp(-nats):.2%}"')
+                known = "first" if math.isnan(nats) else f"{math.exp(-nats):.2%}"
+                token.props(f'title="{known}"')
 
 
 @view
@@ -95,8 +94,9 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
             with shown:
                 where = (data, given, event.value - len(pieces), heat.value or 0)
                 said, fve = await shelf.compute(module.reading, *where)
+                said = [f"{text} (FVE {share:.3f})" for text, share in said]
                 facts(zip(SAID, said, strict=True))
-                words("p", "FVE of the activation rebuilt from it, and of controls", "note")
+                words("p", "FVE, of the activation as it is rebuilt, of controls", "note")
                 facts((name.replace("_", " "), f"{fve[name]:.3f}") for name in CONTROLS)
 
         ui.toggle(dict(enumerate(pieces)), on_change=view(explain)).props("unelevated")

@@ -14,11 +14,13 @@ from lit_models.page.shelf import Model, Shelf
 for field in (ui.input, ui.number, ui.select, ui.textarea):
     field.default_props("outlined dense")
 ui.button.default_props("unelevated")
-# A head that sorts by the keyboard too; cells that scroll, the first with the row's link.
+# A head that sorts by the keyboard too; cells that scroll; the first leads to what a row has.
 HEAD = """<q-th :props=props tabindex=0 @keyup.enter="props.sort(props.col)">{{ props.col.label }}
 </q-th>"""
-CELL = """<q-td :props=props><a v-if="props.row.href && props.col.name === props.cols[0].name"
-:href=props.row.href>{{ props.value }}</a><div v-else class=cell>{{ props.value }}</div></q-td>"""
+CELL = """<q-td :props=props><component v-if="(props.row.href || props.row.opens) &&
+props.col.name === props.cols[0].name" :is="props.row.href ? 'a' : 'button'" class=nicegui-link
+:href=props.row.href @click="$parent.$emit('open', props.row)">{{ props.value }}</component>
+<div v-else class=cell>{{ props.value }}</div></q-td>"""
 View = Callable[..., Awaitable[None]]
 EXPECTED = (ValueError, OSError, RuntimeError, KeyError)  # by a user's file; written for them
 
@@ -88,8 +90,8 @@ def chosen_model(shelf: Shelf, args: PageArguments, *kinds: str) -> Model:
 
 
 def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> ui.table:
-    """Return a table of plain text by its columns' names, of which the first is a row's own and
-    leads to its "href"; it sorts by its heads, and a long one is paged."""
+    """Return a table of plain text by its columns' names, of which the first is a row's own: it
+    leads to its "href", or "open" is emitted; it sorts by its heads, and a long one is paged."""
     columns = [
         {"name": n, "label": n, "field": n, "sortable": True, "align": "left"} for n in names
     ]

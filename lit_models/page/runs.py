@@ -15,7 +15,6 @@ from lit_models.page.shelf import Shelf
 
 EVERY_S = 2.0  # between two looks at the runs' files
 COLUMNS = ("run", "family", "state", "best", "steps", "samples/s", "devices")
-CURVES = {"Training loss": "loss", "Gradient norm": "grad_norm", "Learning rate": "learning_rate"}
 LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.25)"}}
 PLOT = {  # options of ECharts that all plots have
     "animation": False,
@@ -80,9 +79,9 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
         return {name: report.read_run(folders[name], time.time()) for name in names}
 
     async def prove() -> None:
-        proof = (await asyncio.to_thread(report.run_facts, run))["proof"]
-        if proof is None:
-            raise ValueError(run.notes[-1])
+        from lit_models.commands.verify import verify_run  # with torch
+
+        proof = await asyncio.to_thread(verify_run, folders[name])
         planned = sum(use.planned_steps for use in proof.epochs)
         state = "bad" if proof.faults else "good"
         words("p", f"{proof.num_steps:,} of {planned:,} steps verified.", state)
@@ -129,12 +128,11 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
 
 def draw(runs: dict[str, report.RunRecord], plots: dict[str, ui.echart]) -> None:
     """Draw the curves of runs over each other in the plot of each title, or in a new one."""
-    curves = {title: {n: r.series(key) for n, r in runs.items()} for title, key in CURVES.items()}
-    watched = [metric for run in runs.values() for metric in report.drawn_metrics(run)[:3]]
-    for metric in (*watched, "val/loss", "throughput/samples_per_s"):
-        curves[metric] = {name: run.metrics.get(metric, []) for name, run in runs.items()}
-    for title, points in ((t, p) for t, p in curves.items() if any(p.values())):
-        drawn = report.chart(title, points, CURVES.get(title) in ("loss", "grad_norm"))
+    watched = dict.fromkeys(n for run in runs.values() for n in report.drawn_metrics(run)[:3])
+    for drawn in report.curves(runs, [*watched, "val/loss", "throughput/samples_per_s"]):
+        title = drawn["title"]
+        if not any(line["steps"] for line in drawn["series"]):
+            continue
         if title not in plots:
             scale = "log" if drawn["is_log"] else "value"
             options = {**PLOT, "yAxis": {"type": scale, "scale": True, "splitLine": LINE}}

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
 from glob import iglob
+from importlib import import_module
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from datamodules.core.store import cache_root
 from lit_models.config_files import newest_config, read_config
@@ -18,8 +17,7 @@ from lit_models.errors import UsageError
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """A trained module: names of its run or file and of its class, where its weights lie, and the
     folder of its run; `None` where they came alone."""
 
@@ -31,18 +29,18 @@ class Model:
 
 class Shelf:
     """Runs and models of a place: a run folder, one of runs, an exported one or a checkpoint. Only
-    it and what is named besides are read; `build` is `lit_models.cli.built_part`. Modules compute
-    in one thread, however many people ask. UsageError: a place is not there or holds nothing."""
+    it and what is named besides are read. Modules compute in one thread, however many people ask.
+    UsageError: a place is not there or holds nothing."""
 
     uploads: Path  # a folder for files of visitors, which goes when the page ends
 
-    def __init__(self, place: Path, also: Sequence[Path], build: Callable[..., Any]) -> None:
+    def __init__(self, place: Path, also: Sequence[Path] = ()) -> None:
         if lacking := [path for path in (place, *also) if not path.exists()]:
             raise UsageError(f"there is no {lacking[0]}; name a run folder such as runs/demo.")
-        self.place, self._build = place.resolve(), build
+        self.place = place.resolve()
         self._readable = [path.resolve() for path in (place, *also, cache_root())]
         self._worker = ThreadPoolExecutor(1, "model")
-        self._held: dict[Any, Any] = {}  # of a model's weights or run: the module or the data
+        self._held: dict[Any, Any] = {}  # of weights, a run, a config: module, data, content
         self._alone: list[Model] = []  # where the place is no run
         if not self.runs():
             from lit_models.training.checkpoints import read_checkpoint
@@ -70,8 +68,9 @@ class Shelf:
         for name, run in self.runs().items():
             files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
             with suppress(FileNotFoundError, KeyError, TypeError, ValueError):  # as its view tells
-                config = newest_config(run)
-                kind = kind_of(config, config.stat().st_mtime_ns)
+                path = newest_config(run)
+                config = self.once((path, path.stat().st_mtime_ns), read_config, path)
+                kind = config["model"]["class_path"].rpartition(".")[2]
                 found += [Model(name, kind, path, run) for path in files if path.exists()][:1]
         return {model.name: model for model in found if not kinds or model.kind in kinds}
 
@@ -109,14 +108,11 @@ class Shelf:
                     )
 
     def _module(self, model: Model) -> Any:
+        from lit_models.training import ExactModule
         from lit_models.training.checkpoints import read_checkpoint
-        from lit_models.training.export import class_of
-        from lit_models.training.hyperparameters import UNTRUSTED
 
-        values = read_checkpoint(model.weights, mmap=True, classes=UNTRUSTED)["hyper_parameters"]
-        self._check(model, values)
-        kind = class_of(values["_class_path"], model.weights, UNTRUSTED)
-        return kind.load_from_checkpoint(model.weights).eval().requires_grad_(False)
+        self._check(model, read_checkpoint(model.weights, mmap=True)["hyper_parameters"])
+        return ExactModule.from_exported(model.weights).requires_grad_(False)
 
     def _data(self, model: Model) -> Any:
         from lightning.pytorch import LightningDataModule
@@ -129,10 +125,4 @@ class Shelf:
         config = read_config(path)
         UNTRUSTED.check_spec(path, "data", config["data"])
         self._check(model, config["data"])
-        return self._build(config, "data", LightningDataModule)
-
-
-@lru_cache(1000)
-def kind_of(path: Path, changed: int) -> str:
-    """Return the name of the class that a config trains, read once for each time of the file."""
-    return read_config(path)["model"]["class_path"].rpartition(".")[2]
+        return import_module("lit_models.cli").built_part(config, "data", LightningDataModule)

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from lit_models.page.codes import ERRORS, code_view, errors_view
 from lit_models.page.language import language_view, lens_view
-from lit_models.page.parts import words
+from lit_models.page.parts import View, words
 from lit_models.page.runs import run_view, runs_view
 from lit_models.page.search import search_view
 from lit_models.page.shelf import Shelf
@@ -21,31 +21,31 @@ POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     b"frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
 )
-# Path of a view -> its name, the classes of the models that it shows.
-MODEL_VIEWS = {
-    "/code": ("Code", ("LitOccupationCoder",)),
-    "/search": ("Search", ("LitRetriever", "LitRanker")),
-    "/language": ("Language", ("LitCausalLM",)),
-    "/lens": ("Lens", ("LitConsistencyLens",)),
+# Path of a view -> how it is made, its name, the classes of the models that it shows.
+VIEWS: dict[str, tuple[View, str, set[str]]] = {
+    "/": (runs_view, "Runs", set()),
+    "/run": (run_view, "", set()),
+    "/code": (code_view, "Code", {"LitOccupationCoder"}),
+    "/search": (search_view, "Search", {"LitRetriever", "LitRanker"}),
+    "/language": (language_view, "Language", {"LitCausalLM"}),
+    "/lens": (lens_view, "Lens", {"LitConsistencyLens"}),
+    "/errors": (errors_view, "Errors", set()),
 }
-VIEWS = {"/": runs_view, "/run": run_view, "/code": code_view, "/errors": errors_view}
-VIEWS |= {"/search": search_view, "/language": language_view, "/lens": lens_view}
 
 
 def page(shelf: Shelf) -> None:
     """Builds the page of one visitor."""
     ui.add_css(Path(__file__).parent / "page.css")
-    runs = shelf.runs().values()
-    fitting = {"/": "Runs"} if runs else {}
-    fitting |= {path: name for path, (name, kinds) in MODEL_VIEWS.items() if shelf.models(*kinds)}
-    fitting |= {"/errors": "Errors"} if any((run / ERRORS).exists() for run in runs) else {}
+    runs, kinds = shelf.runs().values(), {model.kind for model in shelf.models().values()}
+    fits = {"/": bool(runs), "/errors": any((run / ERRORS).exists() for run in runs)}
     with ui.header(fixed=False):
         words("strong", "Unisono")
         words("small", str(shelf.place))
         with ui.element("nav").props("aria-label=views"):
-            for path, name in fitting.items():
-                ui.link(name, path)
-    ui.sub_pages(dict(VIEWS), data={"shelf": shelf})
+            for path, (_, name, shown) in VIEWS.items():
+                if shown & kinds or fits.get(path):
+                    ui.link(name, path)
+    ui.sub_pages({path: make for path, (make, *_) in VIEWS.items()}, data={"shelf": shelf})
 
 
 class Guard:

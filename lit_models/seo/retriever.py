@@ -38,7 +38,6 @@ from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
 from lit_models.training.metrics import LossSum
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
-MOST_ERRORS = 1000
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
 DEPTH = 100  # ranks that they look at
 DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256  # of a search, which bound its memory
@@ -481,7 +480,7 @@ class LitRetriever(EncodedTextModule):
         ranks = first_relevant(evaluation.ranked[OWN]).tolist()
         errors = [["input", "truth", "answer", "sample", metric]]
         order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))
-        for place in [place for place in order if ranks[place] != 1][:MOST_ERRORS]:
+        for place in (place for place in order if ranks[place] != 1):
             relevant = queries.judged[place][queries.grade[place] > 0].tolist()
             truth = " ".join(collection.documents[number].id for number in relevant)
             answer = f"rank {ranks[place]}" if ranks[place] else "none found"

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from datamodules.core.store import naming, replacing
 from datamodules.files.tables import write_table
@@ -26,7 +26,7 @@ from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
 from lit_models.training.sharding import whole
 
-MOST = 1000  # rows of a table
+MOST_WRONG, MOST = 100_000, 1000  # rows of a table: of wrong answers, of samples of any answers
 # Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
 # digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
 PARTS = 4096.0
@@ -38,7 +38,7 @@ COLUMNS = {
     **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
 }
 LAST = ("confidence", "seen in training", "sample", "loss")
-NOBODY = -torch.inf
+NOBODY, BATCHES = -torch.inf, 64  # between two looks at which samples are the worst
 
 
 class PredictionWriter(Callback):
@@ -171,20 +171,20 @@ def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
 
 
 class ErrorTable(Callback):
-    """Writes the 1,000 samples with the largest losses to `errors-test.csv` after a test.
+    """Writes the samples that went wrong in a test to `errors-test.csv`, the largest loss first.
 
     A row is a sample: input, truth and answer, the model's confidence and whether the text was in
-    the training data where a family knows them, its number in the split and its loss; the largest
-    loss first. Where a family says which answers are wrong, these alone are listed. Tables are
-    nearly always the same on any number of devices, see `PARTS`. A module whose `test_step`
-    returns no `SampleResult` has no such file.
+    the training data where a family knows them, its number in the split and its loss. Where a
+    family says which answers are wrong, these are listed, up to `MOST_WRONG`, else the `MOST`
+    samples of the largest losses. Tables are nearly always the same on any number of devices, see
+    `PARTS`. A module whose `test_step` returns no `SampleResult` has no such file.
     """
 
-    _worst: Tensor | None = None  # [K, 4 + A] of `worst_of`, on the device of the batches
+    _rows: list[Tensor]  # [B, 4 + A] of `rows_of`, on the device of the batches
     _sizes: dict[str, int]  # of each answer
 
     def on_test_epoch_start(self, *_: Any) -> None:
-        self._worst = None
+        self._rows = []
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
@@ -192,24 +192,24 @@ class ErrorTable(Callback):
         if not isinstance(outputs, SampleResult):
             return
         self._sizes = {name: values[0].numel() for name, values in outputs.answers.items()}
+        self._most = MOST if outputs.is_wrong is None else MOST_WRONG
         weight = batch["weight"] * tells_samples(trainer)
-        rows = rows_of(outputs, batch["sample_id"], weight)
-        rows = rows if self._worst is None else torch.cat([rows, self._worst])
-        self._worst = worst_of(rows, MOST)
+        self._rows.append(rows_of(outputs, batch["sample_id"], weight))
+        if len(self._rows) == BATCHES:
+            self._rows = [worst_of(torch.cat(self._rows), self._most)]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._worst is None:
+        if not self._rows:
             return  # on all ranks: each has as many batches
-        rows, self._worst = self._worst, None
+        rows = worst_of(torch.cat(self._rows), self._most)
         if is_distributed():
-            gathered = pl_module.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
-            rows = worst_of(gathered, MOST)
+            rows = worst_of(torch.cat(gather_all_tensors(rows)), self._most)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         assert isinstance(pl_module, ExactModule)
         dataset = trainer.datamodule.datasets["test"]  # type: ignore[attr-defined]
         samples = []
-        for loss, number, confidence, seen, *values in rows[rows[:, 1] >= 0].tolist():
+        for loss, number, confidence, seen, *values in rows.tolist():
             said = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
             texts = {**dataset.describe(int(number), 0), **pl_module.in_words(said)}
             sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
@@ -238,11 +238,11 @@ def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
 
 
 def worst_of(rows: Tensor, number: int) -> Tensor:
-    """Return [K, 4 + A]: of rows [B, 4 + A] those with the largest losses, NaN first, then by
-    sample id; filled up with minus infinity."""
+    """Return [K, 4 + A]: of rows [B, 4 + A] those of samples with the largest losses, NaN first,
+    then by sample id."""
+    rows = rows[rows[:, 1] >= 0]
     rows = rows[rows[:, 1].argsort(stable=True)]
-    rows = rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
-    return F.pad(rows, (0, 0, 0, number - len(rows)), value=NOBODY)
+    return rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
 
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:

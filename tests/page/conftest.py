@@ -12,7 +12,6 @@ import pytest
 from nicegui import Client
 from nicegui.testing import User, user_simulation
 
-from lit_models.cli import built_part
 from lit_models.page.shelf import Shelf
 from lit_models.page.views import page
 
@@ -24,7 +23,7 @@ def visited() -> Callable[..., None]:
     """Lets a visitor, NiceGUI's `User`, walk through the page on a place."""
 
     def walk_through(place: Path, visit: Visit, *also: Path) -> None:
-        shelf = Shelf(place, also, built_part)
+        shelf = Shelf(place, also)
         shelf.uploads = place
 
         async def walk() -> None:

@@ -54,7 +54,8 @@ def test_the_run_of_a_stranger_names_nothing_outside(tmp_path, monkeypatch, name
     (runs / "link.csv").symlink_to(outside / "plan.json")
     monkeypatch.setenv("HOME", str(outside))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_models.cli.built_part", lambda *given: "read")
     model = Model("a", "LitOccupationCoder", run, run)
     with pytest.raises(ValueError, match="lies outside of what this page was given"):
-        asyncio.run(Shelf(runs, (), lambda *given: "read").data(model))
-    assert asyncio.run(Shelf(runs, (outside,), lambda *given: "read").data(model)) == "read"
+        asyncio.run(Shelf(runs).data(model))
+    assert asyncio.run(Shelf(runs, [outside]).data(model)) == "read"

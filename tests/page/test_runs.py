@@ -6,7 +6,6 @@ from urllib.parse import urlencode
 import pytest
 from nicegui import ui
 
-from lit_models.cli import built_part
 from lit_models.errors import UsageError
 from lit_models.page.shelf import Shelf
 from tests.commands.run_folders import CONFIG, run_folder
@@ -59,6 +58,6 @@ def test_an_unknown_run_is_a_sentence(tmp_path, visited):
 
 def test_a_place_without_runs_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(UsageError, match="holds no run"):
-        Shelf(tmp_path, (), built_part)
+        Shelf(tmp_path)
     with pytest.raises(UsageError, match="there is no"):
-        Shelf(tmp_path / "gone", (), built_part)
+        Shelf(tmp_path / "gone")
