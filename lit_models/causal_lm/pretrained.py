@@ -26,6 +26,7 @@ from lit_models.causal_lm.network import (
     KeyValueCache,
     attend,
     documents_of,
+    recomputation,
 )
 from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
@@ -110,12 +111,12 @@ class PretrainedDecoder(nn.Module):
             "model.model.layers.*.mlp.down_proj": TensorSplit("rows", *inner),
         }
 
-    def recompute_blocks(self) -> None:
+    def recompute_blocks(self, keeps_products: bool = False) -> None:
         """As `Decoder.recompute_blocks`."""
-        if hasattr(self.model, "activation_checkpointing_enable"):
-            self.model.activation_checkpointing_enable({"use_reentrant": False})
-        else:  # before transformers 5.20
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        name = "activation_checkpointing_enable"
+        if not hasattr(self.model, name):  # before transformers 5.20
+            name = "gradient_checkpointing_enable"
+        getattr(self.model, name)(recomputation(keeps_products))
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile each block in place, which leaves names and parameters as they are."""

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from datamodules.core.batches import document_bounds
 from lit_models.causal_lm import network as decoder
@@ -90,33 +91,36 @@ def test_the_future_and_padding_change_nothing(config):
 @BOTH
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_recomputed_blocks_have_the_same_gradients(config, has_keys):
-    batch, gradients, keys = packed([[9], [8]]), [], SampleKeys()
-    for recomputes in (False, True):
+    batch, gradients, keys, products = packed([[9], [8]]), [], SampleKeys(), []
+    for keeps_products in (None, True, False):
         network = network_of(replace(config, dropout=0.3)).train()
         calls: list[int] = []
         network.layers[0].attention.register_forward_hook(lambda *given, to=calls: to.append(1))
-        if recomputes:
-            network.recompute_blocks()
+        if keeps_products is not None:
+            network.recompute_blocks(keeps_products)
         if has_keys:
             key_dropout(network, keys)
         keys.begin(5, torch.tensor([0, 1]))
         torch.manual_seed(7)
-        loss = logits(network, batch).square().sum()
-        keys.is_backward = True
-        loss.backward()
+        with FlopCounterMode(display=False) as counter:
+            loss = logits(network, batch).square().sum()
+            keys.is_backward = True
+            loss.backward()
         release_dropout(network)
-        assert len(calls) == 1 + recomputes
+        assert len(calls) == 1 + (keeps_products is not None)
+        products.append(counter.get_total_flops())
         gradients.append([p.grad for p in network.parameters()])
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients, strict=True))
+    assert products[0] == products[1] < products[2]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_compiled_in_place_names_and_results_stay(recomputes):
+@pytest.mark.parametrize("keeps_products", [None, False, True])
+def test_compiled_in_place_names_and_results_stay(keeps_products):
     plain, compiled = network_of(SMALL), network_of(SMALL)
     compiled.compile_blocks(backend="eager")
-    if recomputes:
-        compiled.recompute_blocks()
+    if keeps_products is not None:
+        compiled.recompute_blocks(keeps_products)
     for batch in (packed([[3, 5], [8]]), packed([[9], [4, 3]])):
         for network in (plain, compiled):
             logits(network, batch).square().sum().backward()

@@ -61,13 +61,13 @@ def test_recomputed_and_compiled_blocks_change_nothing(tmp_path):
     saved(tmp_path, "Qwen2")
     batch = (torch.arange(8)[None], torch.arange(8)[None], torch.zeros(1, 8, dtype=torch.long))
     gradients = []
-    for change in ("none", "recompute_blocks", "compile_blocks"):
+    for change in ("none", False, True, "compile_blocks"):
         network = load_network(tmp_path)
         names = list(network.state_dict())
         if change == "compile_blocks":
             network.compile_blocks(backend="eager")
         elif change != "none":
-            network.recompute_blocks()
+            network.recompute_blocks(keeps_products=change)
             assert all(block.gradient_checkpointing for block in network.blocks())
         network(*batch).sin().sum().backward()
         gradients.append([p.grad for p in network.model.model.parameters()])
