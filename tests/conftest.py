@@ -32,13 +32,13 @@ trainer:
 
 
 MOST_WORKERS = 4
-STARTS_PROCESSES = ("slow", "soak", "smoke", "benchmark", "gpu")
+ALONE = ("soak", "smoke", "benchmark", "gpu")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Default tests share the cores; those that start processes or measure time have them all."""
+    """Files of tests share the cores; what measures, or is repeated often, has them all."""
     asked = config.getoption("markexpr").replace("not ", "not_")
-    if any(marker in asked.split() for marker in STARTS_PROCESSES):
+    if any(marker in asked.split() for marker in ALONE):
         return 0
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 

@@ -1,11 +1,6 @@
-"""Steps of a lens: what stands still, what learns late, on one device and on two; their replay.
-
-torchrun --nproc_per_node=2 -m tests.consistency_lens.test_unfreezing FOLDER fits every job there;
-each rank leaves FOLDER/NAME/weights-RANK.pt: step -> name -> weight.
-"""
+"""Steps of a lens: what stands still, what learns late, on one device and on two; their replay."""
 
 import os
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +20,7 @@ from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training import default_callbacks
 from lit_models.training.sharding import whole as whole_tensor
 from tests.consistency_lens.small_lens import fitted, lens_module, story_data, trainer
-from tests.distributed.launch import run
+from tests.distributed.launch import in_world
 from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
@@ -158,13 +153,20 @@ def _is_own(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every rank of two saw, and the ledgers."""
+    """The ledgers of every job on two devices, and what each rank saw."""
     folder = tmp_path_factory.mktemp("two")
     story_files(folder)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = run(*launcher, "-m", "tests.consistency_lens.test_unfreezing", str(folder))
-    assert done.returncode == 0, done.stdout[-4000:]
+    in_world(2, fit_all, folder)
     return folder
+
+
+def fit_all(folder: Path) -> None:
+    """Fit every job; each rank leaves NAME/weights-RANK.pt there: step -> name -> weight."""
+    torch.set_num_threads(1)
+    for name, (strategy, options) in JOBS.items():
+        weights = fit(folder / name, options, devices=2, strategy=strategy)
+        torch.save(weights, folder / name / f"weights-{os.environ['RANK']}.pt")
+    dist.destroy_process_group()
 
 
 @pytest.mark.soak
@@ -217,12 +219,3 @@ def test_a_step_of_a_lens_is_replayed(whole, step):
     assert result.loss == pytest.approx(found.line["loss"], rel=1e-10)
     assert result.grad_norm == pytest.approx(found.line["grad_norm"], rel=1e-9)
     assert len(result.samples) == 16
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[1]), os.environ["RANK"]
-    for name, (strategy, options) in JOBS.items():
-        weights = fit(folder / name, options, devices=2, strategy=strategy)
-        torch.save(weights, folder / name / f"weights-{rank}.pt")
-    dist.destroy_process_group()

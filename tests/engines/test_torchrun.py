@@ -11,10 +11,13 @@ import torch
 from lit_models.commands.verify import verify_run
 from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.chaos import steps_of
-from tests.distributed.launch import ended, free_port, processes_of, run, started
+from tests.distributed.launch import ended, finished, free_port, processes_of, started
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 120.0  # until something is seen
+# Seconds to wait for one more node, and between signs of life, of which three make a dead node;
+# torchrun's own are 30 and 5.
+SOON = "--rdzv_conf=last_call_timeout=3,keep_alive_interval=1"
 RUN = (
     *("-m", "lit_models", "fit", "--config=occupation_coder/debug.yaml"),
     *("--trainer.precision=64-true", "--trainer.limit_train_batches=600"),
@@ -31,8 +34,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path):
     whole, elastic = tmp_path / "whole", tmp_path / "elastic"
-    done = run(*RUN, f"--trainer.default_root_dir={whole}")
-    assert done.returncode == 0, done.stdout
+    undisturbed = started(*RUN, f"--trainer.default_root_dir={whole}")
     port, nodes = free_port(), []
 
     def join() -> None:
@@ -40,7 +42,7 @@ def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path):
             started(
                 *("-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1"),
                 *("--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--max-restarts=9"),
-                *RUN,
+                *(SOON, *RUN),
                 *(f"--trainer.default_root_dir={elastic}", "--ckpt_path=auto"),
                 TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
             )
@@ -72,7 +74,10 @@ def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path):
         wait_for_world(2, 5)
         printed = nodes[0][0].communicate(timeout=LIMIT_S)[0]
         assert nodes[0][0].returncode == 0, printed
+        statuses, outputs = finished(undisturbed)
+        assert statuses == [0], outputs
     finally:
+        ended(*undisturbed)
         for process, mark in nodes:
             ended(process, mark)
             process.stdout.close()

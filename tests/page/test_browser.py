@@ -24,6 +24,7 @@ VIEWS += ("/language", "/lens", "/errors?name=occupation_coder-debug")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 MOST_S = 60.0  # until the page answers, beside other work
+SETTLED_S = 10.0  # until everything is drawn and named, and no colour changes any more
 CONTRAST = 4.5  # of text: WCAG 2, level AA
 LOOK = """() => {
   const parse = text => text.match(/[\\d.]+/g).map(Number);
@@ -98,6 +99,7 @@ def tab(request: pytest.FixtureRequest) -> Iterator[Any]:
         program = next(filter(None, map(shutil.which, NAMES)))
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         page = browser.new_page(color_scheme=getattr(request, "param", "light"))
+        page.set_default_timeout(60_000)
         page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: faults.append(dialog.message))
@@ -115,10 +117,11 @@ def test_every_view_is_readable_and_named_at_any_width(served, tab):
             tab.goto(served[0] + view)
             tab.wait_for_selector("h1")
             tab.wait_for_load_state("networkidle")
-            seen = tab.evaluate(LOOK)
+            end = time.monotonic() + SETTLED_S
+            while (seen := tab.evaluate(LOOK))["contrast"] < CONTRAST or seen["unnamed"]:
+                assert time.monotonic() < end, (view, seen)
+                tab.wait_for_timeout(200)
             assert seen["needed"] <= width, view
-            assert seen["contrast"] >= CONTRAST, (view, seen["worst"])
-            assert seen["unnamed"] == [], view
             assert seen["heads"] == 1, view
             assert seen["alerts"] == [], view
 
@@ -127,10 +130,10 @@ def test_a_table_of_a_hostile_name_is_coded_and_comes_back(served, tab):
     tab.goto(served[0] + "/code")
     content = "job,n\n<script>alert(1)</script>,1\nsmed og husmand,2\n"
     file = {"name": "<img src=x onerror=alert(1)>.csv", "mimeType": "text/csv"}
-    tab.set_input_files("input[type=file]", {**file, "buffer": content.encode()}, timeout=60_000)
-    tab.get_by_role("button", name="code the table").click(timeout=60_000)
-    with tab.expect_download(timeout=60_000) as found:
-        tab.get_by_role("button", name="download <img").click(timeout=60_000)
+    tab.set_input_files("input[type=file]", {**file, "buffer": content.encode()})
+    tab.get_by_role("button", name="code the table").click()
+    with tab.expect_download() as found:
+        tab.get_by_role("button", name="download <img").click()
     rows = Path(found.value.path()).read_text(encoding="utf-8").splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [
         ["<script>alert(1)</script>", "1"],
