@@ -1,6 +1,7 @@
 """Commands are found by their file and become command lines by their types."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import pytest
 from lit_models.commands import COMMANDS, arguments_of
 
 Unisono = Callable[..., tuple[int, str]]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -108,15 +108,18 @@ def test_a_command_says_what_it_lacks_and_what_has_no_place(given, words):
         arguments_of(given.split(), read)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
-    page = tmp_path / "page.html"
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, monkeypatch, capfd):
+    page, onpage = tmp_path / "page.html", "lit_models.seo.onpage"
     page.write_text("<p>Bread.</p>")
-    command = [sys.executable, "-m", "lit_models.seo.onpage", str(page)]
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (141, b"")
+    monkeypatch.setattr(sys, "argv", [onpage, str(page)])
+    monkeypatch.delitem(sys.modules, onpage, raising=False)  # as `python -m` finds it
+    with os.fdopen(writing, "w") as out, monkeypatch.context() as shown:
+        shown.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit, match="141"):
+            runpy.run_module(onpage, run_name="__main__")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,12 @@ def is_listening(port: int) -> bool:
 
 def abandoned_memory() -> set[str]:
     """Return the names of shared memory that no live process has: those of others stand beside."""
-    names = {path.name for path in Path("/dev/shm").iterdir()}
+    names = {str(entry.inode()): entry.name for entry in os.scandir("/dev/shm")}
     for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
         with contextlib.suppress(OSError):  # it ended
-            names -= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
-    return names
+            for inode in re.findall(r"(\d+) +/dev/shm/", maps.read_text()):
+                names.pop(inode, None)
+    return set(names.values())
 
 
 class Fork:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_models.commands.verify import Status, verify_run
-from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
+from tests.distributed.test_matrix import weights
 
 ONE = (1, "auto")
 # On two devices, undisturbed, its weights end 8e-9 of a tensor's largest from those on one: so many
@@ -26,10 +26,6 @@ def undisturbed(tmp_path_factory):
         return weights(folder)
 
     return weights_of
-
-
-def weights(folder):
-    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
 def assert_proven(folder):

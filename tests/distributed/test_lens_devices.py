@@ -22,6 +22,7 @@ from lit_models.training.strategies import ReplicatedStrategy
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.lens_family import JOINT_START, LENS_SUBJECT, lens_documents, story_files
+from tests.distributed.test_sharding import last
 from tests.toy import assert_same_samples, ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.slow
@@ -69,10 +70,6 @@ def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
 
 def half(name: str, steps: int, strategy: str = "auto") -> Job:
     return fit(name, strategy, trainer={"max_steps": steps}, last={"every_n_steps": steps})
-
-
-def last(folder: Path) -> Path:
-    return folder / "checkpoints" / "last.ckpt"
 
 
 @pytest.fixture(scope="module")
