@@ -227,7 +227,7 @@ class UnisonoCLI(LightningCLI):
                 f"{path} is a checkpoint of {trained}, but --model is {config.class_path}. Take a "
                 "checkpoint of that class, or leave --model out."
             )
-        then, now = model.get("init_args", {}), config.init_args.as_dict()
+        then, now = model.get("init_args", {}), config.as_dict().get("init_args") or {}
         settled = getattr(locate(config.class_path), "settled_options", ())
         # Those that both have: an export, or the checkpoint of a script, does not name them all.
         changed = [c for c in config_files.changes(then, now) if config_files.ABSENT not in c[1:]]
@@ -367,11 +367,9 @@ class UnisonoCLI(LightningCLI):
         if path is None or self.trainer.fast_dev_run or not is_first_process():
             return
         content = read_checkpoint(path, mmap=True, every_byte=False)
-        words = []
-        states = content.get("callbacks", {}).values()
-        kept = next((state for state in states if state.get("best_model_score") is not None), None)
-        if path.name == "best.ckpt" and kept is not None:
-            words.append(f"{kept['monitor']} {figure(float(kept['best_model_score']))}")
+        states = content.get("callbacks", {}).values() if path.name == "best.ckpt" else ()
+        kept = [s for s in states if s.get("best_model_score") is not None][:1]
+        words = [f"{s['monitor']} {figure(float(s['best_model_score']))}" for s in kept]
         words.append(f"step {content['global_step']}, {path}")
         watched = "/" + getattr(self.model, "monitor", "").rpartition("/")[2]
         words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
@@ -552,11 +550,12 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     return {**model, "init_args": networks} if networks else {}
 
 
-def launch(argv: list[str]) -> int:
+def launch(argv: list[str], kind: type[UnisonoCLI] = UnisonoCLI) -> int:
     """Runs fit, validate, test or predict.
 
     Args:
         argv: the verb and its options.
+        kind: of the command line, which runs the verb.
 
     Returns:
         0; 75 on the first rank where a signal asked the run to end and it saved its state, so
@@ -588,7 +587,7 @@ def launch(argv: list[str]) -> int:
     try:
         runs.check_writable(Path(run.folder))
         passed_on = forward_signals()
-        ledger = ledger_of(UnisonoCLI(argv, run).trainer)
+        ledger = ledger_of(kind(argv, run).trainer)
         is_stopped = ledger is not None and ledger.is_stopping
         if USR1 in passed_on:  # a handler would be gone before Python has ended
             signal.signal(USR1, signal.SIG_IGN)

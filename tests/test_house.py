@@ -17,12 +17,17 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/seo": 3_000,
     "lit_models/page": 985,
     "lit_models/engines": 300,
+    "lit_models/certify": 720,
     "datamodules": 12_500,
     "tests": 31_000,
     "tests/page": 700,
     "tests/engines": 300,
+    "tests/certify": 240,
 }
-LATER_ROOMS = ("lit_models/page", "lit_models/engines", "tests/page", "tests/engines")
+LATER_ROOMS = (
+    *("lit_models/page", "lit_models/engines", "lit_models/certify"),
+    *("tests/page", "tests/engines", "tests/certify"),
+)
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 

@@ -16,6 +16,7 @@ from lit_models.config_files import did_you_mean, find_config, load_yaml, one_wo
 from lit_models.errors import UsageError, bare_word, unknown_option, usage_errors
 
 COMMANDS = {  # name -> the file of its function, what it does
+    "certify": ("certify.command", "prove that a configuration is the same run on any devices"),
     "chain": ("commands.chain", "run stages one after the other, each on its own devices"),
     "check": ("commands.plan", "audit the data without training; exit status 1 on errors"),
     "doctor": ("commands.doctor", "look whether machine, job and process group are sound"),

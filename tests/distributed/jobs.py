@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lit_models.causal_lm.module import Samples
+from lit_models.certify.probe import EVALUATIONS, Probe, evaluate
 from lit_models.training import AveragedWeights, Rehearsal, default_callbacks, optim
 from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import local_parts, num_copies, whole
@@ -28,7 +29,7 @@ from tests.distributed.families import FAMILIES, SPECIAL
 from tests.toy import toy_trainer
 
 STEPS = 10
-STAGES = ("validation", "test", "prediction")
+STAGES = [*EVALUATIONS.values()]
 
 
 def run_jobs(folder: Path, jobs: list[dict[str, Any]]) -> None:
@@ -56,7 +57,9 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     rank = int(os.environ.get("RANK", "0"))
     seed_everything(1 + rank * job.get("seeds_apart", False), verbose=False)
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
-    callbacks = callbacks_of(job)
+    stages, logger = [*job.get("stages", STAGES)], None
+    probe = Probe(attempt=2 if "resume" in job else 1, stages=stages)
+    callbacks = [*callbacks_of(job), probe]
     if "positions" in job:
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
@@ -66,7 +69,6 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
         strategy = f"{strategy}-{job['name']}"
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
-    stages, logger = job.get("stages", STAGES), None
     if job["family"] == "causal_lm" and stages:
         logger = TensorBoardLogger(folder, name="board", version="")
         callbacks.append(Samples(["the", "d"], 3, module.generation, prints_last=True))
@@ -87,11 +89,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     facts["start"], facts["most_bytes"] = start.digest, counted.most
     facts["micro_batch_size"] = data.batching.micro_batch_size
     facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
-    for stage, evaluate in (("validation", trainer.validate), ("test", trainer.test)):
-        if stage in stages:
-            facts[stage] = evaluate(module, data, verbose=False)[0]
-    if "prediction" in stages:
-        trainer.predict(module, data, return_predictions=False)
+    evaluate(trainer, module, data, probe)
     facts["bytes_after"] = bytes_here(trainer)
     name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
     (folder / name).write_text(json.dumps(facts))

@@ -4,13 +4,13 @@ All runs of one world share its processes.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lit_models.certify.compare import BOUNDS, compare, read_record
 from lit_models.commands.verify import verify_run
 from lit_models.training.checkpoints import read_checkpoint
 from tests.causal_lm.tiny import texts_of
@@ -130,41 +130,16 @@ def facts(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "facts.json").read_text())
 
 
-def content(paths: Iterable[Path]) -> dict[str, bytes]:
-    """Return name -> bytes of files, and of the files of folders."""
-    found = {}
-    for path in paths:
-        files = path.iterdir() if path.is_dir() else [path]
-        found |= {str(file.relative_to(path.parent)): file.read_bytes() for file in files}
-    return found
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
-def assert_same_steps(one: Path, other: Path, of_norm: float = 1e-9) -> None:
-    """Assert the same samples in each step, and losses within 1e-10."""
-    left, right = ledger_lines(one), ledger_lines(other)
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        for key in ("step", "digest", "samples", "targets", "learning_rate"):
-            assert a[key] == b[key]
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-10)
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=of_norm)
-
-
-def assert_same(one: Path, other: Path, within: float = 1e-10, of_norm: float = 1e-9) -> None:
-    """Assert level A in float64: the same steps, losses within 1e-10, weights within 1e-8."""
-    assert_same_steps(one, other, of_norm)
-    torch.testing.assert_close(weights(other), weights(one), rtol=1e-8, atol=within)
-    for stage in {"validation", "test"} & facts(one).keys():
-        expected, found = facts(one)[stage], facts(other)[stage]
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True), name
-    assert content(other.glob("coded.*")) == content(one.glob("coded.*"))
-    assert content(other.glob("errors-*.csv")) == content(one.glob("errors-*.csv"))
+def assert_same(one: Path, other: Path, **bounds: float) -> None:
+    """Assert level A in float64, as certified: the same samples in each step and evaluation, losses
+    within 1e-10, norms and metrics within 1e-9, weights within 1e-8, predictions with equal bytes.
+    """
+    found = compare(read_record(one), read_record(other), BOUNDS["64"] | bounds)
+    assert [word for finding in found for word in finding.words] == []
 
 
 def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
@@ -229,7 +204,7 @@ def test_every_query_of_a_ranker_has_the_same_metrics_on_any_devices(runs, cell)
 
 def assert_used_once(folder: Path, rows: int, strategy: str, num_processes: int) -> None:
     one, other = folder / f"rows{rows}-1-ddp", folder / f"rows{rows}-{num_processes}-{strategy}"
-    assert facts(other)["test"]["test/count"] == rows
+    assert read_record(other)["metrics"]["test/count"] == rows
     assert len((other / "coded.csv").read_text().splitlines()) == rows
     assert_same(one, other)
 

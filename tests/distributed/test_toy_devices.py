@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_models.certify.compare import read_record
 from lit_models.commands.verify import verify_run
 from lit_models.training import BitwiseSum, ExactDropout
 from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
-from tests.distributed.test_matrix import assert_same, facts
+from tests.distributed.test_matrix import assert_same
 from tests.toy import assert_same_samples, ledger_lines
 
 EPOCHS = {"max_epochs": 2, "max_steps": 14, "gradient_clip_val": None}
@@ -52,8 +53,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", TWO)
 def test_a_run_does_not_depend_on_the_devices_and_uses_each_sample_once(runs, name):
     one, two = runs / "one", runs / name
-    assert_same(one, two, within=1e-12, of_norm=1e-10)
-    assert facts(two)["test"]["test/count"] == len((two / "coded.csv").read_text().split()) == 21
+    assert_same(one, two, norms=1e-10, weights=1e-10)
+    num_tested = read_record(two)["metrics"]["test/count"]
+    assert num_tested == len((two / "coded.csv").read_text().split()) == 21
     for run in (one, two):
         verdict = verify_run(run)
         assert (verdict.findings, len(verdict.epochs)) == ([], 2)
