@@ -89,12 +89,8 @@ def config_folders() -> list[Path]:
 
 def shipped_configs() -> list[str]:
     """Returns the shipped configs as `--config` takes them, such as occupation_coder/demo.yaml."""
-    found = {
-        p.relative_to(folder).as_posix()
-        for folder in config_folders()
-        for p in folder.glob("*/*.yaml")
-    }
-    return sorted(found)
+    files = ((folder, path) for folder in config_folders() for path in folder.glob("*/*.yaml"))
+    return sorted({path.relative_to(folder).as_posix() for folder, path in files})
 
 
 def find_config(name: str) -> Path:

@@ -247,8 +247,8 @@ class LitCausalLM(ExactModule):
         """Return texts and chats as a dataset; errors as of `generate`."""
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         limit = most_positions(self.recipe["network"])
-        prompts = read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
-        return PromptDataset(prompts)
+        read = read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
+        return PromptDataset(read)
 
     def completions(
         self, dataset: PromptDataset, options: GenerationOptions, step: Any = None

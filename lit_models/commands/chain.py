@@ -279,10 +279,8 @@ def _filled(value: Any, names: Mapping[str, str]) -> Any:
 
 def _written(options: Mapping[str, Any]) -> list[str]:
     """Return the options of a command line."""
-    return [
-        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in options.items()
-    ]
+    texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in options.items()}
+    return [f"--{name}={text}" for name, text in texts.items()]
 
 
 def made_from(

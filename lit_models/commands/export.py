@@ -56,11 +56,8 @@ def export(
     recipe = module_class.stored_recipe(content)
     layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
     left_out = (*START_ONLY, *layout.replaced)
-    init_args = {
-        name: value
-        for name, value in values.items()
-        if not name.startswith("_") and name not in left_out
-    }
+    kept = [name for name in values if not name.startswith("_") and name not in left_out]
+    init_args = {name: values[name] for name in kept}
     step, epoch = int(content.get("global_step", 0)), int(content.get("epoch", 0))
     packages = {name: version(name) for name in ("torch", "lightning", "safetensors")}
     config: dict[str, Any] = {

@@ -97,10 +97,8 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
     from jinja2 import Environment, FileSystemLoader
 
     runs = [read_run(Path(folder), time.time()) for folder in (run, other) if folder is not None]
-    own = (
-        f"compare-{runs[0].name}-{runs[-1].name}.html" if other else runs[0].folder / "report.html"
-    )
-    path = Path(to or own)
+    of_one, of_both = runs[0].folder / "report.html", f"compare-{runs[0].name}-{runs[-1].name}.html"
+    path = Path(to or (of_both if other else of_one))
     if path.exists():
         with path.open(encoding="utf-8", errors="replace") as file:
             if GENERATOR not in file.read(1000):
@@ -314,9 +312,8 @@ def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     known = {n.removeprefix("test/baseline_"): v for n, v in last.items() if "/baseline_" in n}
     names = [n.removeprefix("test/") for n in last if n.startswith("test/")]
     names = [name for name in names if not name.startswith("baseline_")]
-    for name in sorted(
-        names, key=lambda n: (n != first or n not in known, n not in known, n != first)
-    ):
+    names.sort(key=lambda n: (n != first or n not in known, n not in known, n != first))
+    for name in names:
         value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""
         # A mean over nothing is a dash here as it is in the terminal.
         yield name, shown(None if math.isnan(value) else value), baseline
@@ -362,11 +359,8 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
 
 def drawn_metrics(run: RunRecord) -> list[str]:
     """Return the metrics that make a curve, the monitored one first: two values that differ."""
-    names = [
-        name
-        for name, points in run.evaluated.items()
-        if not name.startswith("val/loss") and len({value for _, value in points}) > 1
-    ]
+    moving = [n for n, points in run.evaluated.items() if len({v for _, v in points}) > 1]
+    names = [name for name in moving if not name.startswith("val/loss")]
     return sorted(names, key=lambda name: name != run.monitor[0])
 
 
@@ -460,11 +454,8 @@ def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
         return None
     steps = sorted(first.lineage.keys() & second.lineage.keys())
     pairs = [(first.lineage[step]["loss"], second.lineage[step]["loss"]) for step in steps]
-    gaps = [
-        abs(a - b) / max(abs(a), abs(b), 1e-300)
-        for a, b in pairs
-        if math.isfinite(a) and math.isfinite(b)
-    ]
+    finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in finite]
     return (max(gaps), len(gaps)) if gaps else None
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -254,20 +255,19 @@ class LitConsistencyLens(ExactModule):
         salience = {"salience": case.salience} if with_salience else {}
         return {**case.predictions(), **salience}
 
-    def explain(self, given: Sequence[str] | Tensor, **drawn: Any) -> list[str]:
+    def explain(self, given: Sequence[str] | Tensor) -> list[str]:
         """Return an explanation of each activation, in words.
 
         Args:
             given: texts, of which the activation at the last token is explained; or activations
                 [n, D] of the subject's layer.
-            drawn: `noise_key` and `spread` of words that are drawn, see `Verbalizer.explain`.
         """
         with evaluating(self), torch.no_grad():
             if not isinstance(given, Tensor):
                 tokens = prompt_tokens(self.tokenizer, given)
                 rows = [torch.tensor([ids], device=self.device) for ids in tokens]
                 given = torch.cat([self.lens.subject.activations(ids)[:, -1] for ids in rows])
-            words = self.lens.verbalizer.explain(given.to(self.lens.mean), **drawn).token_ids
+            words = self.lens.verbalizer.explain(given.to(self.lens.mean)).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
     def configure_optimizers(self) -> Any:
@@ -299,9 +299,9 @@ class LitConsistencyLens(ExactModule):
 
     @torch.no_grad()
     def reading(self, data: Any, text: str, place: int, spread: float) -> Any:
-        """Return the explanation and three drawn ones of the activation at a token of a text, the
-        last at -1, each with the FVE of what is rebuilt from it; and row -> FVE of `controls`,
-        where the data's test part lends another."""
+        """Return name -> text of the explanation and of three drawn ones of the activation at a
+        token of a text, the last at -1; and name -> FVE of what is rebuilt from these, and by the
+        rows of `controls`, where the data's test part lends another."""
         data.model = self.model_facts()
         data.setup("test")
         self.prepare(data, False)
@@ -310,17 +310,14 @@ class LitConsistencyLens(ExactModule):
         batch |= {"input_ids": ids, "position": torch.tensor([place % ids.shape[1]])}
         batch.pop("activation", None)
         case = self._case(self.transfer_batch_to_device(batch, self.device, 0))
-        keys, whole = torch.arange(3, device=self.device), case.error(self.lens.mean)
-
-        def fve(rebuilt: Tensor) -> list[float]:
-            return (1 - case.error(rebuilt) / whole).tolist()
-
-        explain = self.lens.verbalizer.explain
-        found = (case.greedy, explain(case.activation.expand(3, -1), keys, spread=spread))
-        texts = [self.tokenizer.decode(ids) for one in found for ids in one.token_ids.tolist()]
-        saved = [value for one in found for value in fve(case.rebuilt(one))]
-        of_controls = {name: fve(rebuild())[0] for name, rebuild in case.rows().items()}
-        return list(zip(texts, saved, strict=True)), of_controls
+        said, explain = {"explanation": case.greedy}, self.lens.verbalizer.explain
+        for number, key in enumerate(torch.arange(3, device=self.device).split(1), 1):
+            said[f"sample {number}"] = explain(case.activation, key, spread=spread)
+        ways = {name: partial(case.rebuilt, one) for name, one in said.items()} | case.rows()
+        whole = case.error(self.lens.mean)
+        fve = {name: float(1 - case.error(rebuild()) / whole) for name, rebuild in ways.items()}
+        ids = {name: one.token_ids[0].tolist() for name, one in said.items()}
+        return {name: self.tokenizer.decode(ids[name]) for name in said}, fve
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))

@@ -34,13 +34,10 @@ def show(
     """
     if find_spec("nicegui") is None:
         raise UsageError("`unisono show` needs NiceGUI; install it: pip install 'unisono[page]'")
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            raise UsageError(f"{host}:{port}: {error.strerror}; choose another --port.") from error
-
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise UsageError(f"{host}:{port}: {error.strerror}; choose another --port.") from error
     shelf = Shelf(Path(place), [Path(path) for path in also or ()])
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     with tempfile.TemporaryDirectory(prefix="unisono-page-") as folder:

@@ -8,13 +8,11 @@ from glob import iglob
 from importlib import import_module
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from datamodules.core.store import cache_root
 from lit_models.config_files import newest_config, read_config
 from lit_models.errors import UsageError
-
-Result = TypeVar("Result")
 
 
 class Model(NamedTuple):
@@ -74,7 +72,7 @@ class Shelf:
                 found += [Model(name, kind, path, run) for path in files if path.exists()][:1]
         return {model.name: model for model in found if not kinds or model.kind in kinds}
 
-    async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return a function's result, from the thread in which modules compute."""
         return await asyncio.wrap_future(self._worker.submit(function, *arguments))
 
@@ -86,7 +84,7 @@ class Shelf:
         """Return the datamodule that a model was trained with, made once, not set up."""
         return await self.compute(self.once, model.run, self._data, model)
 
-    def once(self, key: Any, make: Callable[..., Result], *arguments: Any) -> Result:
+    def once(self, key: Any, make: Callable[..., Any], *arguments: Any) -> Any:
         """Return what was made for a key when it was first asked for; runs in `compute`."""
         if key not in self._held:
             self._held[key] = make(*arguments)
@@ -121,8 +119,7 @@ class Shelf:
 
         if model.run is None:
             raise ValueError(f"{model.name} came without its data; show the folder of its run.")
-        path = newest_config(model.run)
-        config = read_config(path)
-        UNTRUSTED.check_spec(path, "data", config["data"])
+        config = read_config(newest_config(model.run))
+        UNTRUSTED.check_spec(model.run, "data", config["data"])
         self._check(model, config["data"])
         return import_module("lit_models.cli").built_part(config, "data", LightningDataModule)

@@ -12,7 +12,7 @@ from nicegui.elements.mixins.text_element import TextElement
 from datamodules.text.prompts import ChoiceDataset, read_prompts, rows_in_memory
 from lit_models import LitCausalLM
 from lit_models.causal_lm.generation import GenerationOptions
-from lit_models.page.language import LEGEND
+from lit_models.page.views import LEGEND
 from tests.page.conftest import fit
 
 TEXT = "user: the cat sat on the mat, and who else? assistant: the <b>dog</b> sat.\n" * 99

@@ -1,15 +1,24 @@
 """The view of a lens: a token's button says what the lens says of the text up to it."""
 
+import asyncio
 import re
 
-import torch
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
+from nicegui.testing import User
 
 from lit_models import LitConsistencyLens
-from lit_models.page.language import CONTROLS, SAID
+from lit_models.page.views import CONTROLS
 from tests.activation_dumps import stories
 from tests.page.conftest import fit
+
+
+async def told(user: User) -> tuple[list[str], list[str]]:
+    """Names and values of what the view says of a token."""
+    await asyncio.sleep(1)
+    await user.should_see("shuffled words", retries=50)
+    found = sorted(user.find(TextElement).elements, key=lambda element: element.id)
+    return tuple([e.text for e in found if e.tag == tag] for tag in ("dt", "dd"))
 
 
 def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, visited):
@@ -25,15 +34,15 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
         user.find(kind=ui.button, content="tokens").click()
         await user.should_see(ui.toggle, retries=50)
         user.find(ui.toggle).elements.pop().set_value(2)
-        await user.should_see("shuffled words", retries=50)
-        found = sorted(user.find(TextElement).elements, key=lambda element: element.id)
-        terms, values = ([e.text for e in found if e.tag == tag] for tag in ("dt", "dd"))
-        assert terms == [*SAID, *(name.replace("_", " ") for name in CONTROLS)]
+        terms, values = await told(user)
+        assert terms[:4] == ["explanation", *(f"sample {number}" for number in (1, 2, 3))]
+        assert terms[4:] == [name.replace("_", " ") for name in CONTROLS]
         (said,), greedy = module.explain(["and the at"]), values[0]
         assert re.fullmatch(rf"{re.escape(said)} \(FVE -?\d+\.\d{{3}}\)", greedy)
         assert values[-1] == "0.000"  # of the mean
-        drawn = module.explain(torch.ones(9, 16), noise_key=torch.arange(9), spread=0.0)
-        assert drawn == module.explain(torch.ones(9, 16))
+        user.find(ui.number).elements.pop().set_value(0)  # samples that are no draws
+        user.find(ui.toggle).elements.pop().set_value(1)
+        assert len(set((await told(user))[1][:4])) == 1
 
     async def visit_alone(user):
         await user.open("/lens")
