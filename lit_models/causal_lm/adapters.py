@@ -111,11 +111,8 @@ def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
         if hasattr(module, "get_output_embeddings"):  # which every model of transformers has
             head = module.get_output_embeddings()
             break
-    names = [
-        name
-        for name, module in network.named_modules()
-        if module is not head and (isinstance(module, nn.Linear) or is_conv1d(module))
-    ]
+    others = [(name, module) for name, module in network.named_modules() if module is not head]
+    names = [name for name, part in others if isinstance(part, nn.Linear) or is_conv1d(part)]
     chosen = set()
     for target in targets:
         fitting = {name for name in names if fnmatchcase(f".{name}", f"*.{target}")}

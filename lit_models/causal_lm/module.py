@@ -353,11 +353,8 @@ def check_same(
             there["lora.base_dtype"] = here["lora.base_dtype"]
             of_both = set(there["lora.layers"]) & set(here["lora.layers"])
             here["lora.layers"] = sorted(of_both)
-    changed = [
-        f"{name} {there.get(name)} there and {here.get(name)} here"
-        for name in {**there, **here}
-        if there.get(name) != here.get(name)
-    ]
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    changed = [f"{name} {there.get(name)} there and {here.get(name)} here" for name in names]
     if changed:
         raise ValueError(
             f"{source} was trained with other options, with which its weights mean something "
@@ -381,11 +378,8 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
         config = DecoderConfig(**network["config"])
         facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
         facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")
-    return {
-        f"network.{name}": value
-        for name, value in facts.items()
-        if name not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", name)
-    }
+    kept = [n for n in facts if n not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", n)]
+    return {f"network.{name}": facts[name] for name in kept}
 
 
 class Samples(Callback):

@@ -357,11 +357,8 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
             )
         return "absent"
     # What was not there then is no input: the stage itself may have written it.
-    differing = [
-        name
-        for name, old, _ in changes(record["made_from"], made)
-        if not (old == ABSENT and name.startswith(FILES))
-    ]
+    changed = changes(record["made_from"], made)
+    differing = [n for n, old, _ in changed if not (old == ABSENT and n.startswith(FILES))]
     if differing and is_there:
         raise ValueError(
             f"stage {stage.name}: {own} was made from something else ({', '.join(differing[:3])}) "

@@ -385,11 +385,8 @@ def leave_subject_out(module: LitConsistencyLens) -> None:
     """
     lens = module.lens
     own = {id(weight) for part in (lens.subject, lens.untrained) for weight in part.parameters()}
-    names = {
-        f"lens.{name}"
-        for name, value in lens.state_dict(keep_vars=True).items()
-        if id(value) in own or name.startswith(("subject.", "untrained."))
-    }
+    stored, frozen = lens.state_dict(keep_vars=True), ("subject.", "untrained.")
+    names = {f"lens.{n}" for n, value in stored.items() if id(value) in own or n.startswith(frozen)}
 
     def forget(owner: nn.Module, content: dict[str, Any], prefix: str, facts: Any) -> None:
         for name in names:

@@ -304,11 +304,8 @@ def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
     """Return the first names whose shapes differ between a module's weights and a checkpoint's,
     with both shapes; "" without any."""
     here, there = ({n: list(t.shape) for n, t in weights.items()} for weights in (own, others))
-    wrong = [
-        f"{name} {there.get(name, 'missing')} there, {here.get(name, 'missing')} here"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name)
-    ]
+    names = [n for n in sorted(here.keys() | there.keys()) if here.get(n) != there.get(n)]
+    wrong = [f"{n} {there.get(n, 'missing')} there, {here.get(n, 'missing')} here" for n in names]
     return "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
 
 
