@@ -420,9 +420,7 @@ class Samples(Callback):
             )
         self.dataset = pl_module.prompt_dataset(self.prompts)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step, before = trainer.global_step, self._seen_step
         self._seen_step = step  # the same in the middle of an accumulation
         if step == before or step % self.every_n_steps or not boards(trainer):

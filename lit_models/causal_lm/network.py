@@ -27,6 +27,7 @@ DOCUMENT_LENGTHS = (3, 4)  # of the row of the self-test, and a padding position
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value
 HALF_TOLERANCE = 0.1
 HALF_DTYPES = (torch.bfloat16, torch.float16)
+Rotation = tuple[Tensor, Tensor] | None  # of `rotations`; `None` where positions are learned
 PRODUCTS = re.compile(r"\w+::(mm|addmm|_scaled_dot_product\w+|_varlen_attn)(\.|$)")
 
 
@@ -306,9 +307,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, narrow, bias=config.bias)
         self.o_proj = nn.Linear(width, width, bias=config.bias)
 
-    def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation, documents: Documents) -> Tensor:
         q = self._heads(self.q_proj(hidden))  # [R, H, T, K]
         k, v = self._heads(self.k_proj(hidden)), self._heads(self.v_proj(hidden))  # [R, G, T, K]
         if rotation is not None:
@@ -354,18 +353,13 @@ class Block(nn.Module):
         self.feed_forward_norm, self.feed_forward = _norm(config), FeedForward(config)
         self.feed_forward_dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation, documents: Documents) -> Tensor:
+        given = (hidden, rotation, documents)
         if self.recomputes and self.training:  # inside the block, so that fsdp gathers it once
-            return checkpoint.checkpoint(
-                self._computed, hidden, rotation, documents, **self.recomputes
-            )
-        return self._computed(hidden, rotation, documents)
+            return checkpoint.checkpoint(self._computed, *given, **self.recomputes)
+        return self._computed(*given)
 
-    def _computed(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, documents: Documents
-    ) -> Tensor:
+    def _computed(self, hidden: Tensor, rotation: Rotation, documents: Documents) -> Tensor:
         attended = self.attention(self.attention_norm(hidden), rotation, documents)
         hidden = hidden + self.attention_dropout(attended)
         transformed = self.feed_forward(self.feed_forward_norm(hidden))

@@ -69,10 +69,13 @@ class Saves(threading.local):
         """Write when all is there that a GPU was told to copy."""
         if self.is_writer:  # whose GPU may be another one
             return action()
-        copied = HostCopy(torch.zeros(1, device="cuda" if torch.cuda.is_initialized() else "cpu"))
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        copied = HostCopy(torch.zeros(1, device="cpu" if gpu is None else f"cuda:{gpu}"))
 
         def write() -> None:
             self.is_writer = True
+            if gpu is not None:  # a thread begins on the first one, and would take memory there
+                torch.cuda.set_device(gpu)
             copied.read()
             action()
 

@@ -7,7 +7,7 @@ Shapes: B samples of the micro-batch, R = B x O rows, O rows of each sample.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -163,12 +163,10 @@ def release_dropout(network: nn.Module) -> None:
             network.set_submodule(place, new.train(module.training))
 
 
-@contextmanager
-def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> Iterator[None]:
-    """Use `SampleKeys.of_texts` where the dropouts of a network are keyed."""
+def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> AbstractContextManager[None]:
+    """Return `SampleKeys.of_texts` where the dropouts of a network are keyed."""
     keys = keys_in(network)
-    with nullcontext() if keys is None else keys.of_texts(sample, text):
-        yield
+    return nullcontext() if keys is None else keys.of_texts(sample, text)
 
 
 def keys_in(network: nn.Module) -> SampleKeys | None:

@@ -229,9 +229,7 @@ class FailureReport(Callback):
         if trainer.is_global_zero:
             (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, _: Any, batch: Any, *others: Any) -> None:
         is_training = trainer.training  # looked up once: it compares texts
         verb = "fit" if is_training else str(trainer.state.stage)
         step = trainer.global_step + is_training
@@ -259,9 +257,7 @@ class FailureReport(Callback):
     # Merging predictions may take rank 0 any time, and no rank waits for it.
     on_train_end = on_predict_end = teardown = _end_watch
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Say what failed where, on the rank that failed first."""
         self._end_watch()
         ended = "it was killed, or it hangs"

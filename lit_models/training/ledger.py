@@ -233,9 +233,7 @@ class Ledger(Callback):
             }
         )
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, _: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
         record = record_of(pl_module)
@@ -270,9 +268,7 @@ class Ledger(Callback):
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
         self._pending = (HostCopy(vector, work), norm, facts, record.term_names)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
         checkpoint["ledger"] = {"hash": self._hash}

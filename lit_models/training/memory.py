@@ -104,9 +104,7 @@ class Rehearsal(Callback):
         self.meter = meter
         self.checkpoint: dict[str, Any] | None = None  # that the run goes on from
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         self.checkpoint = checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -451,9 +451,7 @@ class AveragedWeights(Callback):
         self._averages: dict[str, Tensor] = {}
         self._restored: dict[str, Tensor] = {}
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         self._restored = checkpoint.get(AVERAGED, {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

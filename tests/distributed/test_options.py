@@ -50,13 +50,8 @@ def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str
 
 
 def test_every_option_is_seen_and_none_changes_the_run(tmp_path, own_environment):
-    plain = {
-        "buckets": 1,
-        "static_graph": False,
-        "broadcast_buffers": True,
-        "warns_of_norms": False,
-    }
-    plain |= {"grads": 4, "storages": 4}
+    plain = {"buckets": 1, "grads": 4, "storages": 4, "broadcast_buffers": True}
+    plain |= {"static_graph": False, "warns_of_norms": False}
     assert fit(tmp_path / "plain") == plain
     changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"gradient_as_bucket_view": True}, {"storages": 1}),

@@ -238,11 +238,16 @@ def test_what_a_gpu_holds_is_copied_once_and_waited_for_by_the_writer(tmp_path, 
     assert type(found["weight"]) is torch.Tensor
     assert found["other"].data_ptr() != weights["other"].data_ptr()
     assert found._metadata == weights._metadata
-    marks = mock.Mock(wraps=checkpoints.HostCopy)  # of what a GPU has done
+    marks, chosen = mock.Mock(), mock.Mock()  # of what a GPU has done; the GPU of the thread
     monkeypatch.setattr(checkpoints, "HostCopy", marks)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: device)
+    for name, value in (("is_initialized", True), ("current_device", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen)
     SAVES.write(lambda: AtomicCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt"), True)
     SAVES.settle()
-    assert (damage(tmp_path / "x.ckpt"), marks.call_count) == (None, 1)
+    assert damage(tmp_path / "x.ckpt") is None
+    assert (marks.call_args_list, chosen.call_args_list) == ([mock.call("cuda:1")], [mock.call(1)])
 
 
 def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
