@@ -606,7 +606,7 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
                 where = (data, given, event.value - len(pieces), heat.value or 0)
                 said, fve = await shelf.compute(module.reading, *where)
                 facts((name, f"{text} (FVE {fve[name]:.3f})") for name, text in said.items())
-                words("p", "FVE, of the activation as it is rebuilt, of controls", "note")
+                words("p", "FVE of the activation as controls rebuild it", "note")
                 facts((name.replace("_", " "), f"{fve[name]:.3f}") for name in CONTROLS)
 
         ui.toggle(dict(enumerate(pieces)), on_change=view(explain)).props("unelevated")

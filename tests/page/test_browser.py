@@ -15,10 +15,8 @@ import pytest
 from tests.distributed.launch import ROOT, finished, free_port, started
 
 pytestmark = pytest.mark.slow
-CONFIGS = (
-    *("occupation_coder/debug", "causal_lm/debug", "consistency_lens/debug"),
-    *("seo/retriever_debug", "seo/ranker_debug"),
-)
+CONFIGS = ("occupation_coder/debug", "causal_lm/debug", "consistency_lens/debug")
+CONFIGS += ("seo/retriever_debug", "seo/ranker_debug")
 VIEWS = ("/", "/run?name=occupation_coder-debug&beside=causal_lm-debug", "/code", "/search")
 VIEWS += ("/language", "/lens", "/errors?name=occupation_coder-debug")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -126,6 +124,24 @@ def test_every_view_is_readable_and_named_at_any_width(served, tab):
             assert seen["alerts"] == [], view
 
 
+def test_a_chart_zooms_and_what_is_clicked_on_says_more(served, tab):
+    tab.goto(served[0] + VIEWS[1])
+    plot = tab.locator(".plot").first
+    axes = plot.text_content()
+    plot.hover()
+    tab.mouse.wheel(0, -600)
+    tab.wait_for_timeout(500)
+    assert plot.text_content() != axes
+    tab.goto(served[0] + "/lens")
+    tab.get_by_label("text", exact=True).fill("the cat")
+    tab.get_by_role("button", name="tokens").click()
+    tab.get_by_role("button", name="cat").click()
+    tab.get_by_text("shuffled words").wait_for()
+    tab.goto(served[0] + VIEWS[-1])
+    tab.locator("td button").first.click()
+    tab.get_by_role("link", name="its codes").wait_for()
+
+
 def test_a_table_of_a_hostile_name_is_coded_and_comes_back(served, tab):
     tab.goto(served[0] + "/code")
     content = "job,n\n<script>alert(1)</script>,1\nsmed og husmand,2\n"
@@ -135,8 +151,6 @@ def test_a_table_of_a_hostile_name_is_coded_and_comes_back(served, tab):
     with tab.expect_download() as found:
         tab.get_by_role("button", name="download <img").click()
     rows = Path(found.value.path()).read_text(encoding="utf-8").splitlines()
-    assert [row.split(",")[:2] for row in rows[1:]] == [
-        ["<script>alert(1)</script>", "1"],
-        ["smed og husmand", "2"],
-    ]
+    titles = [row.split(",")[:2] for row in rows[1:]]
+    assert titles == [["<script>alert(1)</script>", "1"], ["smed og husmand", "2"]]
     assert "code_1" in rows[0]
