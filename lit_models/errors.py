@@ -108,7 +108,9 @@ def run_guarded(run: Callable[[], Any]) -> int:
                 return READER_GONE
         if getattr(error, "is_echo", False):
             return RUN  # another rank has said what happened
-        notes, what = getattr(error, "__notes__", []), one_screen(error) or _foreign(error)
+        both = (error.__context__, error)  # after one of a GPU, to put an end to the run is another
+        notes = [note for each in both for note in getattr(each, "__notes__", [])]
+        what = one_screen(error) or _foreign(error)
         is_lost = getattr(error, "is_lost", False)  # then the run knows more than the error
         message = "\n".join([*notes, what] if is_lost else [what, *notes])
         if os.environ.get("UNISONO_TRACEBACK") == "1":

@@ -362,6 +362,8 @@ def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
     def fail() -> None:
         error = ValueError("Invalid learning rate: -1.0\n" + "a long line\n" * 30)
         error.__dict__["run_folder"] = str(tmp_path / "runs" / "mine")
+        error.__context__ = RuntimeError("the error before it")
+        error.__context__.add_note("rank 1, step 7")
         raise error
 
     monkeypatch.chdir(tmp_path)
@@ -377,6 +379,7 @@ def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
     assert run_guarded(fail) == 1
     shown = capsys.readouterr().err
     assert "error: ValueError: Invalid learning rate: -1.0\n" in shown
+    assert "rank 1, step 7" in shown
     assert "Its traceback is in" in shown
     assert "in fail\n" in (tmp_path / "runs" / "mine" / "error.txt").read_text()
 

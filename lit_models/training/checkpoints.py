@@ -134,7 +134,8 @@ def on_host(checkpoint: dict[str, Any], is_small: bool = False) -> dict[str, Any
     if not is_small and sum(t.nbytes for t in tensors) > psutil.virtual_memory().available / 2:
         return checkpoint
     at = {id(t): (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors if t.is_cuda}
-    copies = {at[id(t)]: host_copy(t) for t in tensors if t.is_cuda}
+    held = {at[id(t)]: t for t in tensors if t.is_cuda}  # of tied ones a single one
+    copies = {place: host_copy(tensor) for place, tensor in held.items()}
     return copy.deepcopy(checkpoint, {number: copies[place] for number, place in at.items()})
 
 

@@ -229,7 +229,8 @@ class OnGPU(torch.Tensor):
 
 
 def test_what_a_gpu_holds_is_copied_once_and_waited_for_by_the_writer(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "host_copy", lambda t: torch.tensor(t.tolist()))
+    copied = mock.Mock(side_effect=lambda t: torch.tensor(t.tolist()))
+    monkeypatch.setattr(checkpoints, "host_copy", copied)
     weight = torch.ones(2, 3).as_subclass(OnGPU)
     weights = OrderedDict(weight=weight, tied=weight.detach(), other=torch.zeros(2))
     weights._metadata = {"": {"version": 1}}
