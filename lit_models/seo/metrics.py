@@ -139,12 +139,7 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole > 0, part / whole.clamp(min=1e-300), part * 0)
 
 
-MEASURES: dict[str, Callable[..., Tensor]] = {
-    "ndcg": ndcg,
-    "mrr": reciprocal_rank,
-    "map": average_precision,
-    "recall": recall,
-}
+MEASURES = {"ndcg": ndcg, "mrr": reciprocal_rank, "map": average_precision, "recall": recall}
 
 
 def measure(name: str) -> Callable[[RankedQueries], Tensor]:

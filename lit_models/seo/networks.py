@@ -441,12 +441,11 @@ class TextScorer(nn.Module):
 
     def forward(self, batch: ScoredTextBatch) -> dict[str, Tensor]:
         """Return head -> outputs [B, P]."""
-        ids, mask = batch["input_ids"], batch["attention_mask"]
         chunk_of = batch["chunk_of"]
         row = torch.arange(len(chunk_of), device=chunk_of.device)
         place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
         with keyed_texts(self, chunk_of, place):
-            chunks = self.encoder(ids, mask)
+            chunks = self.encoder(batch["input_ids"], batch["attention_mask"])
         vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
 

@@ -40,7 +40,10 @@ from lit_models.training.metrics import LossSum
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
 DEPTH = 100  # ranks that they look at
-DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 256  # of a search, which bound its memory
+DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 512  # of a search, which bound its memory
+NUMBERS_AT_ONCE = 2**18  # of vectors whose scores are taken in float64
+SPARE = 32  # documents beyond the k best, whose distance is the proof
+LOST = {"none": 2**-24, "ieee": 2**-24, "tf32": 2**-11}  # of a factor, as torch is set
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
@@ -103,8 +106,11 @@ def search(
 ) -> Found:
     """Return the k best documents of each query by inner product.
 
-    Products are taken in float64 and rounded to float32, so that the size of the chunks does not
-    decide between documents, and equal documents have equal scores.
+    Scores are taken in float64, pair by pair, and rounded to float32, so that the size of the
+    chunks does not decide between documents, and equal documents have equal scores. Which pairs
+    to take, products of matrices in float32 tell: what they leave out cannot be among the best, by
+    the bound of their error (N. Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+    Queries of which this cannot be said are searched again in float64.
 
     Args:
         queries: [Q, W].
@@ -113,53 +119,75 @@ def search(
         device: where it is computed.
         feedback: how queries are moved first; None leaves them.
     """
+    exact = _on(queries, device, torch.float64)
     if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
         found = search(queries, documents, feedback.documents, device)
         shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
-        read_again = torch.as_tensor(documents[found.documents.numpy().ravel()])
-        vectors = read_again.cpu().double().unflatten(0, tuple(found.documents.shape))
-        mean = (shares[..., None] * vectors).sum(1)
-        queries = torch.as_tensor(queries).cpu().double()
-        queries = F.normalize(queries + feedback.weight * mean, dim=-1)
-    kept, num_queries = min(k, documents.shape[0]), queries.shape[0]
-    best = Found(
-        torch.full((num_queries, kept), NO_DOCUMENT, device=device),
-        torch.full((num_queries, kept), -torch.inf, dtype=torch.float32, device=device),
-    )
-    for start in range(0, documents.shape[0], DOCUMENTS_AT_ONCE):
-        part = _on(documents[start : start + DOCUMENTS_AT_ONCE], device)
-        numbers = torch.arange(start, start + len(part), device=device)
-        for first in range(0, num_queries, QUERIES_AT_ONCE):
-            rows = slice(first, first + QUERIES_AT_ONCE)
-            scores = (_on(queries[rows], device) @ part.T).float()
-            # Those of earlier chunks stand first, and so come first among equals.
-            scores = torch.cat([best.scores[rows], scores], 1)
-            known = torch.cat([best.documents[rows], numbers.expand(len(scores), -1)], 1)
-            best.scores[rows], columns = _best(scores, kept)
-            best.documents[rows] = known.gather(1, columns)
+        mean = (shares[..., None] * _rows(documents, found.documents, "cpu")).sum(1)
+        exact = F.normalize(exact.cpu() + feedback.weight * mean, dim=-1).to(device)
+    (num_documents, width), tried, parts = documents.shape, k + SPARE, []
+    with torch.autocast(exact.device.type, enabled=False):
+        near, longest = _nearest(exact.float(), documents, tried)
+    numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
+    at_once = 1 + NUMBERS_AT_ONCE // (tried * width)
+    for some, pairs in zip(exact.split(at_once), numbers.split(at_once), strict=True):
+        parts.append((some[:, None] * _rows(documents, pairs, device)).sum(-1).float())
+    scores, order = torch.cat(parts).sort(dim=1, descending=True, stable=True)
+    best = Found(numbers.gather(1, order)[:, :k], scores[:, :k])
+    backend = torch.backends.cuda if exact.is_cuda else torch.backends.mkldnn
+    lost = LOST.get(backend.matmul.fp32_precision, 2**-8)  # of bfloat16
+    share = 2 * lost + lost**2 + (width + 8) * 2**-23
+    # What products lose below the normal numbers; where they overflow, the sum is no number.
+    error = share * (exact.float().norm(dim=1) * longest) + width * 2**-125
+    is_open = ~((near.scores[:, -1] + error)[:, None] < best.scores).all(1)
+    if is_open.any():
+        again, _ = _nearest(exact[is_open], documents, best.scores.shape[1])
+        best.documents[is_open], best.scores[is_open] = again
     return Found(*(each.cpu() for each in best))
 
 
-def _on(values: Vectors, device: torch.device | str) -> Tensor:
+def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Tensor]:
+    """Return the best by products of matrices in the dtype of the queries, equal ones in the order
+    of documents, and the length of the longest document."""
+    device = queries.device
+    best = Found(
+        torch.full((len(queries), kept), NO_DOCUMENT, device=device),
+        torch.full((len(queries), kept), -torch.inf, dtype=torch.float32, device=device),
+    )
+    longest, at_once = queries.new_zeros(()), max(DOCUMENTS_AT_ONCE, kept)
+    for start in range(0, documents.shape[0], at_once):
+        part = _on(documents[start : start + at_once], device, queries.dtype)
+        longest = torch.maximum(longest, part.norm(dim=1).max())
+        for first in range(0, len(queries), QUERIES_AT_ONCE):
+            rows = slice(first, first + QUERIES_AT_ONCE)
+            scores = (queries[rows] @ part.T).float()
+            limit = best.scores[rows, -1:]
+            if start == 0:
+                limit = scores.topk(min(kept, len(part))).values[:, -1:].nextafter(limit)
+            row, column = (~(scores <= limit)).nonzero(as_tuple=True)
+            starts = torch.searchsorted(row, torch.arange(len(scores) + 1, device=device))
+            place = kept + torch.arange(len(row), device=device) - starts[row]
+            values = scores.new_full((len(scores), kept + int(starts.diff().max())), -torch.inf)
+            numbers = torch.full_like(values, NO_DOCUMENT, dtype=torch.int64)
+            # Those of earlier chunks stand first, and so come first among equals.
+            values[:, :kept], numbers[:, :kept] = best.scores[rows], best.documents[rows]
+            values[row, place], numbers[row, place] = scores[row, column], column + start
+            values, order = values.sort(dim=1, descending=True, stable=True)
+            best.scores[rows] = values[:, :kept]
+            best.documents[rows] = numbers.gather(1, order[:, :kept])
+    return best, longest
+
+
+def _rows(documents: Vectors, numbers: Tensor, device: torch.device | str) -> Tensor:
+    """Return documents [Q, k, W] float64 by their numbers [Q, k]."""
+    found = documents[numbers.flatten().cpu().numpy()]
+    return _on(found, device, torch.float64).unflatten(0, tuple(numbers.shape))
+
+
+def _on(values: Vectors, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     if isinstance(values, np.ndarray):
         values = torch.from_numpy(np.array(values))  # of a read-only map, which torch warns of
-    return values.to(device, torch.float64)
-
-
-def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest scores of each row and their columns, [Q, k], equal ones in their order.
-
-    Which of several equal values at the end `topk` takes is not said: such rows are sorted.
-    """
-    values, columns = scores.topk(k, dim=1)
-    columns, order = columns.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    columns = columns.gather(1, order)
-    is_open = (scores >= values[:, -1:]).sum(1) > k
-    if is_open.any():
-        whole = scores[is_open].sort(dim=1, descending=True, stable=True)
-        values[is_open], columns[is_open] = whole.values[:, :k], whole.indices[:, :k]
-    return values, columns
+    return values.to(device, dtype)
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
@@ -239,9 +267,8 @@ class RetrievalEvaluation(nn.Module):
         """Add a batch. Args: vectors [B, W]; batch of an evaluation."""
         counted, is_query, number = batch["weight"] > 0, batch["is_query"], batch["text_index"]
         self.of_documents.update(counted & ~is_query, id=number, vector=vectors)
-        values: Any = batch
-        columns = {name: values[name] for name in OF_QUERIES}
-        own = {"id": number[is_query], "vector": vectors[is_query], **columns}
+        own: Any = {name: batch[name] for name in OF_QUERIES}  # type: ignore[literal-required]
+        own |= {"id": number[is_query], "vector": vectors[is_query]}
         self.of_queries.update(counted[is_query], **own)
 
     def search(self, feedback: Feedback | None = None) -> None:

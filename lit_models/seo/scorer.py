@@ -113,8 +113,7 @@ class LitTextScorer(EncodedTextModule):
         return {name: str(value) for name, (value,) in columns.items()}
 
     def predict_step(self, batch: ScoredTextBatch, batch_idx: int) -> dict[str, Tensor]:
-        outputs = self(batch)
-        return {n: self._head(n).prediction(values) for n, values in outputs.items()}
+        return {n: self._head(n).prediction(values) for n, values in self(batch).items()}
 
     def score(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return head -> predictions of texts, float64, as `Head.prediction`: a number [n, 1], or

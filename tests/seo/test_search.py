@@ -15,7 +15,8 @@ from tests.seo.retrieval_collection import write_collection
 
 
 def chunks(patch: pytest.MonkeyPatch, documents: int, queries: int = 256) -> None:
-    """Search so many rows at once."""
+    """Search so many rows at once, with hardly a document more than are found."""
+    patch.setattr(retriever, "SPARE", 1)
     patch.setattr(retriever, "DOCUMENTS_AT_ONCE", documents)
     patch.setattr(retriever, "QUERIES_AT_ONCE", queries)
 
@@ -56,18 +57,23 @@ def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_chunks_and_the_default_dtype_change_no_bit(dtype, monkeypatch):
-    queries, documents = torch.randn(9, 33), torch.randn(300, 33)
-    expected = search(queries, documents, 20)
-    chunks(monkeypatch, 17, 2)
+@pytest.mark.parametrize("scale", [1e-22, 1.0, 1e19])  # products that vanish or overflow
+def test_chunks_dtypes_and_precisions_change_no_bit(dtype, scale, monkeypatch):
+    queries, documents = (scale * torch.randn(n, 33) for n in (40, 300))
+    products = (queries.double() @ documents.double().T).float()
+    scores, numbers = products.sort(dim=1, descending=True, stable=True)
+    chunks(monkeypatch, 64, 32)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype)
-        found = search(queries, documents, 20)
+        torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", torch.bfloat16):
+            found = search(queries, documents, 20)
     finally:
         torch.set_default_dtype(before)
-    assert torch.equal(found.documents, expected.documents)
-    assert torch.equal(found.scores, expected.scores)
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found.documents, numbers[:, :20])
+    assert torch.equal(found.scores, scores[:, :20])
 
 
 def test_what_is_no_number_is_found_whatever_the_chunks(monkeypatch):
