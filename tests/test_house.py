@@ -17,12 +17,12 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/seo": 3_000,
     "lit_models/page": 900,
     "lit_models/engines": 300,
-    "lit_models/certify": 720,
+    "lit_models/certify": 711,
     "datamodules": 12_500,
     "tests": 31_000,
     "tests/page": 700,
     "tests/engines": 300,
-    "tests/certify": 240,
+    "tests/certify": 300,
 }
 LATER_ROOMS = (
     *("lit_models/page", "lit_models/engines", "lit_models/certify"),

@@ -58,25 +58,25 @@ def read_record(folder: Path) -> Record:
     steps: dict[int, Row] = {}
     for path in sorted((folder / SEEN).glob("*.jsonl")):
         attempts.setdefault(path.name.split("-")[0], []).extend(json_lines(path))
-    for lines in attempts.values():
+    for notes in attempts.values():
         record = {name: {} for name in record}  # what is evaluated is the newest
-        starts = [row["resumed_from_step"] for row in lines if "resumed_from_step" in row]
+        starts = [row["resumed_from_step"] for row in notes if "resumed_from_step" in row]
         steps = {step: row for step, row in steps.items() if step <= min(starts, default=step)}
-        for row in lines:
+        for row in notes:
             if "step" in row:
                 sums = steps.setdefault(row["step"], {**row, "rows": [], "loss": 0.0})
                 sums["rows"] += row["rows"]
                 sums["loss"] += row["loss"] / len(starts)  # a mean over ranks, as ddp takes it
             for stage, samples in row.get("evaluated", {}).items():
                 record["samples"].setdefault(stage, []).extend(samples)
-            for stage, answers in row.get("predicted", {}).items():
-                before = record["files"].get(stage, b"")
-                record["files"][stage] = before + "".join(answers).encode()
+            for stage, answers in row.get("predicted", {}).items():  # of ranks in any order
+                lines = record["files"].get(stage, b"").splitlines(keepends=True)
+                record["files"][stage] = b"".join(sorted([*lines, *map(str.encode, answers)]))
             record["metrics"] |= row.get("metrics", {})
             record["left out"] |= row.get("left_out", {})
     for stage in record["left out"]:
         record["samples"].pop(stage, None)
-    rows = [row for lines in attempts.values() for row in lines]
+    rows = [row for notes in attempts.values() for row in notes]
     ended = {row["ended"] for row in rows if "ended" in row}
     for step, row in steps.items():
         if row["epoch"] in ended:
@@ -107,7 +107,7 @@ def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Findin
         beyond = [name for name, gap in gaps.items() if bound is not None and gap > bound]
         words = [told(name, left.get(name), right.get(name)) for name in beyond[:NUM_WORDS]]
         words += [f"and {len(beyond) - NUM_WORDS} more"] if len(beyond) > NUM_WORDS else []
-        if aspect == "metrics" and words and not findings[0].words:
+        if aspect == "metrics" and words and not any(found.words for found in findings):
             words.append("of the same samples: a mean of means is another number")
         steps = [int(name.split()[1].strip(",")) for name in beyond if name.startswith(STEP)]
         is_same = None if bound is None or not gaps else not beyond

@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from datamodules.core.planned import PlannedDataModule
 from lit_models.certify.compare import SEEN, TAPES
@@ -63,20 +62,18 @@ class Probe(Callback):
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self.step, self.rows, self.loss = trainer.global_step, list[str](), 0.0
         self.norm: float | None = None
         self.note(trainer, resumed_from_step=self.step)
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, *_: Any) -> None:
         rows = rows_of(batch)
         self.rows += filter(None, rows if tells_samples(trainer) else [])
         if trainer.global_step + 1 == self.look_at:
-            for name, weight in pl_module.named_parameters() if not self.tape else ():
+            for name, weight in module.named_parameters() if not self.tape else ():
                 self.tape[f"the weight {name} before it"] = {"": part_of(whole(weight))}
-            self.listen(pl_module, rows)
+            self.listen(module, rows)
 
     def listen(self, module: LightningModule, rows: list[str]) -> None:
         """Keep the modules' outputs for the samples of a micro-batch [B], until its backward."""
@@ -97,22 +94,18 @@ class Probe(Callback):
         while self.handles:
             self.handles.pop().remove()
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
         grads = gradients(optimizer)
         self.norm = float(total_norm(grads)) if grads else None
         if trainer.global_step + 1 == self.look_at:
-            for name, weight in reversed([*pl_module.named_parameters()]):
+            for name, weight in reversed([*module.named_parameters()]):
                 if weight.grad is not None:
                     self.tape[f"the gradient of {name}"] = {"": part_of(whole(weight.grad))}
             folder = Path(trainer.default_root_dir) / TAPES
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(self.tape, folder / f"{trainer.global_rank}.pt")
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *_: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self.loss += math.nan if loss is None else float(loss)
         if trainer.global_step == self.step:
@@ -127,12 +120,12 @@ class Probe(Callback):
         if self.step == self.kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.is_last_batch:  # not where max_steps cuts an epoch
             self.note(trainer, ended=trainer.current_epoch)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         verb = trainer.state.fn
         if verb is not None and verb in EVALUATIONS:  # not inside a training
