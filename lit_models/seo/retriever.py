@@ -123,7 +123,8 @@ def search(
     if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
         found = search(queries, documents, feedback.documents, device)
         shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
-        mean = (shares[..., None] * _rows(documents, found.documents, "cpu")).sum(1)
+        vectors = _on(documents[found.documents.numpy()], "cpu", torch.float64)  # [Q, k, W]
+        mean = (shares[..., None] * vectors).sum(1)
         exact = F.normalize(exact.cpu() + feedback.weight * mean, dim=-1).to(device)
     (num_documents, width), tried, parts = documents.shape, k + SPARE, []
     with torch.autocast(exact.device.type, enabled=False):
@@ -131,7 +132,8 @@ def search(
     numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
     at_once = 1 + NUMBERS_AT_ONCE // (tried * width)
     for some, pairs in zip(exact.split(at_once), numbers.split(at_once), strict=True):
-        parts.append((some[:, None] * _rows(documents, pairs, device)).sum(-1).float())
+        vectors = _on(documents[pairs.cpu().numpy()], device, torch.float64)  # [queries, k, W]
+        parts.append((some[:, None] * vectors).sum(-1).float())
     scores, order = torch.cat(parts).sort(dim=1, descending=True, stable=True)
     best = Found(numbers.gather(1, order)[:, :k], scores[:, :k])
     backend = torch.backends.cuda if exact.is_cuda else torch.backends.mkldnn
@@ -178,15 +180,10 @@ def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Ten
     return best, longest
 
 
-def _rows(documents: Vectors, numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Return documents [Q, k, W] float64 by their numbers [Q, k]."""
-    found = documents[numbers.flatten().cpu().numpy()]
-    return _on(found, device, torch.float64).unflatten(0, tuple(numbers.shape))
-
-
 def _on(values: Vectors, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     if isinstance(values, np.ndarray):
-        values = torch.from_numpy(np.array(values))  # of a read-only map, which torch warns of
+        # Of a read-only map, which torch warns of, a copy.
+        values = torch.from_numpy(np.require(values, requirements="W"))
     return values.to(device, dtype)
 
 
