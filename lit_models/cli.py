@@ -292,9 +292,8 @@ class UnisonoCLI(LightningCLI):
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
-            defaults = runs.default_loggers(
-                self.choice.folder, self.resumed_step if is_fit else None
-            )
+            step = self.resumed_step if is_fit else None
+            defaults = runs.default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         if isinstance(verdict.devices, list) and verdict.devices.count(0) > 1:
@@ -362,8 +361,7 @@ class UnisonoCLI(LightningCLI):
             best = next((path for path in paths if path), None)
             where = {"ckpt_path": best, "weights_only": True, "verbose": False}
             tested = self._show(self.trainer.test(self.model, self.datamodule, **where))
-        path = checkpoint_to_use(folder)
-        # fast_dev_run keeps no checkpoint.
+        path = checkpoint_to_use(folder)  # which fast_dev_run does not keep
         if path is None or self.trainer.fast_dev_run or not is_first_process():
             return
         content = read_checkpoint(path, mmap=True, every_byte=False)
@@ -608,11 +606,9 @@ def launch(argv: list[str], kind: type[UnisonoCLI] = UnisonoCLI) -> int:
         raise
     finally:
         runs.release(Path(run.folder))
-    if verb != "fit":
-        return 0
     if not is_first_process():
         return REQUEUE if is_stopped and is_srun_rank(os.environ) else 0
-    reason = stop_reason(Path(run.folder))
+    reason = stop_reason(Path(run.folder)) if verb == "fit" else None
     if reason is None:
         return 0
     say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")

@@ -124,7 +124,8 @@ def certify(
     }
     ways = [Way(level, way) for level in sorted(set(levels.split(","))) for way in of_level[level]]
     trial = Trial(run_options or [], steps, to)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the ranks, too
+    for signum in (signal.SIGINT, signal.SIGTERM):  # which ends the ranks, too
+        signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     for way in ways:
         trial.judge(way)
     facts, lines = trial.facts(ways), table(ways)
