@@ -36,6 +36,7 @@ ERRORS = {  # the columns of a table of errors before what is known of a sample
     "seo/writer_debug.yaml": ["place", "input", "truth", "answer"],
 }
 DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
+LARGE_DEMOS = ("consistency_lens/debug.yaml", "seo/writer_debug.yaml")  # data of many seconds
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -82,7 +83,9 @@ def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expec
     assert len(lines) <= 60
 
 
-@pytest.mark.parametrize("name", DEBUG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE_DEMOS else []) for n in DEBUG]
+)
 def test_a_debug_config_trains_validates_saves_and_reloads(unisono, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")

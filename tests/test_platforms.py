@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.distributed.launch import in_world, unisono_here
 
 LIBRARIES = ("lightning.pytorch", "platformdirs", "psutil", "torch.distributed.checkpoint")
@@ -35,6 +37,7 @@ def trained_without_posix(folder: Path) -> int:
     return unisono_here("fit", "--config", "occupation_coder/debug.yaml", "--trainer.devices=1")
 
 
+@pytest.mark.slow
 def test_everything_imports_and_a_debug_run_trains_without_what_posix_alone_has(tmp_path):
     assert "best: val/" in in_world(1, trained_without_posix, tmp_path)
     assert (tmp_path / "runs/occupation_coder-debug/ledger.jsonl").is_file()

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lit_models.__main__ import run
 from tests.distributed.launch import ROOT, free_port
 
+pytestmark = pytest.mark.slow
 FITTED = ("causal_lm/debug", "occupation_coder/debug")  # whose data is made quickly
 PARSED = ("seo/ranker_debug", "seo/writer_debug", "consistency_lens/debug")
 COUNTED_STEPS = range(3, 9)  # DDP builds its buckets anew after the first step

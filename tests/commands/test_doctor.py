@@ -88,6 +88,7 @@ def doctor(environ, *options):
     return unisono_here("doctor", *options)
 
 
+@pytest.mark.slow
 def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     output = in_world(2, doctor, {}, "--collectives", f"--folder={tmp_path}")
     found = {f["check"]: f for f in findings(output)}
