@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import sys
 
@@ -54,9 +55,9 @@ def run(argv: list[str]) -> int | None:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         with usage_errors():
             check_rendezvous(os.environ)
-        from lit_models.cli import launch
-
-        return launch(argv)
+        has_engine = any(word.startswith("--engine") for word in argv)
+        module = importlib.import_module(f"lit_models.{'engines.on_ray' if has_engine else 'cli'}")
+        return int(module.launch(argv))
     known = [*VERBS, *COMMANDS]
     if name not in known:
         near = did_you_mean(near_names(name, known))

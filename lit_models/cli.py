@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -245,9 +246,8 @@ class UnisonoCLI(LightningCLI):
         config = self.options
         config.trainer.default_root_dir = self.choice.folder
         config.ckpt_path = None  # a saved config starts a run of its own
-        known = StrategyRegistry.available_strategies()
         with usage_errors():
-            self.verdict = rules.check(config, os.environ, known)
+            self.verdict = rules.check(config, os.environ, StrategyRegistry.available_strategies())
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
@@ -330,14 +330,12 @@ class UnisonoCLI(LightningCLI):
         left_out += () if is_planned else (Rehearsal, PredictionWriter, ErrorTable)
         if not (is_exact or (is_planned and self.subcommand != "fit")):
             written = "" if is_planned else ", and no predictions are written"
-            say_first(
-                screen(
-                    f"{type(module).__name__} on {type(data).__name__} is plain Lightning: there "
-                    "is no ledger, losses and metrics may change with the number of devices"
-                    f"{written}. lit_models/README.md shows an ExactModule on a PlannedDataModule.",
-                    "warning",
-                )
+            what = (
+                f"{type(module).__name__} on {type(data).__name__} is plain Lightning: there is no "
+                f"ledger, losses and metrics may change with the number of devices{written}. "
+                "lit_models/README.md shows an ExactModule on a PlannedDataModule."
             )
+            say_first(screen(what, "warning"))
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
     def fit(self, **kwargs: Any) -> None:
@@ -455,6 +453,25 @@ class ParsedCLI(UnisonoCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Train nothing."""
+
+
+def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
+    """Refuse a command line that the job would be refused for, read by the run's own parser.
+
+    Args:
+        argv: the verb and its options.
+        processes: of the job, on all machines.
+        is_stage: files of earlier stages may be missing.
+
+    Raises:
+        UsageError: the parser refuses it, or the strategy or the batch do not fit the job.
+    """
+    with usage_errors():
+        config = ParsedCLI(argv, is_stage).options
+        strategy, _ = rules.strategy_of(config.trainer.strategy)
+        rules.check_strategy(strategy, StrategyRegistry.available_strategies())
+        rules.check_world(processes, strategy, {"SLURM_NTASKS": str(processes)})
+        rules.check_batch(config, processes)
 
 
 def built(config: dict[str, Any]) -> tuple[LightningModule, LightningDataModule]:
@@ -645,6 +662,8 @@ def forward_signals() -> set[int]:
                 # The second one ends the children without a result, which this one waits for.
                 raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        return passed_on  # an engine's, whose process is told
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
     return passed_on
 

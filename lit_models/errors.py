@@ -115,9 +115,10 @@ def run_guarded(run: Callable[[], Any]) -> int:
         message = "\n".join([*notes, what] if is_lost else [what, *notes])
         if os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
-        names = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-        rank = next((os.environ[name] for name in names if os.environ.get(name)), None)
-        say(screen(message, "error" if is_first_process() else f"error on rank {rank}"))
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+        local, node = (os.environ.get(name) or "0" for name in ("LOCAL_RANK", "NODE_RANK"))
+        place = f"rank {rank}" if rank else f"process {local} of node {node}"
+        say(screen(message, "error" if is_first_process() else f"error on {place}"))
         return USAGE if isinstance(error, UsageError) else RUN
     return status if isinstance(status, int) else 0
 

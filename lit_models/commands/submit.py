@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lit_models.cli import check_run
 from lit_models.commands import arguments_of
 from lit_models.commands.chain import (
     TRAINER_VERBS,
@@ -355,29 +356,6 @@ def job_of_stage(stage: Stage, most: Resources) -> Resources:
     nodes = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= each)
     gpus = count // nodes if most.gpus_per_node is not None and stage.config else None
     return replace(most, nodes=nodes, tasks_per_node=count // nodes, gpus_per_node=gpus)
-
-
-def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
-    """Refuse a command line that the job would be refused for, read by the run's own parser.
-
-    Args:
-        argv: the verb and its options.
-        processes: of the job, on all machines.
-        is_stage: files of earlier stages may be missing.
-
-    Raises:
-        UsageError: the parser refuses it, or the strategy or the batch do not fit the job.
-    """
-    from lightning.pytorch.strategies import StrategyRegistry
-
-    from lit_models.cli import ParsedCLI
-
-    with usage_errors():
-        config = ParsedCLI(argv, is_stage).options
-        strategy, _ = rules.strategy_of(config.trainer.strategy)
-        rules.check_strategy(strategy, StrategyRegistry.available_strategies())
-        rules.check_world(processes, strategy, {"SLURM_NTASKS": str(processes)})
-        rules.check_batch(config, processes)
 
 
 def seconds(time_limit: str) -> int:

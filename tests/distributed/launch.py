@@ -99,7 +99,7 @@ class Fork:
     def __init__(self, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             self.log = Path(file.name)
-        self.process = _forked(environ, self.log, _command, *arguments)
+        self.process, self.mark = _forked(environ, self.log, _command, *arguments), environ[MARK]
         self.pid, self.send_signal = self.process.pid, partial(os.kill, self.process.pid)
 
     def poll(self) -> int | None:
@@ -107,9 +107,13 @@ class Fork:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         self.process.join(timeout)
-        if self.poll() is None:
-            raise subprocess.TimeoutExpired("unisono", timeout or 0)
-        return self.log.read_text(encoding="utf-8"), None
+        if is_late := self.poll() is None:
+            for pid in processes_of(self.mark):
+                os.kill(pid, signal.SIGABRT)  # at which each writes its stacks
+            self.process.join(10)
+        output = self.log.read_text(encoding="utf-8")
+        assert not is_late, f"no end after {timeout} s\n{output}"
+        return output, None
 
     def wait(self) -> None:
         self.process.join()

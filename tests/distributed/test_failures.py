@@ -60,6 +60,7 @@ def test_a_rank_that_raises_ends_all_and_one_message_names_the_samples(tmp_path:
     again = f"`unisono replay {tmp_path / 'run'} --step {report['step']}` rebuilds"
     shown = "".join(output.split())  # a long path is broken over two lines
     assert shown.count("".join(f"{place} {again}".split())) == 1, output
+    assert "error on process 1 of node 0: LookupError: " in output
     assert "Connection" not in output  # what the other rank heard
 
 

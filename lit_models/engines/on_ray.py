@@ -1,0 +1,298 @@
+"""Runs on Ray: its workers are the ranks of one run, and may come and go.
+
+A worker is a rank as torchrun starts it, alone on its node. The process group of all is ours, not
+Ray's, and so is whatever lies in the run folder, on storage that all workers share: a world that
+grew, shrank or lost a worker goes on from the newest checkpoint there.
+"""
+
+import math
+import os
+import re
+import socket
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_models import cli
+from lit_models.commands import RUN_OPTIONS, arguments_of
+from lit_models.commands.report import best_of, read_run, shown
+from lit_models.config_files import (
+    ROOT,
+    expand_configs,
+    flat,
+    given_option,
+    given_value,
+    load_yaml,
+    one_word_each,
+    run_root,
+)
+from lit_models.errors import UsageError, usage_errors
+from lit_models.training.checkpoints import newest_checkpoint
+from lit_models.training.ledger import ledger_of
+from lit_models.training.run import decide
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray reads when it is imported
+try:
+    import ray
+    import ray.train
+    import ray.tune
+    from ray.train.backend import Backend, BackendConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+except ImportError as error:
+    raise UsageError("--engine=ray needs Ray: pip install 'unisono[ray]'.") from error
+
+SPACES = ("uniform", "loguniform", "quniform", "randint", "lograndint", "choice")
+LOOKS_EVERY = 50  # steps, whether a node is about to go: all workers meet at each look
+
+
+def launch(argv: list[str]) -> int:
+    """Run fit, validate, test or predict on Ray.
+
+    Args:
+        argv: the verb and its options, with `--engine=ray` and those of `on_ray`, as
+            `--engine.workers=4`.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    verb, *words = argv
+    words = one_word_each(words)
+    own = [word.replace("engine.", "", 1) for word in words if word.startswith("--engine.")]
+    engines = {word for word in words if word.startswith("--engine=")}
+    if engines != {"--engine=ray"}:
+        raise UsageError(f"{' '.join(engines) or own[0]}: the only engine is --engine=ray.")
+    with usage_errors():
+        given = arguments_of(own, on_ray)
+        options = expand_configs([word for word in words if not word.startswith("--engine")])
+    if unknown := given[RUN_OPTIONS]:
+        raise UsageError(f"there is no option {unknown[0].replace('--', '--engine.')}.")
+    return on_ray(**given | {RUN_OPTIONS: [verb, *options]})
+
+
+def on_ray(
+    *,
+    run_options: list[str] | None = None,
+    workers: str = "1",
+    address: str = "local",
+    resize_s: float = 60.0,
+    max_failures: int = 8,
+    tune: dict | None = None,
+    trials: int = 1,
+) -> int:
+    """Run on the workers of a Ray cluster, each of which is one rank.
+
+    Args:
+        run_options: the verb and its options.
+        workers: ranks; as 1:8 the fewest and the most of a run that grows and shrinks.
+        address: of a cluster to join, such as auto; `local` starts one on this machine.
+        resize_s: seconds between two looks whether there is room for more workers.
+        max_failures: losses of workers after which the run is given up.
+        tune: option of the run -> values to try, such as loguniform(1e-4, 1e-2) or choice(8, 16).
+            Each trial has one worker and a run folder of its own.
+        trials: of `tune`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: an option is wrong.
+        RuntimeError: the run failed on its workers.
+    """
+    verb, *options = run_options or ["fit"]
+    fewest, most = world_sizes(workers)
+    for name in ("devices", "num_nodes"):
+        if (given := given_option(options, f"trainer.{name}")) is not None:
+            raise UsageError(f"--trainer.{name}={given} is set by --engine.workers: leave it out.")
+    for processes in {1} if tune else {fewest, most}:
+        cli.check_run([verb, *options, *world_of(processes)], processes)
+    ckpt_path = given_value(options, "ckpt_path")
+    if verb == "fit" and ckpt_path not in (None, "auto"):
+        raise UsageError(
+            f"--ckpt_path={ckpt_path}: with workers that come and go a run goes on from the newest "
+            f"checkpoint of its folder. Set --{ROOT} to that folder, or begin with weights by "
+            "--model.init_from."
+        )
+    with usage_errors():
+        root = run_root(options).absolute()
+        folder = Path(decide(verb, root, ckpt_path, newest_checkpoint).folder)
+        spaces = {name: space(name, values) for name, values in flat(tune or {})}
+    options += [f"--{ROOT}={folder}"]
+    ray.init(address)
+    takes_gpus = (given_value(options, "trainer.accelerator") or "auto") != "cpu"
+    has_gpus = takes_gpus and "GPU" in ray.cluster_resources()
+    try:
+        if spaces:
+            return sweep([verb, *options], folder, spaces, trials, has_gpus)
+        options += ["--ckpt_path=auto"] if verb == "fit" else []
+        return (
+            DataParallelTrainer(
+                be_a_rank,
+                train_loop_config={"argv": [verb, *options], "place": os.getcwd()},
+                backend_config=Rendezvous(),
+                scaling_config=ray.train.ScalingConfig(
+                    num_workers=(fewest, most) if fewest < most else most,
+                    use_gpu=has_gpus,
+                    elastic_resize_monitor_interval_s=resize_s,
+                ),
+                run_config=ray.train.RunConfig(
+                    name=f"{verb}-{uuid.uuid4().hex[:8]}",
+                    storage_path=str(folder / "ray"),
+                    failure_config=ray.train.FailureConfig(max_failures=max_failures),
+                ),
+            )
+            .fit()
+            .return_value
+        )
+    except ray.train.TrainingFailedError as error:
+        failures = getattr(error, "worker_failures", {})
+        what = next((f"rank {rank}: {failure}" for rank, failure in failures.items()), str(error))
+        raise RuntimeError(f"the run failed on its workers. {what}") from error
+    finally:
+        ray.shutdown()
+
+
+def world_sizes(workers: str) -> tuple[int, int]:
+    """Return the fewest and the most ranks that a text such as 4 or 1:8 means.
+
+    Raises:
+        UsageError: it means none.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", workers)
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= fewest <= most:
+        raise UsageError(
+            f"--engine.workers={workers} must be a number of ranks, such as 4, or the fewest and "
+            "the most of a run that grows and shrinks, such as 1:8."
+        )
+    return fewest, most
+
+
+def world_of(size: int) -> list[str]:
+    """Return what a command line says of a world in which each rank is alone on its node."""
+    return ["--trainer.devices=1", f"--trainer.num_nodes={size}"]
+
+
+class Rendezvous(BackendConfig):
+    """Tells all workers where rank 0 listens, and no more: the process group is ours."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return RendezvousBackend
+
+
+class RendezvousBackend(Backend):
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        """Choose a free port of the first worker's node."""
+        address, port = worker_group.execute_single(0, free_address)
+        place = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        worker_group.execute(set_environ, place)
+
+
+def free_address() -> tuple[str, int]:
+    """Return the address of this node and a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+
+def set_environ(values: dict[str, str]) -> None:
+    """Add variables to the environment of the worker that this is called on."""
+    os.environ |= values
+
+
+def be_a_rank(config: dict[str, Any]) -> int:
+    """Run a command line on a worker, as the rank that it is; return its exit status."""
+    context = ray.train.get_context()
+    rank = str(context.get_world_rank())
+    os.environ |= {"RANK": rank, "NODE_RANK": rank, "LOCAL_RANK": "0"}
+    os.environ |= {"WORLD_SIZE": str(context.get_world_size()), "LOCAL_WORLD_SIZE": "1"}
+    os.environ["TORCHELASTIC_RUN_ID"] = context.get_experiment_name()
+    os.chdir(config["place"])
+    sys.path += [config["place"]]
+    return cli.launch(config["argv"] + world_of(context.get_world_size()), ReportingCLI)
+
+
+class RayReports(Callback):
+    """Tells Ray what each evaluation found, and saves when a node is about to be taken away."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        ledger = ledger_of(trainer)
+        is_time = trainer.global_step % LOOKS_EVERY == 0
+        if is_time and ledger is not None and ray.train.get_preemption_info() is not None:
+            ledger.wants_save = True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        place = {"step": trainer.global_step, "run": trainer.default_root_dir}
+        if not trainer.sanity_checking:
+            ray.train.report({**found, **place})
+
+
+class ReportingCLI(cli.UnisonoCLI):
+    """The command line of a rank, which tells Ray how it gets on."""
+
+    def _default_callbacks(self) -> list[Callback]:
+        return [*super()._default_callbacks(), RayReports()]
+
+
+def space(name: str, values: Any) -> Any:
+    """Return the values to try that a text describes, as Ray Tune's.
+
+    Raises:
+        UsageError: it describes none.
+    """
+    match = re.fullmatch(r"(\w+)\((.*)\)", str(values))
+    if not match or match[1] not in SPACES:
+        raise UsageError(
+            f"--engine.tune: {name} must be one of {', '.join(SPACES)} with its values, such as "
+            f"loguniform(1e-4, 1e-2) or choice(8, 16), got {values}."
+        )
+    given = load_yaml(f"[{match[2]}]", name)
+    return ray.tune.choice(given) if match[1] == "choice" else getattr(ray.tune, match[1])(*given)
+
+
+def sweep(run: list[str], root: Path, spaces: dict[str, Any], trials: int, has_gpus: bool) -> int:
+    """Train once for each trial, and print the trials, best first.
+
+    Args:
+        run: the verb and its options.
+        root: folder of the sweep, in which each trial has a run folder.
+        spaces: option -> values to try.
+        trials: how many.
+        has_gpus: each has one.
+    """
+    place = os.getcwd()
+
+    def be_a_trial(config: dict[str, Any]) -> dict[str, str]:
+        os.chdir(place)
+        sys.path.append(place)
+        number = ray.tune.get_context().get_trial_id().rpartition("_")[2]
+        folder = root / f"trial-{number}"
+        given = [f"--{name}={value}" for name, value in config.items()]
+        cli.launch([*run, *given, *world_of(1), f"--{ROOT}={folder}"])
+        return {"run": str(folder)}
+
+    results = ray.tune.Tuner(
+        ray.tune.with_resources(be_a_trial, {"cpu": 1, "gpu": int(has_gpus)}),
+        param_space=spaces,
+        tune_config=ray.tune.TuneConfig(num_samples=trials),
+        run_config=ray.tune.RunConfig(name="tune", storage_path=str(root / "ray")),
+    ).fit()
+    done = [(read_run(Path(r.metrics["run"]), 0.0), r.config) for r in results if not r.error]
+    rows = [(best_of(record) or (0, math.nan), record, config) for record, config in done]
+    is_down = any(record.monitor[1] == "min" for record, _ in done)
+    for (step, value), record, config in sorted(rows, key=lambda row: rank_key(row[0][1], is_down)):
+        given = "  ".join(f"{name}={shown(value)}" for name, value in config.items())
+        print(f"{record.monitor[0]} {shown(value)} at step {step:,.0f}  {record.folder}  {given}")
+    for result in results:
+        if result.error:
+            print(f"failed: {result.config}: {result.error}", file=sys.stderr)
+    return int(bool(results.errors))
+
+
+def rank_key(value: float, is_down: bool) -> float:
+    """Return by what trials are put in order: the best first, one without an evaluation last."""
+    return math.inf if math.isnan(value) else value if is_down else -value

@@ -1,0 +1,75 @@
+"""Runs on workers of Ray: what a command line says, and a world that grows and loses a worker."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="extra: ray")
+import ray
+from ray.cluster_utils import Cluster
+
+from lit_models.engines.on_ray import launch, space, world_sizes
+from lit_models.errors import UsageError
+from tests.distributed.launch import ended, started
+from tests.engines.worlds import LIMIT_S, RUN, assert_undisturbed, wait_for_world
+
+
+def test_workers_are_a_number_or_two():
+    assert world_sizes("4") == (4, 4)
+    assert world_sizes("1:8") == (1, 8)
+    for text in ("", "0", "3:2", "1:", "a"):
+        with pytest.raises(UsageError, match="--engine.workers"):
+            world_sizes(text)
+
+
+def test_values_to_try_are_those_of_ray_tune():
+    rate = space("model.optimizer.lr", "loguniform(1e-4, 1e-2)")
+    assert all(1e-4 <= rate.sample() <= 1e-2 for _ in range(20))
+    assert set(space("data.global_batch_size", "choice(8, 16)").sample(size=50)) == {8, 16}
+    with pytest.raises(UsageError, match="model.optimizer.lr must be one of"):
+        space("model.optimizer.lr", "exec(1)")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engine=spark"], "the only engine is --engine=ray"),
+        (["--engine.workers=2"], "the only engine is --engine=ray"),
+        (["--engine=ray", "--engine.wokers=2"], "there is no option"),
+        (["--engine=ray", "--ckpt_path=last.ckpt"], "goes on from the newest"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_ray_starts(words, message):
+    with pytest.raises(UsageError, match=message):
+        launch(["fit", "--config=occupation_coder/debug.yaml", *words])
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_workers_join_and_one_is_killed_without_a_trace(tmp_path):
+    whole, elastic = tmp_path / "whole", tmp_path / "elastic"
+    undisturbed = started(*RUN, f"--trainer.default_root_dir={whole}")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    process, mark = started(
+        *RUN,
+        *(f"--trainer.default_root_dir={elastic}", "--engine=ray", "--engine.workers=1:2"),
+        *("--engine.resize_s=2", f"--engine.address={cluster.address}"),
+        is_fork=False,
+    )
+    try:
+        wait_for_world(elastic, 1, 1)
+        cluster.add_node(num_cpus=1)
+        wait_for_world(elastic, 2, 2)
+        named = [p for p in psutil.process_iter() if "RayTrainWorker" in " ".join(p.cmdline())]
+        os.kill(max(p.pid for p in named), signal.SIGKILL)
+        wait_for_world(elastic, 2, 3)
+        printed = process.communicate(timeout=LIMIT_S)[0]
+        assert process.returncode == 0, printed
+        assert_undisturbed(elastic, whole, undisturbed)
+    finally:
+        ended(*undisturbed)
+        ended(process, mark)
+        process.stdout.close()
+        cluster.shutdown()
