@@ -557,12 +557,10 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
         model, _ = stored_values(init_from, classes)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"model.init_from: {error}") from error
-    networks = {
-        name: value
-        for name, value in model.get("init_args", {}).items()
-        if isinstance(value, dict) and "class_path" in value and name not in NO_WEIGHTS
-        if part in (None, name)
-    }
+    init_args = model.get("init_args", {})
+    taken = [name for name in init_args if name not in NO_WEIGHTS and part in (None, name)]
+    parts = {name: init_args[name] for name in taken if isinstance(init_args[name], dict)}
+    networks = {name: value for name, value in parts.items() if "class_path" in value}
     return {**model, "init_args": networks} if networks else {}
 
 

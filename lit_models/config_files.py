@@ -135,11 +135,9 @@ def newest_config(run: Path) -> Path:
     Raises:
         FileNotFoundError: it has none.
     """
-    versions = {
-        int(found[1] or 1): path
-        for path in run.glob("config*.yaml")
-        if (found := re.fullmatch(r"config(?:-(\d+))?\.yaml", path.name))
-    }
+    name = re.compile(r"config(?:-(\d+))?\.yaml")
+    matches = ((name.fullmatch(path.name), path) for path in run.glob("config*.yaml"))
+    versions = {int(found[1] or 1): path for found, path in matches if found}
     if not versions:
         raise FileNotFoundError(
             f"{run} holds no config.yaml, from which its module and data are built; `unisono fit` "

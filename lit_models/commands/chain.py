@@ -303,11 +303,8 @@ def made_from(
     for name, value in stage.options.items():  # the files that it names, those of stages aside
         if name.rpartition(".")[2] in NO_INPUTS:
             continue
-        texts = [
-            v
-            for v in (value if isinstance(value, list | tuple) else [value])
-            if isinstance(v, str) and set(placeholders(v)) <= {SEED}
-        ]
+        given = value if isinstance(value, list | tuple) else [value]
+        texts = [v for v in given if isinstance(v, str) and set(placeholders(v)) <= {SEED}]
         named = [_filled(text, {SEED: str(seed)}) for text in texts]
         paths = (path for text in named for path in _paths(text, folder))
         digests = [_folder_digest(p, p) if p.is_dir() else file_digest(p) for p in paths]

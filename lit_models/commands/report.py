@@ -369,11 +369,9 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     runs = (first, second)
     names = [run.name if first.name != second.name else str(run.folder) for run in runs]
     found = differences(first, second)
-    rows: list[tuple[str, ...]] = [
-        (aspect if i == 0 else "", *row, "")
-        for aspect, rows_ in found.items()
-        for i, row in enumerate(rows_ or ())
-    ]
+    rows: list[tuple[str, ...]] = []
+    for aspect, changed in found.items():
+        rows += [("" if place else aspect, *row, "") for place, row in enumerate(changed or ())]
     common = sorted(first.evaluated.keys() & second.evaluated.keys())
     values: dict[str, list[float | None]] = {
         "steps": [len(run.lineage) for run in runs],

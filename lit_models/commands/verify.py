@@ -207,11 +207,9 @@ def surviving(rows: list[Row]) -> Lineage:
             kept = [line for line in kept if line.get("step", 0) <= begin]
         kept.append(row)
     steps = {line["step"]: line for line in kept if _kind(line) == "step"}
-    left_out = {
-        step: "its loss or gradient is not finite"  # a scaler of float16 leaves it out by itself
-        for step, line in steps.items()
-        if line.get("is_finite") is False
-    }
+    # A scaler of float16 leaves these out by itself.
+    not_finite = [step for step, line in steps.items() if line.get("is_finite") is False]
+    left_out = dict.fromkeys(not_finite, "its loss or gradient is not finite")
     for line in kept:
         if line.get("event") == "not_applied":
             left_out[line["step"]] = "its update was not applied"

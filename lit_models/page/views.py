@@ -52,6 +52,7 @@ label="upload csv, tsv, parquet or xlsx" /></label>"""
 FIELDS, LARGEST = {"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 200, "seed": 0}, 4096
 LEGEND = [(f" {p:.1%} ", -math.log(p)) for p in (1, 0.5, 0.1, 0.01, 0.001)]
 CONTROLS = ("shuffled_words", "shuffled_examples", "true_text", "token_mean", "mean")
+PAGE_MODELS = ("LitSnippetWriter", "LitTextScorer")
 MOST_BYTES, COOKIE = 200_000_000, "unisono_token"  # of one upload; who has the token
 # The page's script is compiled in the browser, and its elements have styles of their own.
 POLICY = (
@@ -436,40 +437,6 @@ async def show_nearest(shelf: Shelf, model: Model, text: str) -> None:
     rows_table(list(near[0]), near, f"training rows nearest to {text}")
 
 
-def finder(module: Any, data: Any) -> tuple[Any, Any, dict[str, dict[int, float]]]:
-    """Return what finds documents of the data's collection, these, and query -> judged ones."""
-    from datamodules.search.candidates import Bm25Options, open_bm25
-
-    documents, grades = data.collection.documents, dict[str, dict[int, float]]()
-    bm25, encodes = (
-        open_bm25(data.collection, data.bm25 or Bm25Options()),
-        hasattr(module, "encode"),
-    )
-    for judged in (data.judged("validation", True), data.judged("test", True)):
-        for place, query in enumerate(data.queries(judged.queries)):
-            grades[query.text] = dict(zip(*judged.judged(place), strict=True))
-    vectors = module.encode([one.whole for one in documents], False) if encodes else None
-
-    def find(query: str) -> dict[str, Any]:  # way -> what the data show of its ten best
-        found: dict[str, Any] = {"BM25": (first := bm25.search([query], 1000))}
-        if encodes:
-            found["Retriever"] = own = module.search([query], vectors, 1000)
-            if (weight := module.fusion_weight()) is not None:
-                found[f"Fused, BM25 weighs {weight:g}"] = module.fuse(own, first)
-        elif size := min(data.candidates.top, (first.documents >= 0).sum()):
-            numbers, prior = (values[0, :size] for values in first)
-            texts = [documents[number].whole for number in numbers]
-            scores = module.rank(query, texts, prior if module.adds_prior else None)
-            order = scores.argsort(descending=True).tolist()
-            found["Re-ranked"] = numbers[None, order], scores[None, order]
-        for way, hits in found.items():
-            best = zip(*(values[0, :10].tolist() for values in hits), strict=True)
-            found[way] = [data.shown(query, *hit) for hit in best if hit[0] >= 0]
-        return found
-
-    return find, documents, grades
-
-
 @view
 async def search_view(shelf: Shelf, args: PageArguments) -> None:
     """Show a field for a query, and what each way finds; a title opens its document."""
@@ -477,14 +444,16 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     model = chosen_model(shelf, args, "LitRetriever", "LitRanker")
     state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Any]()
+    from lit_models.seo.base import Finder  # with torch, as the data
+
     folder = data.collection_request.folder
     for one in (*shelf.models("LitRanker").values(), model):
         with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
             theirs = await shelf.data(one)
             if theirs.collection_request.folder == folder:
-                parts = (finder, one.weights), finder, await shelf.module(one), theirs
+                parts = (Finder, one.weights), Finder, await shelf.module(one), theirs
                 finders[one.kind] = await shelf.compute(shelf.once, *parts)
-    _, documents, judged = finders[model.kind]
+    documents, judged = finders[model.kind].documents, finders[model.kind].grades
     state.text = f"{len(documents):,} documents{', no ranker' * ('LitRanker' not in finders)}"
 
     @view
@@ -503,8 +472,8 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
 
     async def show() -> None:
         found, asked = dict[str, Any](), query.value[:1000]
-        for find, *_ in reversed(finders.values()):
-            found |= await shelf.compute(find, asked)
+        for finder in reversed(finders.values()):
+            found |= await shelf.compute(finder.find, asked)
         marked = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
         marks = re.compile(rf"\b({marked})\b", re.IGNORECASE)
         grades = judged.get(asked, {})
@@ -615,6 +584,35 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
     action("show its tokens", show_tokens)
 
 
+@view
+async def pages_view(shelf: Shelf) -> None:
+    """Show a field for the text of a page, the titles of writers for it and scores of it."""
+    words("h1", "Pages")
+    text = ui.textarea("text of a page").props("autogrow").classes("wide")
+
+    async def show() -> None:
+        with ui.element("div").classes("figures"):
+            for name, model in shelf.models(*PAGE_MODELS).items():
+                with ui.element("section").classes("nicegui-column"):
+                    words("h2", name)
+                    await show_page(shelf, model, text.value)
+
+    action("write and score", show)
+
+
+@view
+async def show_page(shelf: Shelf, model: Model, text: str) -> None:
+    """Show what a model writes of a page, or its scores."""
+    module = await shelf.module(model)
+    if model.kind == "LitSnippetWriter":
+        words("p", *await shelf.compute(module.write, [text]))
+    else:
+        scores = await shelf.compute(module.score, [text])
+        facts(
+            module.in_words({name: values[0].tolist() for name, values in scores.items()}).items()
+        )
+
+
 # Path of a view -> how it is made, its name, the classes of the models that it shows.
 VIEWS: dict[str, tuple[View, str, set[str]]] = {
     "/": (runs_view, "Runs", set()),
@@ -623,6 +621,7 @@ VIEWS: dict[str, tuple[View, str, set[str]]] = {
     "/search": (search_view, "Search", {"LitRetriever", "LitRanker"}),
     "/language": (language_view, "Language", {"LitCausalLM"}),
     "/lens": (lens_view, "Lens", {"LitConsistencyLens"}),
+    "/pages": (pages_view, "Pages", set(PAGE_MODELS)),
     "/errors": (errors_view, "Errors", set()),
 }
 

@@ -16,9 +16,9 @@ from tests.distributed.launch import ROOT, finished, free_port, started
 
 pytestmark = pytest.mark.slow
 CONFIGS = ("occupation_coder/debug", "causal_lm/debug", "consistency_lens/debug")
-CONFIGS += ("seo/retriever_debug", "seo/ranker_debug")
+CONFIGS += ("seo/retriever_debug", "seo/ranker_debug", "seo/scorer_debug", "seo/writer_debug")
 VIEWS = ("/", "/run?name=occupation_coder-debug&beside=causal_lm-debug", "/code", "/search")
-VIEWS += ("/language", "/lens", "/errors?name=occupation_coder-debug")
+VIEWS += ("/language", "/lens", "/pages", "/errors?name=occupation_coder-debug")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 MOST_S = 60.0  # until the page answers, beside other work
@@ -137,6 +137,10 @@ def test_a_chart_zooms_and_what_is_clicked_on_says_more(served, tab):
     tab.get_by_role("button", name="tokens").click()
     tab.get_by_role("button", name="cat").click()
     tab.get_by_text("shuffled words").wait_for()
+    tab.goto(served[0] + "/pages")
+    tab.get_by_label("text of a page").fill("a <b>cat</b>")
+    tab.get_by_role("button", name="write and score").click()
+    tab.locator("dd").first.wait_for()
     tab.goto(served[0] + VIEWS[-1])
     tab.locator("td button").first.click()
     tab.get_by_role("link", name="its codes").wait_for()

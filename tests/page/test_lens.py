@@ -1,7 +1,5 @@
 """The view of a lens: a token's button says what the lens says of the text up to it."""
 
-import re
-
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
@@ -31,8 +29,7 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
         assert terms[:4] == ["explanation", *(f"sample {number}" for number in (1, 2, 3))]
         assert terms[4:] == [name.replace("_", " ") for name in CONTROLS]
         assert len(set(values[:4])) == 1
-        (said,) = module.explain(["and the at"])
-        assert re.fullmatch(rf"{re.escape(said)} \(FVE -?\d+\.\d{{3}}\)", values[0])
+        assert values[0].startswith(f"{module.explain(['and the at'])[0]} (FVE ")
         assert values[-1] == "0.000"  # of the mean
 
     async def visit_alone(user):
