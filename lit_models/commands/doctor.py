@@ -122,13 +122,11 @@ def check_machine(folder: Path) -> list[Diagnosis]:
     shared = Path("/dev/shm")  # through which loader processes and NCCL share data, on Linux
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
-        what = f"{usage.free >> 20:,} of {usage.total >> 20:,} MiB free in {shared}"
-        todo = f"remove what lies in {shared}; in a container, --shm-size=8g or --ipc=host"
-        if usage.free >= ENOUGH_SHARED_BYTES:
-            out.append(Diagnosis("shared memory", "ok", what))
-        else:
+        what, todo = f"{usage.free >> 20:,} of {usage.total >> 20:,} MiB free in {shared}", ""
+        if usage.free < ENOUGH_SHARED_BYTES:
             what += ": little for loader processes and NCCL, which end with a bus error"
-            out.append(Diagnosis("shared memory", "warning", what, todo))
+            todo = f"remove what lies in {shared}; in a container, --shm-size=8g or --ipc=host"
+        out.append(Diagnosis("shared memory", "warning" if todo else "ok", what, todo))
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-") as file:

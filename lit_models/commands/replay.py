@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 import warnings
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -432,13 +433,9 @@ def first_fault(module: ExactModule, batch: dict[str, Any]) -> str:
         look(f"{name} of the batch", value)
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         look(f"weight {name}", value)
-    handles = [
-        part.register_forward_hook(
-            lambda part, args, output, name=name: look(f"output of {name}", output)
-        )
-        for name, part in module.named_modules()
-        if name
-    ]
+    parts = {f"output of {name}": part for name, part in module.named_modules() if name}
+    heard = {place: partial(lambda at, *call: look(at, call[-1]), place) for place in parts}
+    handles = [parts[place].register_forward_hook(hook) for place, hook in heard.items()]
     module.training_terms(batch)
     for handle in handles:
         handle.remove()

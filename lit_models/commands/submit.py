@@ -265,10 +265,8 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
             f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
             "--model.init_from."
         )
-    own = [
-        f"--trainer.devices={resources.tasks_per_node}",
-        f"--trainer.num_nodes={resources.nodes}",
-    ]
+    own = [f"--trainer.devices={resources.tasks_per_node}"]
+    own += [f"--trainer.num_nodes={resources.nodes}"]
     if given_value(options, ACCELERATOR) is None:
         own.append(f"--{ACCELERATOR}={resources.accelerator}")
     check_run(["fit", *run, *own], resources.processes)

@@ -156,6 +156,7 @@ class Case:
         current = ids.gather(1, self.position[:, None])[:, 0]  # [B], the words at the positions
         last = recent_words(ids, self.position, number, lens.verbalizer.is_word)
         explain, reader = lens.verbalizer.explain, lens.reference["reconstructor"]
+        projected = partial(baselines.projected, self.activation)
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
@@ -164,10 +165,7 @@ class Case:
             "mean": lambda: mean.expand_as(self.activation),
             "position_mean": lambda: baselines.of_position(self.position, mean),
             "token_mean": lambda: baselines.of_token(current, mean),
-            **{
-                f"components_{k}": partial(baselines.projected, self.activation, k)
-                for k in COMPONENTS
-            },
+            **{f"components_{k}": partial(projected, k) for k in COMPONENTS},
             "true_text": lambda: lens.reconstructor(lens.words(last)),
             "teacher_text": lambda: lens.reconstructor(self.teacher_words),
             "teacher_text_separate": lambda: reader(self.teacher_words),

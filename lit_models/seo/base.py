@@ -156,10 +156,8 @@ class EncodedTextModule(ExactModule):
                 "checkpoint of seo that was trained on the same texts and data.tokenizer."
             )
         own, stored = self.state_dict(), checkpoint["state_dict"]
-        here, there = (
-            {name: tensor for name, tensor in weights.items() if name.startswith(ENCODER)}
-            for weights in (own, with_adapters(self, stored))
-        )
+        here = {n: t for n, t in own.items() if n.startswith(ENCODER)}
+        there = {n: t for n, t in with_adapters(self, stored).items() if n.startswith(ENCODER)}
         if wrong := misfits(here, there):
             raise ValueError(
                 f"init_from {source} has another encoder: {wrong}. All of its weights must fit: "

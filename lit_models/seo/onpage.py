@@ -142,10 +142,8 @@ def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
     titles = [(e, _line(e)) for e in tree.css("title:not(svg *)")]
     metas = tree.css('meta[name="description" i]')
     descriptions = [(e, " ".join(_value(e, "content").split())) for e in metas]
-    for name, what, found in (
-        ("title", "<title>", titles),
-        ("description", "meta description", descriptions),
-    ):
+    kinds = ("title", "<title>", titles), ("description", "meta description", descriptions)
+    for name, what, found in kinds:
         element, text = found[0] if found else (tree.head, None)
         report.facts |= {name: text, f"{name}_length": len(text or "")}
         shortest, longest = LIMITS[name]
@@ -331,10 +329,8 @@ def shown_site(reports: Sequence[PageReport]) -> str:
     for report in reports:
         for rule in dict.fromkeys((f.check, f.rule) for f in report.findings):
             pages[rule].append(report.name)
-    lines = [
-        f"── {len(reports):,} pages",
-        f"{sound:,} without a finding; {words:,.0f} words in the mean",
-    ]
+    lines = [f"── {len(reports):,} pages"]
+    lines += [f"{sound:,} without a finding; {words:,.0f} words in the mean"]
     for (check, broken), names in sorted(pages.items(), key=lambda item: -len(item[1])):
         lines.append(_row(check, f"{len(names):,} x {broken} ({names[0]})"))
     return "\n".join([*lines, ""])

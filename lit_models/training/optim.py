@@ -458,13 +458,9 @@ class AveragedWeights(Callback):
         """Begin with the weights as they are, or go on with the checkpoint's averages."""
         restored, self._restored = self._restored, {}
         self._seen_step = trainer.global_step
-        self._averages = {
-            name: sharded_like(restored[name].to(p.device), p)
-            if name in restored
-            else p.detach().clone()
-            for name, p in pl_module.named_parameters()
-            if p.requires_grad
-        }
+        trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
+        kept = {n: sharded_like(restored[n].to(p.device), p) for n, p in trained if n in restored}
+        self._averages = {n: kept[n] if n in kept else p.detach().clone() for n, p in trained}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Move the averages, once at the end of each optimizer step."""
