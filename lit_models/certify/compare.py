@@ -91,7 +91,7 @@ def read_record(folder: Path) -> Record:
             record["samples"][f"{STEP}{step}, {name.replace('_', ' ')}"] = row.get(name)
     outputs = [Path(row["output"]) for row in rows if "output" in row]
     for path in [*outputs, *folder.glob("errors-*.csv")]:
-        for file in path.rglob("*") if path.is_dir() else [path]:
+        for file in filter(Path.is_file, path.rglob("*")) if path.is_dir() else [path]:
             record["files"][str(file.relative_to(path.parent))] = file.read_bytes()
     record["weights"] = read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
     return record
@@ -153,6 +153,8 @@ def told(name: str, one: Any, other: Any) -> str:
         "not its own": [sample for sample in now if not before[sample]],
     }
     words = [f"{now.total()} samples of {before.total()}"]
+    if before and now.total() > before.total() and now.total() % before.total() == 0:
+        words[0] += ", as where a batch_size is that of each device"
     for what, names in groups.items():
         more = ", …" if len(names) > NUM_NAMES else ""
         words += [f"{len(names)} {what} ({', '.join(names[:NUM_NAMES])}{more})"] if names else []

@@ -152,8 +152,9 @@ def rows_of(batch: Any) -> list[str]:
         return [str(sample) if weight > 0 else "" for sample, weight in pairs]
     tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
     tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
-    rows = zip(*(tensor.tolist() for tensor in tensors), strict=True)
-    return [hashlib.sha256(repr(row).encode()).hexdigest()[:8] for row in rows]
+    parts = [t.cpu().contiguous().reshape(len(t), -1).view(torch.uint8).numpy() for t in tensors]
+    rows = (b"".join(row.tobytes() for row in row_parts) for row_parts in zip(*parts, strict=True))
+    return [hashlib.sha256(row).hexdigest()[:8] for row in rows]
 
 
 def lines_of(outputs: Any, rows: list[str]) -> list[str]:

@@ -84,7 +84,8 @@ def test_two_ranks_and_a_resume_on_one_are_the_run_of_one_device(tmp_path: Path)
             {"1-0": start((1, [*"abcdefgh"], 4.0), (2, [*"ef"], 1.0)) + evaluated()},
             "samples",
             "NOT",
-            "step 1: 8 samples of 4, 4 not its own (e, f, g, …)",
+            "step 1: 8 samples of 4, as where a batch_size is that of each device, 4 not its own "
+            "(e, f, g, …)",
         ),
         (  # of losses 3, 3, 3, 7, the means of two ranks that hold three and one
             {

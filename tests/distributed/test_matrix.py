@@ -140,6 +140,7 @@ def assert_same(one: Path, other: Path, **bounds: float) -> None:
     """
     found = compare(read_record(one), read_record(other), BOUNDS["64"] | bounds)
     assert [word for finding in found for word in finding.words] == []
+    assert all(finding.is_same for finding in found[:4])  # none is empty
 
 
 def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
