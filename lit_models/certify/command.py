@@ -153,7 +153,8 @@ def table(ways: list[Way]) -> list[str]:
 
 def page(facts: dict[str, Any], lines: list[str]) -> str:
     """Return a certificate in Markdown."""
-    proofs = [f"- {way['name']}: {'; '.join(way['proof'])}" for way in facts["ways"]]
+    proven = [way for way in facts["ways"] if way["proof"]]
+    proofs = [f"- {way['name']}: {'; '.join(way['proof'])}" for way in proven]
     rows = [f"| {name} | {facts[name]} |" for name in ("date", "hardware", "versions", "bounds")]
     parts = [
         f"# {facts['name']}: {'the same run' if facts['is_same'] else 'NOT the same run'}",
@@ -162,7 +163,7 @@ def page(facts: dict[str, Any], lines: list[str]) -> str:
         "\n".join(["```text", *lines, "```"]),
         "Numbers are the largest distances from one device, relative to its own; `NOT` is beyond "
         "the bound, `-` was not there.",
-        "What the ledgers prove:\n\n" + "\n".join(line for line in proofs if line[-1] != " "),
+        *(["What the ledgers prove:\n\n" + "\n".join(proofs)] if proofs else []),
         *(f"Left out: {stage}: {why}" for stage, why in facts["left out"].items()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -212,7 +213,7 @@ class Trial:
         way.findings = compare(reference, read_record(folder), bounds)
         if (folder / FILE_NAME).exists():
             proof = verify_run(folder)
-            way.faults, way.proof = proof.faults, [" ".join(line) for line in proof.epoch_lines()]
+            way.faults, way.proof = proof.faults, [": ".join(line) for line in proof.epoch_lines()]
         steps = {found.aspect: found.step for found in way.findings if found.step is not None}
         if steps:
             way.parted = self.parted(way, min(steps.values()), steps)
