@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -42,7 +43,7 @@ from datamodules.core.plan import (
 
 RESERVED = frozenset(PlannedBatch.__annotations__)
 log = logging.getLogger(__name__)
-PREFETCHED = 4  # batches that each worker keeps ready
+PREFETCHED = 4  # batches that each worker keeps ready; without one made together, in warm caches
 LEAST_WORKERS = 2  # beside a GPU: batches made in the training process would keep it waiting
 SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
 Stage = Literal["train", "validation", "test", "predict"]
@@ -219,14 +220,14 @@ class PlannedLoader:
         """Do nothing, see `state_dict`."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        batches, end = iter(self.loader), object()
+        batches, number = iter(self.loader), 1 if self.loader.num_workers else PREFETCHED
         while True:
             begun = time.perf_counter()
-            batch: Any = next(batches, end)
+            ready = list(islice(batches, number))
             self.wait_s += time.perf_counter() - begun
-            if batch is end:
+            if not ready:
                 return
-            yield batch
+            yield from ready
 
 
 @dataclass(frozen=True)
@@ -442,8 +443,7 @@ class PlannedDataModule(LightningDataModule):
         """
         if not state_dict or "train" not in self.datasets:
             return
-        now = asdict(self.request("train"))
-        then = state_dict["plan"]
+        now, then = asdict(self.request("train")), state_dict["plan"]
         changes = [f"{k}: {then.get(k)} -> {now[k]}" for k in now if now[k] != then.get(k)]
         if changes:
             raise ValueError(
