@@ -17,7 +17,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/seo": 3_000,
     "lit_models/page": 900,
     "lit_models/engines": 350,
-    "lit_models/certify": 716,
+    "lit_models/certify": 718,
     "datamodules": 12_500,
     "tests": 31_000,
     "tests/page": 700,

@@ -115,14 +115,16 @@ def certify(
     if steps < LEAST_STEPS:
         raise UsageError(f"--steps must be {LEAST_STEPS} or more, got {steps}: kills take some.")
     several = sorted({int(count) for count in devices.split(",")} - {1})
-    worlds = [(count, name) for count in several for name in strategies.split(",")] or [ONE]
-    most = [world for world in worlds if world[0] == worlds[-1][0]]
+    worlds = [(count, name) for count in several for name in strategies.split(",")]
+    most = [world for world in worlds if world[0] == worlds[-1][0]] or [ONE]
     of_level: dict[str, list[tuple[World, ...]]] = {
         "A": [(world,) for world in worlds],
         "B": [((n, name),) for n, name in worlds if n.bit_count() == 1 and name != "fsdp"],
         "C": [(most[0], ONE, most[-1])],
     }
     ways = [Way(level, way) for level in sorted(set(levels.split(","))) for way in of_level[level]]
+    if not ways:
+        raise UsageError(f"--devices={devices} leaves --levels={levels} nothing to compare: add 2.")
     trial = Trial(run_options or [], steps, to)
     for signum in (signal.SIGINT, signal.SIGTERM):  # which ends the ranks, too
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
