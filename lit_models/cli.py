@@ -80,12 +80,11 @@ usage: unisono {} --config FILE [--config FILE …] [--KEY=VALUE …]
   --trainer.precision=NAME           left out: bf16-mixed on GPUs, else 32-true
   --trainer.default_root_dir=FOLDER  of the run
   --ckpt_path=auto                   go on with the newest checkpoint
-  --engine=ray --engine.workers=1:8  ranks on a Ray cluster, as many as there is room
   --seed_everything=N                seed
 
 All keys with their values: --print_config. What they mean: --help=all, of a
 class --model.help=CLASS, --data.help=CLASS. Shipped configs: `unisono --help`.
-From other programs: lit_models/migration.md."""
+From other programs: lit_models/migration.md. On Ray: lit_models/engines."""
 
 
 class UnisonoParser(LightningArgumentParser):
