@@ -33,7 +33,8 @@ def houses(tmp_path: Path) -> Path:
 
 
 def unisono(folder: Path, *arguments: str) -> str:
-    done = run("-c", THERE, str(folder), "bin/unisono.py", *arguments, PYTHONPATH=str(ROOT))
+    place = {"PYTHONPATH": str(ROOT)}
+    done = run("-c", THERE, str(folder), "bin/unisono.py", *arguments, timeout_s=400, **place)
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 
