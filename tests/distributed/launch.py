@@ -33,7 +33,7 @@ IMPORTED = ["tests.distributed.jobs", "lit_models.cli", "tensorboard", "pytest"]
 SESSIONS: dict[str, int] = {}  # mark -> that of a fork, whose environment the system does not show
 
 
-def run(*arguments: str, timeout_s: float = 150, **environ: str) -> subprocess.CompletedProcess:
+def run(*arguments: str, timeout_s: float = 300, **environ: str) -> subprocess.CompletedProcess:
     """Return the finished `python arguments`; no process of it is left, whatever happened."""
     statuses, outputs = finished(started(*arguments, is_fork=False, **environ), limit_s=timeout_s)
     return subprocess.CompletedProcess(arguments, statuses[0], outputs[0])
