@@ -43,7 +43,7 @@ from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_al
 from lit_models.training.optim import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
-LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; job id and restarts, under SLURM
+LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; what a launcher calls the run
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
 
@@ -148,14 +148,17 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
     """Return the run that is chosen, whose folder no other process writes until `release`.
 
     The lock of a process of this host that is gone is taken over, and that of an earlier start of
-    the same SLURM job. `choose` is called again under the lock of a new run, as another may have
-    begun.
+    the same SLURM job, or world of the same elastic run, on any host. `choose` is called again
+    under the lock of a new run, as another may have begun.
 
     Raises:
         OSError: this user may not write there.
         RuntimeError: another process holds the folder.
     """
     job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
+    own, earlier = f"{job} {restarts}", {f"{job} {n}" for n in range(restarts)}
+    if (elastic := environ.get("TORCHELASTIC_RUN_ID", "none")) != "none":  # torchrun's default
+        job, own, earlier = elastic, elastic, {elastic}
     run = choose()
     while True:
         folder = Path(run.folder)
@@ -165,8 +168,8 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         # A moment, in which another one that has just taken it writes who it is.
         lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
         try:
-            if job and _text(folder / LOCK_JOB) in {f"{job} {n}" for n in range(restarts)}:
-                (folder / LOCK).unlink(missing_ok=True)  # a requeued job has ended by then
+            if job and _text(folder / LOCK_JOB) in earlier:
+                (folder / LOCK).unlink(missing_ok=True)  # it has ended by then
             lock.acquire()
         except Timeout:
             holder = _text(folder / LOCK).splitlines()
@@ -177,7 +180,7 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
                 f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
             ) from None
         if job:
-            (folder / LOCK_JOB).write_text(f"{job} {restarts}", encoding="utf-8")
+            (folder / LOCK_JOB).write_text(own, encoding="utf-8")
         _held[folder] = lock, made
         for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
             remove(path)
@@ -422,13 +425,11 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         lines += [("global batch", batch), ("epoch", epoch)]
     if exactness["level"] == "bitwise":
         chunks, copies = exactness["num_chunks"], exactness["gradient_copies"]
-        text = f"bitwise: {chunks} chunks a step, {copies} x the gradients"
-        lines.append(("exactness", text))
+        lines.append(("exactness", f"bitwise: {chunks} chunks a step, {copies} x the gradients"))
     if exactness["exact_dropout"]:
         lines.append(("dropout", "keyed by seed, epoch and sample"))
-    rates = sorted(set(facts["learning_rates"]), reverse=True)[:3]
-    shown = ", ".join(f"{rate:.3g}" for rate in rates)
-    lines.append(("learning rate", f"{shown} at this step"))
+    rates = [f"{rate:.3g}" for rate in sorted(set(facts["learning_rates"]), reverse=True)[:3]]
+    lines.append(("learning rate", f"{', '.join(rates)} at this step"))
     table = Table.grid(padding=(0, 2))
     for label, value in lines:
         if value:

@@ -197,7 +197,7 @@ def test_a_second_run_says_who_holds_the_folder_and_writes_nothing(
     assert unisono("fit", "--config", "toy.yaml", *resume)[0] == 0
 
 
-def test_a_lock_is_taken_over_from_the_dead_and_from_the_same_job_alone(tmp_path: Path) -> None:
+def test_a_lock_is_taken_over_from_the_dead_and_the_same_job_alone(tmp_path: Path) -> None:
     def lock_of(process: int, host: str, job: str = "") -> None:
         (tmp_path / ".lock").write_text(f"{process}\n{host}\n")
         (tmp_path / ".lock-job").write_text(job)
@@ -213,13 +213,16 @@ def test_a_lock_is_taken_over_from_the_dead_and_from_the_same_job_alone(tmp_path
     release(tmp_path)
     lock_of(17, "node9", "5 0")
     again = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
-    other = {"SLURM_JOB_ID": "6"}
-    for environ in ({}, other, {"SLURM_JOB_ID": "5"}, again | other):
+    other, elastic = {"SLURM_JOB_ID": "6"}, {"TORCHELASTIC_RUN_ID": "mine"}
+    for environ in ({}, other, {"SLURM_JOB_ID": "5"}, again | other, elastic):
         with pytest.raises(RuntimeError, match=r"process 17 on node9.*is gone, remove .*/\.lock\."):
             locked(choose, environ)
     assert locked(choose, again) == choose()
     assert (tmp_path / ".lock").read_text().split()[0] == str(os.getpid())
     assert (tmp_path / ".lock-job").read_text() == "5 1"
+    release(tmp_path)
+    lock_of(17, "node9", "mine")
+    assert locked(choose, elastic) == choose()
     release(tmp_path)
 
 
