@@ -49,15 +49,16 @@ def run(argv: list[str]) -> int | None:
         # Threads that wait without sleeping make a step 20 times slower as soon as another program
         # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # A process that is forked to load data can hang on a thread of Arrow's second allocator.
+        os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
         # Blocks whose sizes differ from step to step leave gaps in a GPU's memory that nothing else
         # can use; the allocator reads this at its first block, the older name before this one.
         if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         with usage_errors():
             check_rendezvous(os.environ)
-        has_engine = any(word.startswith("--engine") for word in argv)
-        module = importlib.import_module(f"lit_models.{'engines.on_ray' if has_engine else 'cli'}")
-        return int(module.launch(argv))
+        module = "engines.on_ray" if any(word.startswith("--engine") for word in argv) else "cli"
+        return int(importlib.import_module(f"lit_models.{module}").launch(argv))
     known = [*VERBS, *COMMANDS]
     if name not in known:
         near = did_you_mean(near_names(name, known))

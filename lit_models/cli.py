@@ -584,8 +584,7 @@ def launch(argv: list[str], kind: type[UnisonoCLI] = UnisonoCLI) -> int:
         if wants_help:
             print(BRIEF_HELP.format(verb))
             return 0
-        names = [word.partition("=")[0] for word in argv]
-        if any(name.endswith((".help", "--help", "--print_config")) for name in names):
+        if any(re.match(r"[^=]*(\.help|--help|--print_config)(=|$)", word) for word in argv):
             UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], runs.Run("runs"))
             return 0
         argv = in_launched_world(argv, os.environ)
