@@ -62,7 +62,7 @@ def test_the_formatter_lays_out_every_line() -> None:
 
 def test_a_public_class_name_stands_once() -> None:
     places: dict[str, list[str]] = {}
-    for path in [*sources("lit_models"), *sources("lit_models/page"), *sources("datamodules")]:
+    for path in [*(ROOT / "lit_models").rglob("*.py"), *(ROOT / "datamodules").rglob("*.py")]:
         for name in re.findall(r"^class ([A-Z]\w*)", path.read_text("utf-8"), re.MULTILINE):
             places.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -22,7 +22,7 @@ from datamodules.core.store import write_whole
 from lit_models.certify.compare import (
     ASPECTS,
     BOUNDS,
-    Finding,
+    Comparison,
     Record,
     compare,
     first_difference,
@@ -61,7 +61,7 @@ class Way:
     worlds: tuple[World, ...]  # of each start; between two of them it is killed
     faults: list[str] = field(default_factory=list)  # of its start, or of its ledger
     proof: list[str] = field(default_factory=list)  # of its ledger
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Comparison] = field(default_factory=list)
     parted: str = ""  # where it is no longer the same
 
     @property

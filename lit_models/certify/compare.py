@@ -30,7 +30,7 @@ Record = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Comparison:
     """What two records say of one aspect."""
 
     aspect: str
@@ -97,9 +97,9 @@ def read_record(folder: Path) -> Record:
     return record
 
 
-def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Finding]:
+def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Comparison]:
     """Return what the other record has the same, aspect by aspect."""
-    findings: list[Finding] = []
+    findings: list[Comparison] = []
     for aspect in ASPECTS:
         left, right = one[aspect], other[aspect]
         bound = 0.0 if aspect == "samples" else bounds.get(aspect)
@@ -112,7 +112,7 @@ def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Findin
         steps = [int(name.split()[1].strip(",")) for name in beyond if name.startswith(STEP)]
         is_same = None if bound is None or not gaps else not beyond
         apart = max(gaps.values(), default=math.nan)
-        findings.append(Finding(aspect, is_same, apart, tuple(words), min(steps, default=None)))
+        findings.append(Comparison(aspect, is_same, apart, tuple(words), min(steps, default=None)))
     return findings
 
 

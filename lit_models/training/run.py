@@ -156,9 +156,9 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         RuntimeError: another process holds the folder.
     """
     job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
-    own, earlier = f"{job} {restarts}", {f"{job} {n}" for n in range(restarts)}
+    own, earlier = [f"{job} {restarts}"] if job else [], {f"{job} {n}" for n in range(restarts)}
     if (elastic := environ.get("TORCHELASTIC_RUN_ID", "none")) != "none":  # torchrun's default
-        job, own, earlier = elastic, elastic, {elastic}
+        own, earlier = [*own, elastic], {*earlier, elastic}
     run = choose()
     while True:
         folder = Path(run.folder)
@@ -168,7 +168,7 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         # A moment, in which another one that has just taken it writes who it is.
         lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
         try:
-            if job and _text(folder / LOCK_JOB) in earlier:
+            if earlier & {*_text(folder / LOCK_JOB).splitlines()}:
                 (folder / LOCK).unlink(missing_ok=True)  # it has ended by then
             lock.acquire()
         except Timeout:
@@ -179,8 +179,8 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
                 "one folder would mix their steps. Wait for it or stop it, or give another "
                 f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
             ) from None
-        if job:
-            (folder / LOCK_JOB).write_text(own, encoding="utf-8")
+        if own:
+            (folder / LOCK_JOB).write_text("\n".join(own), encoding="utf-8")
         _held[folder] = lock, made
         for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
             remove(path)

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from lit_models.certify.command import Way, page, table
-from lit_models.certify.compare import BOUNDS, SEEN, Finding, compare, first_difference, read_record
+from lit_models.certify.compare import (
+    BOUNDS,
+    SEEN,
+    Comparison,
+    compare,
+    first_difference,
+    read_record,
+)
 from lit_models.certify.probe import Probe, lines_of, rows_of
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -35,7 +42,7 @@ ONE = {"1-0": start((1, [*"abcd"], 4.0), (2, [*"ef"], 1.0)) + evaluated()}
 
 def findings(
     folder: Path, other: dict[str, list[Line]], weight: float = 1.0, bits: str = "64"
-) -> dict[str, Finding]:
+) -> dict[str, Comparison]:
     """Return what a run of these notes and this weight has the same as the run ONE."""
     records = []
     for name, ranks, value in (("one", ONE, 1.0), ("other", other, weight)):
@@ -185,7 +192,7 @@ def test_where_a_step_parts_first(tmp_path: Path, other: Any, look_at: int, plac
 
 
 def test_a_page_says_what_differs_under_its_command() -> None:
-    wrong = Finding("metrics", False, 0.2, ("val/loss: 0.6 instead of 0.5",), None)
+    wrong = Comparison("metrics", False, 0.2, ("val/loss: 0.6 instead of 0.5",), None)
     way = Way("A", ((2, "ddp"),), ["start 1 ended with status 1"], findings=[wrong])
     facts = dict.fromkeys(("date", "hardware", "versions", "bounds"), "x")
     facts |= {"name": "mine", "is_same": False, "command": "unisono certify", "left out": {}}
