@@ -16,12 +16,12 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_000,
     "lit_models/page": 900,
-    "lit_models/engines": 350,
+    "lit_models/engines": 600,
     "lit_models/certify": 718,
     "datamodules": 12_500,
     "tests": 31_000,
     "tests/page": 730,
-    "tests/engines": 300,
+    "tests/engines": 450,
     "tests/certify": 300,
 }
 LATER_ROOMS = (

@@ -25,7 +25,7 @@ COMMANDS = {  # name -> the file of its function, what it does
     "replay": ("commands.replay", "rebuild one optimizer step of a run on one device"),
     "report": ("commands.report", "write one HTML page on a run, or on two runs side by side"),
     "show": ("page.app", "open a page in the browser on runs and models"),
-    "submit": ("commands.submit", "write a job's script for SLURM, and submit it"),
+    "submit": ("commands.submit", "write a job for SLURM or another cluster, and submit it"),
     "verify": ("commands.verify", "prove from the ledger which samples a run used"),
 }
 RUN_OPTIONS = "run_options"  # takes all options that are not the command's own

@@ -1,4 +1,4 @@
-"""Write a job's script for SLURM, and submit it."""
+"""Write the file of a job, and submit it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,159 +34,60 @@ from lit_models.config_files import (
     one_word_each,
     run_root,
 )
+from lit_models.engines.jobs import TARGETS, Resources, Script, world_sizes
 from lit_models.errors import UsageError, usage_errors
 from lit_models.training import rules
 
-TEMPLATES = Path(__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
 ACCELERATOR = "trainer.accelerator"
 MODULE = ("-m", "lit_models")
-CPUS_BESIDE_A_GPU = 4  # which make its batches
-# In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
-TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a job asks the cluster for, checked before it waits a night for it.
-
-    Args: as `submit`; `gpus_per_node` is `None` for a job on CPUs.
-    """
-
-    nodes: int = 1
-    tasks_per_node: int = 1
-    gpus_per_node: int | None = None
-    cpus_per_task: int | None = None
-    nodelist: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    time_limit: str = "24:00:00"
-    save_ahead_s: int = 300
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            option = f"--{name.replace('_', '-')}"
-            if isinstance(value, int) and value < 1:
-                raise UsageError(f"{option} must be 1 or more, got {value}; else leave it out.")
-            if isinstance(value, str) and not re.fullmatch(r"\S+", value):
-                raise UsageError(
-                    f"{option}={value!r} must be one word, without spaces or line breaks."
-                )
-        if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
-            raise UsageError(
-                f"--tasks-per-node={self.tasks_per_node} with --gpus-per-node="
-                f"{self.gpus_per_node}: a GPU has one process; leave --tasks-per-node out."
-            )
-        limit_s = seconds(self.time_limit)
-        if self.save_ahead_s >= limit_s:
-            raise UsageError(
-                f"--save-ahead-s={self.save_ahead_s} must be below the time limit {self.time_limit}"
-                f" ({limit_s} s): it is how long before it the run saves. Lower it, or raise "
-                "--time-limit."
-            )
-
-    @property
-    def processes(self) -> int:
-        """On all machines."""
-        return self.nodes * self.tasks_per_node
-
-    @property
-    def cpus(self) -> int | None:
-        """Of each process; `None` leaves them to the cluster, which often gives one."""
-        return self.cpus_per_task or (CPUS_BESIDE_A_GPU if self.gpus_per_node else None)
-
-    @property
-    def accelerator(self) -> str:
-        """That of a run which names none: `auto` would train on the CPUs of a machine whose GPUs
-        are broken, and take GPUs that the job did not ask for."""
-        return "gpu" if self.gpus_per_node else "cpu"
-
-    @property
-    def srun(self) -> list[str]:
-        """The words before a command that start it once for each process of the job."""
-        # Without the first option the other tasks wait for ever for one that has failed.
-        cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
-        return ["srun", "--kill-on-bad-exit=1", *cpus]  # srun does not inherit it
-
-    def __str__(self) -> str:
-        kind = "GPUs" if self.gpus_per_node else "CPU processes"
-        return f"nodes x {kind}: {self.nodes} x {self.tasks_per_node}"
-
-
-@dataclass(frozen=True)
-class Script:
-    """One script of a job."""
-
-    resources: Resources
-    name: str  # of the job
-    python: str  # that it starts
-    command: Sequence[str]  # its lines, quoted where they must be
-    run_folder: str = ""  # as the shell reads it; "" where the command knows it
-
-    def text(self, path: Path, activate: Sequence[str] = ()) -> str:
-        """Return the script.
-
-        Args:
-            path: where it will lie.
-            activate: lines for the job's shell.
-        """
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-        # Shell, not HTML: every value is quoted, or checked to be one word.
-        environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        return environment.get_template("job.sh").render(
-            **asdict(self.resources) | {"cpus_per_task": self.resources.cpus},
-            resources=self.resources,
-            path=path,
-            name=self.name,
-            run_folder=self.run_folder,
-            activate=list(activate),
-            python=shlex.quote(self.python),
-            command=" \\\n  ".join(self.command),
-        )
 
 
 def submit(
     *,
     run_options: list[str] | None = None,
-    nodes: int = 1,
+    target: str = "slurm",
+    nodes: str = "1",
     gpus_per_node: int | None = None,
     tasks_per_node: int | None = None,
     cpus_per_task: int | None = None,
     nodelist: str | None = None,
     partition: str | None = None,
     account: str | None = None,
-    time_limit: str = "24:00:00",
-    save_ahead_s: int = 300,
+    time_limit: str | None = None,
+    save_ahead_s: int | None = None,
+    max_restarts: int | None = None,
+    rendezvous: str | None = None,
     activate: list[str] | None = None,
     name: str | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Write the script of a job, and put it into SLURM's queue.
+    """Write the file of a job, and put it into a cluster's queue.
 
-    The job saves ahead of its time limit, is requeued and goes on in the same run folder until the
-    run is complete. The config of a chain becomes one job for each stage that is not complete, each
-    after the one before it; a stage runs on its `devices`, such as --change.dump.devices=8, of
-    which a node has as many as --gpus-per-node says, or --tasks-per-node.
+    A job of SLURM saves ahead of its time limit, is requeued and goes on in its run folder until
+    the run is complete. The config of a chain becomes one such job for each stage that is not
+    complete, each after the one before it; a stage runs on its `devices`, such as
+    --change.dump.devices=8, of which a node has as many as --gpus-per-node says, or
+    --tasks-per-node.
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
-        nodes: machines.
+        target: slurm, or torchrun, which is started by hand on each machine.
+        nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks, by
+            torchrun.
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
         cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches.
-        nodelist: machines that must be among them.
-        partition: of the cluster.
-        account: that the job is charged to.
-        time_limit: of one job, such as 24:00:00, 90 (minutes) or 2-12 (days and hours).
-        save_ahead_s: how long before the time limit the run is told to save.
+        nodelist: machines that must be among them; slurm.
+        partition: of the cluster; slurm.
+        account: that the job is charged to; slurm.
+        time_limit: of one job, such as 90 (minutes) or 2-12 (days and hours), 24:00:00 by default;
+            slurm.
+        save_ahead_s: how long before the time limit the run is told to save, 300 by default; slurm.
+        max_restarts: losses of a rank or a node after which the run is given up, 9 by default; all
+            but slurm, which requeues without end.
+        rendezvous: HOST:PORT of one of the machines, on which all meet; torchrun.
         activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable.
         name: of the job, of its scripts' folder, jobs/NAME, and of its run, runs/NAME_JOBID.
         dry_run: write the scripts and submit nothing.
@@ -195,12 +96,27 @@ def submit(
         UsageError: the job would be refused, by SLURM or by the run's own parser.
         RuntimeError: sbatch is not here, or refuses.
     """
+    fewest, most = world_sizes(nodes, "--nodes")
+    own = {
+        "cpus_per_task": cpus_per_task,
+        "nodelist": nodelist,
+        "partition": partition,
+        "account": account,
+        "time_limit": time_limit,
+        "save_ahead_s": save_ahead_s,
+        "max_restarts": max_restarts,
+        "rendezvous": rendezvous,
+    }
+    asked = {option: value for option, value in own.items() if value is not None}
+    check_target(target, [*asked, *["activate"] * bool(activate), *["dry_run"] * dry_run])
+    hands_in = TARGETS[target].hands_in
     resources = Resources(
-        nodes,
-        tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
-        gpus_per_node,
-        cpus_per_task,
-        *(nodelist, partition, account, time_limit, save_ahead_s),
+        nodes=most,
+        tasks_per_node=tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
+        gpus_per_node=gpus_per_node,
+        target=target,
+        fewest_nodes=fewest if fewest < most else None,
+        **asked,
     )
     lines, run = activate or [], run_options or []
     options = expand_configs(run)
@@ -217,12 +133,15 @@ def submit(
     found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
     if not found:
         return 0
-    LOGS.mkdir(exist_ok=True)
+    if target == "slurm":
+        LOGS.mkdir(exist_ok=True)
     for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
         place = Path("jobs", name if number == 1 else f"{name}-{number}")
         texts = {file: one.text(place / file, lines) for file, one in found.items()}
-        there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.sh")}
-        if not there or there == texts:
+        there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.*")}
+        folders = [shlex.split(one.folder(place / file)) for file, one in found.items()]
+        is_free = not there and not any(Path(*words).exists() for words in folders if words)
+        if is_free or there == texts:
             break
     place.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
@@ -230,6 +149,9 @@ def submit(
         (place / file).chmod(0o755)
         print(f"wrote      {place / file} for {found[file].resources}")
     jobs = [place / file for file in found]
+    if not hands_in:
+        print(f"start it   bash {jobs[0]}, on each machine, from this folder, which all must see")
+        return 0
     if dry_run:
         for i, path in enumerate(jobs):
             command = shlex.join(sbatch_command(path, "JOB" if i else None))
@@ -265,18 +187,44 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
             f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
             "--model.init_from."
         )
-    own = [f"--trainer.devices={resources.tasks_per_node}"]
-    own += [f"--trainer.num_nodes={resources.nodes}"]
+    own = resources.world if resources.target == "slurm" else []  # the others tell their ranks
     if given_value(options, ACCELERATOR) is None:
         own.append(f"--{ACCELERATOR}={resources.accelerator}")
-    check_run(["fit", *run, *own], resources.processes)
+    for nodes in {resources.fewest_nodes or resources.nodes, resources.nodes}:
+        world = replace(resources, nodes=nodes, fewest_nodes=None)
+        check_run(["fit", *run, *own, *world.world], world.processes)
     words = [shlex.quote(word) for word in one_word_each([*run, *own])]
     run_folder = ""
     if not given_option(options, ROOT):
-        run_folder = f"{shlex.quote(str(run_root(options).with_name(name)))}_$SLURM_JOB_ID"
+        root = run_root(options).with_name(name)
+        run_folder = f"{shlex.quote(str(root.parent))}/"
+        if resources.target == "slurm":
+            run_folder = f"{shlex.quote(str(root))}_$SLURM_JOB_ID"
         words.append(f'--{ROOT}="$run"')
-    command = [shlex.join([*resources.srun, python, *MODULE, "fit"]), *words, "--ckpt_path=auto"]
-    return {"job.sh": Script(resources, name, python, command, run_folder)}
+    command = [shlex.join(resources.start(python)), *words, "--ckpt_path=auto"]
+    file = TARGETS[resources.target].file
+    return {file: Script(resources, name, python, command, run_folder)}
+
+
+def check_target(target: str, asked: list[str]) -> None:
+    """Refuse a target that is none, and options without an effect on its jobs.
+
+    Args:
+        target: kind of cluster.
+        asked: given options that not all targets know.
+
+    Raises:
+        UsageError: naming the targets that know them.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"--target={target} must be one of {', '.join(TARGETS)}.")
+    for option in asked:
+        if option not in TARGETS[target].options:
+            able = ", ".join(name for name, one in TARGETS.items() if option in one.options)
+            raise UsageError(
+                f"--{option.replace('_', '-')} has no effect on a job for {target}, but for {able}:"
+                " leave it out, or give another --target."
+            )
 
 
 def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> dict[str, Script]:
@@ -354,24 +302,6 @@ def job_of_stage(stage: Stage, most: Resources) -> Resources:
     nodes = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= each)
     gpus = count // nodes if most.gpus_per_node is not None and stage.config else None
     return replace(most, nodes=nodes, tasks_per_node=count // nodes, gpus_per_node=gpus)
-
-
-def seconds(time_limit: str) -> int:
-    """Return a time limit in seconds.
-
-    Raises:
-        UsageError: sbatch would not read it.
-    """
-    match = TIME.fullmatch(time_limit)
-    if match is None:
-        raise UsageError(
-            f"--time-limit={time_limit} is no time; write 24:00:00, 90 (minutes) or 2-12 (days and "
-            "hours)."
-        )
-    days, *rest = match.groups()
-    values = [int(value) for value in rest if value is not None]
-    factors = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1, 0)
-    return int(days or 0) * 86400 + sum(v * f for v, f in zip(values, factors, strict=False))
 
 
 def sbatch_command(script: Path, after: str | None) -> list[str]:

@@ -29,6 +29,7 @@ from lit_models.config_files import (
     one_word_each,
     run_root,
 )
+from lit_models.engines.jobs import world_sizes
 from lit_models.errors import UsageError, usage_errors
 from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of
@@ -102,7 +103,7 @@ def on_ray(
         RuntimeError: the run failed on its workers.
     """
     verb, *options = run_options or ["fit"]
-    fewest, most = world_sizes(workers)
+    fewest, most = world_sizes(workers, "--engine.workers")
     for name in ("devices", "num_nodes"):
         if (given := given_option(options, f"trainer.{name}")) is not None:
             raise UsageError(f"--trainer.{name}={given} is set by --engine.workers: leave it out.")
@@ -152,22 +153,6 @@ def on_ray(
         raise RuntimeError(f"the run failed on its workers. {what}") from error
     finally:
         ray.shutdown()
-
-
-def world_sizes(workers: str) -> tuple[int, int]:
-    """Return the fewest and the most ranks that a text such as 4 or 1:8 means.
-
-    Raises:
-        UsageError: it means none.
-    """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", workers)
-    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= fewest <= most:
-        raise UsageError(
-            f"--engine.workers={workers} must be a number of ranks, such as 4, or the fewest and "
-            "the most of a run that grows and shrinks, such as 1:8."
-        )
-    return fewest, most
 
 
 def world_of(size: int) -> list[str]:

@@ -17,7 +17,7 @@ from lit_models.commands.chain import (
     read_stages,
     write_record,
 )
-from lit_models.commands.submit import seconds
+from lit_models.engines.jobs import seconds
 
 Unisono = Callable[..., tuple[int, str]]
 JOB = Path("jobs/toy/job.sh")

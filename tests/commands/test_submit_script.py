@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands.submit import Resources, Script
+from lit_models.engines.jobs import Resources, Script
 
 SRUN = """#!/bin/bash
 # Ends with $STATUS after $SECONDS_LONG, or as $HEARD tells it once it has heard a signal.

@@ -10,18 +10,19 @@ pytest.importorskip("ray", reason="extra: ray")
 import ray
 from ray.cluster_utils import Cluster
 
-from lit_models.engines.on_ray import launch, space, world_sizes
+from lit_models.engines.jobs import world_sizes
+from lit_models.engines.on_ray import launch, space
 from lit_models.errors import UsageError
 from tests.distributed.launch import ended, started
 from tests.engines.worlds import LIMIT_S, RUN, assert_undisturbed, wait_for_world
 
 
 def test_workers_are_a_number_or_two():
-    assert world_sizes("4") == (4, 4)
-    assert world_sizes("1:8") == (1, 8)
+    assert world_sizes("4", "--engine.workers") == (4, 4)
+    assert world_sizes("1:8", "--engine.workers") == (1, 8)
     for text in ("", "0", "3:2", "1:", "a"):
         with pytest.raises(UsageError, match="--engine.workers"):
-            world_sizes(text)
+            world_sizes(text, "--engine.workers")
 
 
 def test_values_to_try_are_those_of_ray_tune():

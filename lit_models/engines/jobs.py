@@ -1,0 +1,222 @@
+"""Jobs: what each kind of cluster is asked for, and the text that starts a run there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lit_models.errors import UsageError
+
+TEMPLATES = Path(__file__).parent / "templates"
+CPUS_BESIDE_A_GPU = 4  # which make its batches
+# In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+LOCAL = "localhost:29400"  # torchrun's own port
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of cluster.
+
+    Args:
+        file: of the job, made from the template of the target's name with its suffix.
+        options: of a job that not all targets know.
+        is_elastic: nodes may come and go.
+        hands_in: words of the command that takes the file; () where somebody starts it.
+    """
+
+    file: str
+    options: tuple[str, ...]
+    is_elastic: bool = False
+    hands_in: tuple[str, ...] = ()
+
+
+TARGETS = {
+    "slurm": Target(
+        "job.sh",
+        (
+            *("cpus_per_task", "nodelist", "partition", "account", "time_limit", "save_ahead_s"),
+            *("activate", "dry_run"),
+        ),
+        hands_in=("sbatch", "--parsable"),
+    ),
+    "torchrun": Target("job.sh", ("max_restarts", "rendezvous", "activate"), is_elastic=True),
+}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job asks the cluster for, checked before it waits a night for it.
+
+    Args: as `submit`; `gpus_per_node` is `None` for a job on CPUs, `fewest_nodes` of one whose
+        nodes do not come and go.
+    """
+
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    nodelist: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    time_limit: str = "24:00:00"
+    save_ahead_s: int = 300
+    target: str = "slurm"
+    fewest_nodes: int | None = None
+    max_restarts: int = 9
+    rendezvous: str = LOCAL
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(value, int) and value < 1:
+                raise UsageError(f"{option} must be 1 or more, got {value}; else leave it out.")
+            if isinstance(value, str) and not re.fullmatch(r"\S+", value):
+                raise UsageError(
+                    f"{option}={value!r} must be one word, without spaces or line breaks."
+                )
+        if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
+            raise UsageError(
+                f"--tasks-per-node={self.tasks_per_node} with --gpus-per-node="
+                f"{self.gpus_per_node}: a GPU has one process; leave --tasks-per-node out."
+            )
+        limit_s = seconds(self.time_limit)
+        if self.save_ahead_s >= limit_s:
+            raise UsageError(
+                f"--save-ahead-s={self.save_ahead_s} must be below the time limit {self.time_limit}"
+                f" ({limit_s} s): it is how long before it the run saves. Lower it, or raise "
+                "--time-limit."
+            )
+        if self.fewest_nodes and not TARGETS[self.target].is_elastic:
+            elastic = " or ".join(name for name, one in TARGETS.items() if one.is_elastic)
+            raise UsageError(
+                f"--nodes={self.nodes_text}: --target={self.target} starts as many nodes as it is "
+                f"told; they come and go with {elastic}. Give one number."
+            )
+        if self.target == "torchrun" and self.nodes > 1 and self.rendezvous == LOCAL:
+            raise UsageError(
+                f"--nodes={self.nodes_text}: nodes meet on one of them; name it with "
+                "--rendezvous=HOST:29400."
+            )
+
+    @property
+    def nodes_text(self) -> str:
+        """One number, or as 1:4 the fewest and the most."""
+        return f"{self.fewest_nodes}:{self.nodes}" if self.fewest_nodes else str(self.nodes)
+
+    @property
+    def processes(self) -> int:
+        """On all machines."""
+        return self.nodes * self.tasks_per_node
+
+    @property
+    def cpus(self) -> int | None:
+        """Of each process; `None` leaves them to the cluster, which often gives one."""
+        return self.cpus_per_task or (CPUS_BESIDE_A_GPU if self.gpus_per_node else None)
+
+    @property
+    def accelerator(self) -> str:
+        """That of a run which names none: `auto` would train on the CPUs of a machine whose GPUs
+        are broken, and take GPUs that the job did not ask for."""
+        return "gpu" if self.gpus_per_node else "cpu"
+
+    @property
+    def srun(self) -> list[str]:
+        """The words before a command that start it once for each process of the job."""
+        # Without the first option the other tasks wait for ever for one that has failed.
+        cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
+        return ["srun", "--kill-on-bad-exit=1", *cpus]  # srun does not inherit it
+
+    @property
+    def world(self) -> list[str]:
+        """What a command line says of a world of this size."""
+        return [f"--trainer.devices={self.tasks_per_node}", f"--trainer.num_nodes={self.nodes}"]
+
+    def start(self, python: str) -> list[str]:
+        """The words before a run's options."""
+        module = ["-m", "lit_models", "fit"]  # of torchrun, which its template starts
+        return [*self.srun, python, *module] if self.target == "slurm" else module
+
+    def __str__(self) -> str:
+        kind = "GPUs" if self.gpus_per_node else "CPU processes"
+        return f"nodes x {kind}: {self.nodes_text} x {self.tasks_per_node}"
+
+
+@dataclass(frozen=True)
+class Script:
+    """One file of a job."""
+
+    resources: Resources
+    name: str  # of the job
+    python: str  # that it starts
+    command: Sequence[str]  # its lines, quoted where they must be
+    run_folder: str = ""  # as the shell reads it; "" where the command knows it
+
+    def folder(self, path: Path) -> str:
+        """Return the run folder; one that ends with a slash holds it, by the name of the job's."""
+        return self.run_folder + path.parent.name * self.run_folder.endswith("/")
+
+    def text(self, path: Path, activate: Sequence[str] = ()) -> str:
+        """Return the file's text.
+
+        Args:
+            path: where it will lie.
+            activate: lines for the job's shell.
+        """
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        # Shell and YAML, not HTML: every value is quoted, or checked to be one word.
+        environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        return environment.get_template(self.resources.target + path.suffix).render(
+            **asdict(self.resources) | {"cpus_per_task": self.resources.cpus},
+            resources=self.resources,
+            path=path,
+            name=self.name,
+            run_folder=self.folder(path),
+            activate=list(activate),
+            python=shlex.quote(self.python),
+            command=" \\\n  ".join(self.command),
+        )
+
+
+def world_sizes(text: str, option: str) -> tuple[int, int]:
+    """Return the fewest and the most that a text such as 4 or 1:8 means.
+
+    Raises:
+        UsageError: it means none.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= fewest <= most:
+        raise UsageError(
+            f"{option} must be 1 or more, got {text}: a number, such as 4, or the fewest and the "
+            "most of a run that grows and shrinks, such as 1:8."
+        )
+    return fewest, most
+
+
+def seconds(time_limit: str) -> int:
+    """Return a time limit in seconds.
+
+    Raises:
+        UsageError: sbatch would not read it.
+    """
+    match = TIME.fullmatch(time_limit)
+    if match is None:
+        raise UsageError(
+            f"--time-limit={time_limit} is no time; write 24:00:00, 90 (minutes) or 2-12 (days and "
+            "hours)."
+        )
+    days, *rest = match.groups()
+    values = [int(value) for value in rest if value is not None]
+    factors = (3600, 60, 1) if days is not None or len(values) == 3 else (60, 1, 0)
+    return int(days or 0) * 86400 + sum(v * f for v, f in zip(values, factors, strict=False))

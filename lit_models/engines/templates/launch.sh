@@ -1,0 +1,16 @@
+{% for line in activate %}
+{{ line }}
+{% endfor %}
+{{ python }} -c 'import lit_models' || {
+  echo "there is no unisono on $(uname -n): give unisono submit the lines that find it with --activate" >&2
+  exit 1
+}
+{% if run_folder %}
+run={{ run_folder }} # the same however often the job is started
+{% endif %}
+# Half of the restarts would fail: the ranks of two worlds would meet in one store.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+exec {{ python }} -m torch.distributed.run --nnodes={{ resources.nodes_text }} --nproc_per_node={{ tasks_per_node }} \
+  --max_restarts={{ max_restarts }} --rdzv_backend=c10d --rdzv_id={{ path.parent.name }} \
+  --rdzv_endpoint={{ rendezvous }} --rdzv_conf=read_timeout=600 \
+  {{ command }}
