@@ -20,6 +20,7 @@ _HOME = {
     "PlannedDataModule": "datamodules.core.planned",
     "PlannedDataset": "datamodules.core.planned",
     "ScoredTextDataModule": "datamodules.scored.datamodule",
+    "ShardDataModule": "datamodules.shards.datamodule",
     "SplitOptions": "datamodules.files.splitting",
     "TextDataModule": "datamodules.text.texts",
     "TextOptions": "datamodules.occupations.store",

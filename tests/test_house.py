@@ -19,15 +19,15 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/engines": 600,
     "lit_models/certify": 718,
     "datamodules": 12_500,
+    "datamodules/shards": 900,
     "tests": 31_000,
     "tests/page": 730,
     "tests/engines": 450,
     "tests/certify": 300,
+    "tests/shards": 600,
 }
-LATER_ROOMS = (
-    *("lit_models/page", "lit_models/engines", "lit_models/certify"),
-    *("tests/page", "tests/engines", "tests/certify"),
-)
+LATER = ("page", "engines", "certify", "shards")
+LATER_ROOMS = [f"{top}/{room}" for top in ("lit_models", "datamodules", "tests") for room in LATER]
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 

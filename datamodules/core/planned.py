@@ -494,7 +494,7 @@ class PlannedDataModule(LightningDataModule):
         most = self.trainer.max_steps if self.trainer is not None else -1
         steps = min(self.steps_per_epoch, most) if most >= 0 else self.steps_per_epoch
         return {
-            "num_samples": len(plan.order),
+            "num_samples": plan.samples_in(plan.num_steps),
             "num_replicas": self.num_replicas,
             **asdict(self.batching),
             "steps_per_epoch": steps,

@@ -234,8 +234,7 @@ class BlockDataset(TokenDataset):
 def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Return starts [N] and sizes [N] of the pieces of all documents, 1 to `longest` positions."""
     counts = -(-stream.num_positions // longest)  # [D]
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    before = number * longest
+    before = longest * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
     starts = np.repeat(stream.starts, counts) + before
     sizes = np.minimum(longest, np.repeat(stream.num_positions, counts) - before)
     return starts, sizes

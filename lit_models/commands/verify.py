@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from datamodules.core.plan import PlanRequest, digest_ids, make_plan
+from datamodules.core.plan import digest_ids
+from datamodules.shards.order import num_rows, planned_epoch, request_of
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.ledger import FILE_NAME, Row, chained, damaged_file, json_lines, plan_hash
 
@@ -177,7 +178,7 @@ def plan_of(run: Path) -> Row:
         )
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        PlanRequest(**plan["request"])
+        request_of(plan["request"])
         plan["repeats_first_epoch"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged_file(path, error) from error
@@ -249,7 +250,7 @@ def verify_run(run: Path) -> Proof:
         if row["plan_hash"] != own and is_in_weights:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
             proof.add(Status.OFF_PLAN, text)
-    if len(lengths) == plan["request"]["num_samples"]:  # else the plan differs, which was reported
+    if len(lengths) == num_rows(request_of(plan["request"])):  # else the plan differs: reported
         _check_epochs(proof, lineage, plan, lengths)
     _check_checkpoints(proof, run, newest)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
@@ -292,10 +293,9 @@ def _check_chain_and_order(proof: Proof, rows: list[Row]) -> dict[str, int]:
 
 def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray) -> None:
     """Each step used the samples and targets that the plan gives it, and was applied."""
-    request = PlanRequest(**plan["request"])
-    lines = lineage.steps
+    request, lines = request_of(plan["request"]), lineage.steps
     for epoch, group in groupby(sorted(lines), lambda step: lines[step]["epoch"]):
-        made = make_plan(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
+        made = planned_epoch(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
         steps = samples = 0
         seen: set[int] = set()
         for number in group:
@@ -326,8 +326,7 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
             proof.add(Status.MISSING, text)
         proof.epochs.append(EpochUse(epoch, steps, made.num_steps, samples, request.num_samples))
     if any(use.num_steps < use.planned_steps for use in proof.epochs):
-        text = "not every epoch is whole: the counts above are all that was used"
-        proof.add(Status.CUT, text)
+        proof.add(Status.CUT, "not every epoch is whole: the counts above are all that was used")
     if not lines:
         proof.add(Status.CUT, "the ledger holds no step")
 

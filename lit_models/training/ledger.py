@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
+from datamodules.shards.order import stretches, write_lengths
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
@@ -133,11 +134,12 @@ def chained(line: Row, before: str) -> str:
     return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
 
 
-def plan_hash(request: Row, repeats_first_epoch: bool, lengths: np.ndarray) -> str:
+def plan_hash(request: Row, repeats_first_epoch: bool, lengths: Any) -> str:
     """Return the hash of all that a plan is made of, 16 hex digits: the values of a `PlanRequest`,
     whether every epoch has the steps of the first one, positions of each sample [N]."""
     digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(lengths, dtype="<i8").tobytes())
+    for some in stretches(lengths):
+        digest.update(np.ascontiguousarray(some, dtype="<i8").tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -213,14 +215,11 @@ class Ledger(Callback):
         self.attempt = 1 + max((line["attempt"] for line in lines), default=0)
         data, folder = trainer.datamodule, Path(trainer.default_root_dir)
         request, repeats = data.request("train"), trainer.overfit_batches > 0
-        lengths = np.asarray(data.datasets["train"].lengths)
-        content = {
-            "request": vars(request),
-            "steps_per_epoch": data.steps_per_epoch,
-            "repeats_first_epoch": repeats,
-        }
+        lengths = data.datasets["train"].lengths
+        content = {"request": vars(request), "steps_per_epoch": data.steps_per_epoch}
+        content |= {"repeats_first_epoch": repeats}
         (folder / "plan.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        np.save(folder / "plan_lengths.npy", lengths)
+        write_lengths(folder / "plan_lengths.npy", lengths)
         self._append(
             {
                 "attempt": self.attempt,

@@ -17,6 +17,7 @@ from torchmetrics import Metric
 
 from datamodules.core import plan
 from datamodules.core.planned import PlannedDataModule, collated
+from datamodules.shards.order import longest_rows
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks
 from lit_models.training.rules import Verdict
@@ -140,9 +141,10 @@ class Rehearsal(Callback):
         if load > 1:
             took = "ran out" if math.isinf(load) else f"took {load * gib:.2f} GiB"
             lengths = data.datasets["train"].lengths
+            (longest,) = longest_rows(lengths, 1).tolist()
             raise RuntimeError(
-                f"a micro-batch of {size} does not fit: the longest sample, {lengths.argmax()} of "
-                f"the training split with {lengths.max()} positions, {took} of the {gib:.2f} GiB "
+                f"a micro-batch of {size} does not fit: the longest sample, {longest} of the "
+                f"training split with {lengths[longest]} positions, {took} of the {gib:.2f} GiB "
                 "of a device. Lower max_length, or use --trainer.strategy=fsdp with "
                 "--trainer.precision=bf16-mixed, which keeps weights in float32 shards."
             )
@@ -229,8 +231,8 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
         callback.on_train_batch_end(trainer, module, output, batch, 0)
 
 
-def heaviest_ids(lengths: np.ndarray, global_batch_size: int, num_chunks: int) -> np.ndarray:
+def heaviest_ids(lengths: Any, global_batch_size: int, num_chunks: int) -> np.ndarray:
     """Return the longest samples, as many as a micro-batch has where a step has `num_chunks`: a
     batch that none of any epoch exceeds."""
     num_rows = math.ceil(min(global_batch_size, len(lengths)) / num_chunks)
-    return np.argsort(-lengths.astype(np.int64), kind="stable")[:num_rows]
+    return longest_rows(lengths, num_rows)

@@ -135,10 +135,9 @@ class Throughput(Callback):
             "split": {name: round(value, 6) for name, value in split.items()},
         }
         if isinstance(trainer.datamodule, PlannedDataModule) and self._positions:
-            lengths = trainer.datamodule.datasets["train"].lengths
-            plans = {e: trainer.datamodule.plan("train", e) for e in {e for e, _ in self._steps}}
-            ids = [plans[epoch].step_ids(step) for epoch, step in self._steps]
-            used = np.asarray(lengths[np.concatenate(ids)], np.float64)
+            data = trainer.datamodule
+            ids = [data.plan("train", epoch).step_ids(step) for epoch, step in self._steps]
+            used = data.datasets["train"].lengths[np.concatenate(ids)].astype(np.float64)
             line["samples_per_s"] = round(len(used) / seconds, 3)
             line["tokens_per_s"] = round(used.sum() / seconds, 3)
             line["padding_share"] = round(1 - self._tokens / self._positions, 6)
