@@ -18,15 +18,17 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/page": 900,
     "lit_models/engines": 600,
     "lit_models/certify": 718,
+    "lit_models/prepare": 600,
     "datamodules": 12_500,
-    "datamodules/shards": 900,
+    "datamodules/shards": 988,
     "tests": 31_000,
     "tests/page": 730,
     "tests/engines": 450,
     "tests/certify": 300,
+    "tests/prepare": 300,
     "tests/shards": 600,
 }
-LATER = ("page", "engines", "certify", "shards")
+LATER = ("page", "engines", "certify", "prepare", "shards")
 LATER_ROOMS = [f"{top}/{room}" for top in ("lit_models", "datamodules", "tests") for room in LATER]
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

@@ -22,6 +22,7 @@ COMMANDS = {  # name -> the file of its function, what it does
     "doctor": ("commands.doctor", "look whether machine, job and process group are sound"),
     "export": ("commands.export", "write a checkpoint as safetensors and JSON that run alone"),
     "plan": ("commands.plan", "show steps, rates and memory on several device counts"),
+    "prepare": ("prepare.command", "make shards of tokens from texts, on one machine or many"),
     "replay": ("commands.replay", "rebuild one optimizer step of a run on one device"),
     "report": ("commands.report", "write one HTML page on a run, or on two runs side by side"),
     "show": ("page.app", "open a page in the browser on runs and models"),
@@ -35,8 +36,7 @@ TRUTH = {"": True, "true": True, "false": False}
 
 def check_rendezvous(environ: Mapping[str, str]) -> None:
     """Refuses, with a ValueError, a machine of rank 0 that cannot be found: ranks would wait."""
-    address = environ.get("MASTER_ADDR")
-    if address:
+    if address := environ.get("MASTER_ADDR"):
         try:
             socket.getaddrinfo(address, None)
         except OSError as error:

@@ -1,0 +1,1 @@
+"""Data preparation on one machine or many: files of text become shards of tokens."""

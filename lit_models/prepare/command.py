@@ -1,0 +1,250 @@
+"""The command `prepare`: a recipe becomes stages of datatrove, run on one machine or many."""
+
+import inspect
+import json
+import os
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datamodules.core.store import digest_of, write_whole
+from datamodules.files.documents import text_files
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
+from lit_models.config_files import did_you_mean, find_config, near_names, read_config
+from lit_models.errors import UsageError, say, usage_errors
+
+RECIPE = {  # its keys, which configs/prepare/text.yaml explains, and their values by default
+    "sources": [],
+    "to": None,
+    "text_column": "text",
+    "filters": [],
+    "near_duplicates": None,
+    "tokenizer": {"kind": "bytes"},
+    "tokens_per_shard": 1 << 28,
+    "executor": {"kind": "local"},
+}
+TOKENIZERS = ("bytes", "bpe", "folder")  # a sample of texts has not all of their words
+Stage = tuple[str, list[Any], int]  # name, steps and tasks
+
+
+def prepare(recipe: str, *, sources: list[str] | None = None, to: str | None = None) -> int:
+    """Read, filter and tokenise texts on one machine or many, into shards that training reads.
+
+    The same command goes on with what was interrupted. At the end a table says what each step
+    dropped; TO/audit.json says it, too, and TO/audit has a line on every document.
+
+    Args:
+        recipe: a YAML file, such as prepare/text.yaml.
+        sources: a file, pattern or folder of texts, in place of the recipe's; may be given again.
+        to: folder of the shards, in place of the recipe's.
+
+    Returns:
+        0 where it is complete, or its jobs are submitted.
+
+    Raises:
+        UsageError: the recipe is not what it should be, or a package is missing.
+        ValueError: a file cannot be read; names file and line.
+        RuntimeError: tasks failed.
+    """
+    os.environ["TQDM_DISABLE"] = "1"  # which is read at import
+    given = {name: value for name, value in (("sources", sources), ("to", to)) if value}
+    with usage_errors():
+        values = checked(recipe, read_config(find_config(recipe)) | given, RECIPE)
+        try:
+            preparation = Preparation(RECIPE | values)
+        except ImportError as error:
+            raise UsageError(f"{error} It comes with pip install 'unisono[prepare]'.") from error
+    return preparation.run()
+
+
+def checked(place: str, values: dict[str, Any], known: Any) -> dict[str, Any]:
+    """Return values whose names are all known; a ValueError names the nearest that is."""
+    for name in values:
+        if name not in known:
+            near = did_you_mean(near_names(name, known))
+            raise ValueError(f"{place} has no `{name}`.{near} It has: {', '.join(known)}.")
+    return values
+
+
+def made(factory: Any, place: str, given: dict[str, Any] | None, **ours: Any) -> Any:
+    """Return what a class of datatrove makes of the user's options and of ours."""
+    known = [name for name in inspect.signature(factory).parameters if name not in ours]
+    return factory(**checked(place, given or {}, known), **ours)
+
+
+class Preparation:
+    """One recipe: its folder, its files, and an executor of each stage.
+
+    Raises:
+        ValueError: a value is none that can be meant, or the folder belongs to another recipe.
+        FileNotFoundError: a source does not exist.
+        ImportError: a package is missing.
+    """
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        from lit_models.prepare.steps import SUFFIXES
+
+        self.recipe = recipe
+        if not recipe["sources"] or not recipe["to"]:
+            raise ValueError("name what is read with --sources=…, and a new folder with --to=….")
+        self.to = Path(recipe["to"]).expanduser().absolute()
+        paths = text_files(recipe["sources"], "sources", SUFFIXES)
+        sizes = {str(path.absolute()): path.stat().st_size for path in paths}
+        self.options = dict(recipe["executor"])
+        self.kind = self.options.pop("kind", "local")
+        workers = self.options.get("workers", os.cpu_count() or 1)
+        self.tasks = min(self.options.pop("tasks", 8 * workers), len(sizes))
+        options = dict(recipe["tokenizer"])
+        self.sample_megabytes = options.pop("sample_megabytes", 100)
+        self.tokenizer: TokenizerOptions = made(TokenizerOptions, "tokenizer", options)
+        if self.tokenizer.kind not in TOKENIZERS:
+            kinds = ", ".join(TOKENIZERS)
+            raise ValueError(f"tokenizer.kind must be {kinds}, got {self.tokenizer.kind}.")
+        self.executors = dict[str, Any]()
+        for name, pipeline, tasks in self._stages():
+            self.executors[name] = self._executor(name, pipeline, tasks)
+        facts = {name: value for name, value in recipe.items() if name not in ("executor", "to")}
+        facts |= {"sources": digest_of(sorted(sizes)), "executor.tasks": self.tasks}
+        self._begin(facts, sizes)
+
+    def _begin(self, facts: dict[str, Any], sizes: dict[str, int]) -> None:
+        """Write down what this folder is made of, or compare it."""
+        path = self.to / "recipe.json"
+        if not path.exists():
+            if self.to.exists() and any(self.to.iterdir()):
+                raise ValueError(f"{self.to} holds other files; name a new folder with --to.")
+            # Large files first, dealt out in turns: tasks of like size.
+            files = sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0]))
+            write_whole(self.to / "work" / "files.json", json.dumps(files))
+            if self.tokenizer.kind != "bpe":
+                values = make_tokenizer(self.tokenizer, iter(())).to_dict()
+                write_whole(self.to / "work" / "tokenizer.json", json.dumps(values))
+            write_whole(path, json.dumps(facts, indent=1) + "\n")
+        old = json.loads(path.read_text("utf-8"))
+        changed = [name for name in facts if old[name] != facts[name]]
+        for account in (self.to / "audit").glob("read/*.json"):
+            read = json.loads(account.read_text("utf-8"))["files"]
+            changed += [name for name, size in read if sizes.get(name, size) != size]
+        if changed:
+            raise ValueError(
+                f"{self.to} was begun with another {' and '.join(changed)}; name a new folder with "
+                "--to, or delete that one."
+            )
+
+    def _stages(self) -> list[Stage]:
+        """Return the stages in order.
+
+        Where near-duplicates are looked for or a tokenizer is trained, the texts that are left are
+        written down and read again; else one stage does all.
+        """
+        from datatrove.pipeline import dedup, filters
+        from datatrove.pipeline.writers import JsonlWriter
+
+        from lit_models.prepare import steps
+
+        recipe, audit, work, size = self.recipe, self.to / "audit", self.to / "work", self.tasks
+        texts, tokenizer, near = work / "texts", work / "tokenizer.json", recipe["near_duplicates"]
+        source = {"files": work / "files.json", "text_column": recipe["text_column"]}
+        first: list[Any] = [partial(steps.read_files, **source, accounts=audit)]
+        own = {"Language": steps.Language, "WithoutTests": steps.WithoutTests}
+        known = [name for name in dir(filters) if name.endswith("Filter") and name != "BaseFilter"]
+        names = ["read"]
+        for entry in recipe["filters"]:
+            ((name, values),) = checked("filters", entry, [*own, *known]).items()
+            factory = own.get(name) or getattr(filters, name)
+            names.append(f"{len(names)} {name}")
+            ours: dict[str, Any] = {"exclusion_writer": steps.Account(audit / names[-1])}
+            if "language" in inspect.signature(factory).parameters:
+                ours["language"] = steps.Words()
+            first.append(made(factory, f"filters.{name}", values, **ours))
+        write = partial(steps.tokenise, to=self.to, tokenizer=tokenizer)
+        write = partial(write, tokens_per_shard=recipe["tokens_per_shard"])
+        last: list[Any] = [partial(steps.read_texts, folder=texts), write]
+        stages: list[Stage] = [("read", first, size)]
+        if near is not None or self.tokenizer.kind == "bpe":
+            first.append(JsonlWriter(str(texts), None, "zstd", steps.text_and_place))
+        if near is not None:
+            config = made(dedup.MinhashConfig, "near_duplicates", near)
+            folders = [str(work / name) for name in ("signatures", "pairs", "clusters")]
+            first.append(dedup.MinhashDedupSignature(folders[0], config, steps.Words()))
+            buckets = dedup.MinhashDedupBuckets(*folders[:2], config=config)
+            stages.append(("buckets", [buckets], config.num_buckets))
+            stages.append(("clusters", [dedup.MinhashDedupCluster(*folders[1:], config)], 1))
+            names.append("near duplicates")
+            account = steps.Account(audit / names[-1])
+            last.insert(1, dedup.MinhashDedupFilter(folders[2], account))
+        if self.tokenizer.kind == "bpe":
+            train = partial(steps.train_tokenizer, texts=texts, options=self.tokenizer)
+            train = partial(train, megabytes=self.sample_megabytes, target=tokenizer)
+            stages.append(("tokenizer", [train], 1))
+        if len(stages) == 1:
+            stages = [("tokenise", [*first, write], size)]
+        else:
+            stages.append(("tokenise", last, size))
+        finish = partial(steps.finish, to=self.to, tasks=size, steps=names)
+        return [*stages, ("finish", [finish], 1)]
+
+    def _executor(self, stage: str, pipeline: list[Any], tasks: int) -> Any:
+        """Return datatrove's executor of one stage; on SLURM it waits for the one before."""
+        from datatrove import executor
+
+        from lit_models.prepare.steps import QuietExecutor
+
+        kinds = {
+            "local": QuietExecutor,
+            "slurm": executor.SlurmPipelineExecutor,
+            "ray": executor.RayPipelineExecutor,
+        }
+        checked("executor.kind", {self.kind: None}, kinds)
+        options, ours = dict(self.options), {"pipeline": pipeline, "tasks": tasks}
+        ours |= {"logging_dir": f"{self.to}/work/logs/{stage}", "depends": None}
+        if self.kind == "slurm":
+            before = [*self.executors.values()][-1:]
+            ours |= {"depends": before[0] if before else None, "job_name": f"prepare-{stage}"}
+        if self.kind == "local":
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process has a core
+            options["workers"] = min(options.get("workers", os.cpu_count() or 1), tasks)
+        return made(kinds[self.kind], "executor", options, **ours)
+
+    def run(self) -> int:
+        """Run the stages that are not complete; print the audit at the end."""
+        begun = time.monotonic()
+        if not (self.to / "manifest.json").exists():
+            if self.kind == "slurm":
+                self.executors["finish"].run()  # submits those before it, too
+                say(f"The jobs are submitted; the same command says what is in {self.to}.")
+                return 0
+            for name, executor in self.executors.items():
+                try:
+                    executor.run()
+                except (ValueError, OSError, RuntimeError) as error:
+                    raise type(error)(*error.args) from error  # of a task, in another process
+                if missing := executor.get_incomplete_ranks():
+                    raise RuntimeError(
+                        f"{len(missing)} of {executor.world_size} tasks of {name} failed; "
+                        f"{self.to}/work/logs/{name} says why. The same command goes on."
+                    )
+                say(f"{name}: {executor.world_size} tasks, {time.monotonic() - begun:.1f} s")
+            for folder in (self.to / "work").iterdir():
+                if folder.is_dir() and folder.name != "logs":
+                    shutil.rmtree(folder)
+        audit = json.loads((self.to / "audit.json").read_text("utf-8"))
+        print("\n".join([*table(audit), f"written to {self.to}"]))
+        return 0
+
+
+def table(audit: dict[str, Any]) -> list[str]:
+    """Return lines of 80 columns: documents and bytes that came in, were dropped, are left."""
+
+    def line(name: str, values: dict[str, Any]) -> str:
+        return f"{name:50.50}{values['documents']:>16,}{values['bytes'] / 1e6:>13,.1f}"
+
+    read, kept = audit["read"], audit["kept"]
+    lines = [f"{'':50}{'documents':>16}{'MB':>13}", line(f"read, {read['files']:,} files", read)]
+    for step, reasons in audit["dropped"].items():
+        lines += [f"dropped by {step}{'' if reasons else ': none'}"]
+        for reason, found in reasons.items():
+            lines += [line(f"  {reason}", found), f"    {found['examples'][0]}"[:79]]
+    return [*lines, line(f"left, {kept['tokens']:,} tokens in {kept['shards']:,} shards", kept)]

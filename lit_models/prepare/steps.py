@@ -1,0 +1,322 @@
+"""Steps of a preparation that datatrove lacks; it runs them with its own, task by task.
+
+A task is a process with its share of the files. Of what a step drops it leaves an account, with a
+line on every document: what came in is in the shards or in the audit.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from datatrove.data import Document
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.filters.base_filter import BaseFilter
+from datatrove.pipeline.readers import JsonlReader
+from datatrove.utils.hashing import HashConfig, create_hash_func
+from datatrove.utils.text import ngrams, simplify_text
+from datatrove.utils.word_tokenizers import WhitespaceTokenizer
+from loguru import logger
+
+from datamodules.core.store import write_whole
+from datamodules.files.documents import read_documents, text_files
+from datamodules.files.rows import check_characters, placed
+from datamodules.shards.writing import write_shards
+from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
+
+SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet", ".pq")
+NUM_EXAMPLES, EXAMPLE_CHARACTERS = 3, 60
+# Scripts that put no space between words, of which each character counts as a word.
+SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
+NOTHING_LEFT = "no document is left; {}/audit says what dropped them. Loosen it, in a new folder."
+Data = Iterator[Document]
+
+
+class Words(WhitespaceTokenizer):
+    """Words between white space, without a model of their language."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        """Return the words of a text."""
+        return WORD.findall(text)
+
+
+class QuietExecutor(LocalPipelineExecutor):
+    """Runs tasks on this machine without a log in the terminal, which errors reach anyway."""
+
+    def run(self) -> Any:
+        """Run the tasks that are not complete."""
+        logger.disable("datatrove")
+        return super().run()
+
+    def get_distributed_env(self, node_rank: int = -1) -> Any:
+        """Return what each task asks for in its process, before anything is logged there."""
+        logger.disable("datatrove")
+        return super().get_distributed_env(node_rank)
+
+
+class Account:
+    """What one step of a task drops; it stands where datatrove takes a writer of such documents.
+
+    Args:
+        folder: of all accounts of the step, whose name it has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rank = folder, 0
+        self.facts: dict[str, Any] = {"dropped": {}}
+        self._lines: Any = None
+
+    def __enter__(self) -> "Account":
+        return self
+
+    def write(self, document: Document, rank: int) -> None:
+        """Take a document that is dropped, with the reason in its metadata."""
+        reason = document.metadata.get("filter_reason", self.folder.name)
+        entry = {"documents": 0, "bytes": 0, "examples": []}
+        entry = self.facts["dropped"].setdefault(reason, entry)
+        entry["documents"] += 1
+        entry["bytes"] += len(document.text.encode())
+        if len(entry["examples"]) < NUM_EXAMPLES:
+            entry["examples"].append(f"{document.id}: {document.text[:EXAMPLE_CHARACTERS]}")
+        if self._lines is None:
+            self.rank = rank
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{rank:05d}.dropped.jsonl.gz"
+            self._lines = gzip.open(path, "wt", encoding="utf-8")  # noqa: SIM115
+        self._lines.write(json.dumps({"document": document.id, "reason": reason}) + "\n")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+        if kind is None and self.facts != {"dropped": {}}:  # else the task is not known
+            write_whole(self.folder / f"{self.rank:05d}.json", json.dumps(self.facts))
+
+
+class Language(BaseFilter):
+    """Keeps documents in which a model of fastText finds one of these languages.
+
+    Args:
+        model: its file, such as lid.176.bin.
+        keep: languages as the model names them.
+        threshold: least probability, 0 to 1.
+        exclusion_writer: takes what is dropped.
+    """
+
+    name = "language"
+
+    def __init__(
+        self, model: str, keep: Sequence[str], threshold: float = 0.65, exclusion_writer: Any = None
+    ) -> None:
+        super().__init__(exclusion_writer)
+        self.path, self.keep, self.threshold = model, keep, threshold
+        if not Path(model).is_file():
+            raise ValueError(
+                f"filters.Language.model: {model} is no file; name a model of fastText that knows "
+                "languages, such as lid.176.bin. Nothing is downloaded."
+            )
+
+    @cached_property
+    def model(self) -> Any:
+        """The model, opened by the task."""
+        import fasttext
+
+        return fasttext.load_model(self.path)
+
+    def filter(self, doc: Document) -> bool | tuple[bool, str]:
+        """Return whether a document is kept, else why not."""
+        labels, scores = self.model.predict(" ".join(doc.text.split()))
+        language = labels[0].removeprefix("__label__")
+        if language in self.keep and scores[0] >= self.threshold:
+            return True
+        return False, f"{'unsure' if language in self.keep else 'is'} {language}"
+
+
+class WithoutTests(BaseFilter):
+    """Drops documents that share an n-gram of words with a test.
+
+    Case, numbers, accents and punctuation make no difference, as in datatrove's own filter, which
+    needs the tests of lighteval.
+
+    Args:
+        files: of tests, as those of sources.
+        n_grams: words.
+        text_column: of rows.
+        exclusion_writer: takes what is dropped.
+    """
+
+    name = "without tests"
+
+    def __init__(
+        self,
+        files: str | list[str],
+        n_grams: int = 13,
+        text_column: str = "text",
+        exclusion_writer: Any = None,
+    ) -> None:
+        super().__init__(exclusion_writer)
+        self.files = text_files(files, "filters.WithoutTests.files", SUFFIXES)
+        self.n_grams, self.text_column = n_grams, text_column
+
+    @cached_property
+    def tests(self) -> dict[int, str]:
+        """The name of a test by the hash of each of its n-grams, read by the task."""
+        found = dict[int, str]()
+        for path in self.files:
+            before = len(found)
+            for _, text in read_documents(path, self.text_column):
+                found |= dict.fromkeys(self.hashes(text), path.name)
+            if len(found) == before:
+                raise ValueError(
+                    f"filters.WithoutTests: {path} has no {self.n_grams} words in a row that no "
+                    "test before it has; lower n_grams, or leave it out."
+                )
+        return found
+
+    def hashes(self, text: str) -> Iterator[int]:
+        """Yield the hash of each n-gram of a text."""
+        hash_of = create_hash_func(HashConfig())
+        for gram in ngrams(WORD.findall(simplify_text(text)), self.n_grams):
+            yield hash_of(" ".join(gram))
+
+    def filter(self, doc: Document) -> bool | tuple[bool, str]:
+        """Return whether a document is kept, else with which test it shares words."""
+        shared = next((one for one in self.hashes(doc.text) if one in self.tests), None)
+        return True if shared is None else (False, f"shares words with {self.tests[shared]}")
+
+
+def read_files(
+    data: Data | None, rank: int, world_size: int, files: Path, text_column: str, accounts: Path
+) -> Data:
+    """Yield the documents of a task's files, with their places as ids; those without text are
+    dropped.
+
+    Args:
+        files: JSON of all files, name and size; a task has every `world_size`-th.
+        text_column: of rows.
+        accounts: folder of the accounts.
+
+    Raises:
+        ValueError: a file or a row is not what it should be; names the place.
+    """
+    with Account(accounts / "read") as account:
+        own = json.loads(files.read_text("utf-8"))[rank::world_size]
+        account.rank = rank
+        account.facts |= {"files": own, "documents": 0, "bytes": 0}
+        for name, _ in own:
+            for place, text in read_documents(Path(name), text_column):
+                placed(place, check_characters, text)
+                account.facts["documents"] += 1
+                account.facts["bytes"] += len(text.encode())
+                if text.strip():
+                    yield Document(text, place)
+                else:
+                    account.write(Document(text, place, metadata={"filter_reason": "empty"}), rank)
+
+
+def text_and_place(writer: Any, document: Document) -> dict[str, str]:
+    """Return what is written of a document for a later stage."""
+    return {"text": document.text, "id": document.id}
+
+
+def read_texts(data: Data | None, rank: int, world_size: int, folder: Path) -> Data:
+    """Yield the documents that this task of an earlier stage wrote."""
+    name = f"{rank:05d}.jsonl.zst"
+    if (folder / name).exists():  # else it kept none
+        yield from JsonlReader(str(folder)).read_files_shard([name])
+
+
+def train_tokenizer(
+    data: None,
+    rank: int,
+    world_size: int,
+    texts: Path,
+    options: TokenizerOptions,
+    megabytes: float,
+    target: Path,
+) -> None:
+    """Write the tokenizer of the first documents of each file, so many megabytes of all."""
+    files = sorted(texts.glob("*.jsonl.zst"))
+    if not files:
+        raise ValueError(NOTHING_LEFT.format(texts.parents[1]))
+
+    def sample() -> Iterator[str]:
+        for path in files:
+            rest = megabytes * 1e6 / len(files)
+            for document in JsonlReader(str(texts)).read_files_shard([path.name]):
+                yield document.text
+                rest -= len(document.text.encode())
+                if rest <= 0:
+                    break
+
+    write_whole(target, json.dumps(make_tokenizer(options, sample()).to_dict()))
+
+
+def tokenise(
+    data: Data, rank: int, world_size: int, to: Path, tokenizer: Path, tokens_per_shard: int
+) -> None:
+    """Write a task's documents as shards in a folder of its own; see `write_shards`."""
+    values = json.loads(tokenizer.read_text("utf-8"))
+    with Account(to / "audit" / "tokenise") as account:
+        pairs = ((document.id, document.text) for document in data)
+        folder = f"shards/{rank:05d}"
+        made = TextTokenizer.from_dict(values)
+        shards, num_bytes = write_shards(pairs, made, to, folder, tokens_per_shard)
+        account.rank = rank
+        account.facts |= {"shards": shards, "bytes": num_bytes}
+
+
+def finish(data: None, rank: int, world_size: int, to: Path, tasks: int, steps: list[str]) -> None:
+    """Write `audit.json`, `tokenizer.json` and, last of all, `manifest.json`.
+
+    Args:
+        to: folder of shards and accounts.
+        tasks: that read files.
+        steps: that may drop documents, in order.
+
+    Raises:
+        ValueError: no document is left.
+        RuntimeError: a document is neither in the shards nor in the audit.
+    """
+    accounts = {
+        step: [
+            json.loads(p.read_text("utf-8")) for p in sorted((to / "audit" / step).glob("*.json"))
+        ]
+        for step in (*steps, "tokenise")
+    }
+    dropped = {step: reasons_of(accounts[step]) for step in steps}
+    readers, writers = accounts["read"], accounts["tokenise"]
+    shards = [shard for account in writers for shard in account["shards"]]
+    read = {name: sum(one[name] for one in readers) for name in ("documents", "bytes")}
+    kept = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
+    lost = read["documents"] - kept["documents"]
+    lost -= sum(found["documents"] for reasons in dropped.values() for found in reasons.values())
+    if lost or not len(readers) == len(writers) == tasks:
+        raise RuntimeError(
+            f"{lost:,} of {read['documents']:,} documents are neither in the shards nor in the "
+            f"audit of {to}; delete that folder and start again."
+        )
+    read["files"] = sum(len(account["files"]) for account in readers)
+    kept |= {"bytes": sum(one["bytes"] for one in writers), "shards": len(shards)}
+    audit = {"read": read, "dropped": dropped, "kept": kept}
+    write_whole(to / "audit.json", json.dumps(audit, indent=1) + "\n")
+    if not shards:
+        raise ValueError(NOTHING_LEFT.format(to))
+    write_whole(to / "tokenizer.json", (to / "work" / "tokenizer.json").read_text("utf-8"))
+    write_whole(to / "manifest.json", json.dumps({"shards": shards}, indent=1) + "\n")
+
+
+def reasons_of(accounts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what one step dropped in all tasks, by reasons, most documents first."""
+    reasons: dict[str, dict[str, Any]] = {}
+    for account in accounts:
+        for reason, found in account["dropped"].items():
+            total = reasons.setdefault(reason, {"documents": 0, "bytes": 0, "examples": []})
+            for name in total:
+                total[name] += found[name]
+            del total["examples"][NUM_EXAMPLES:]
+    return dict(sorted(reasons.items(), key=lambda pair: -pair[1]["documents"]))

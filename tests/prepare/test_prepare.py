@@ -1,0 +1,183 @@
+"""Texts become shards of tokens; what is dropped is in the audit, and nothing is lost."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("datatrove", reason="extra: prepare")
+
+from datamodules.core.store import content_digest
+from datamodules.tokenizers.text import TextTokenizer
+from lit_models.config_files import find_config, read_config
+from lit_models.errors import UsageError
+from lit_models.prepare.command import RECIPE, prepare
+
+LETTERS = "abcdefghijklmnop"
+# No two of them share three words in a row.
+HENS = [
+    " ".join(
+        f"the {a}{letter}{LETTERS[(3 * i + k) % 16]}den of" for k, letter in enumerate(LETTERS)
+    )
+    for i, a in enumerate(LETTERS)
+]
+LONG = "A quick brown fox jumps over the lazy dog near the bank of a river, and nobody saw it go."
+TWINS = [f"{LONG} {end}" for end in ("It ran.", "It ran!", "it  ran")]
+EXAM = "Which of the seven sages said that water is the beginning of all that there is"
+
+
+def written(path: Path, texts: list[str | None]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def recipe_in(folder: Path, **values: object) -> str:
+    path = folder / "recipe.yaml"
+    values = {"sources": [f"{folder}/*.jsonl"], "to": f"{folder}/out", **values}
+    values.setdefault("executor", {"kind": "local", "workers": 1, "tasks": 2})
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+def shards_of(folder: Path) -> tuple[list[str], dict]:
+    """The texts of all shards by their manifest, each of which ends with the end token."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    tokenizer = TextTokenizer.from_dict(json.loads((folder / "tokenizer.json").read_text()))
+    texts = []
+    for shard in manifest["shards"]:
+        path = folder / shard["name"]
+        assert (path.stat().st_size, content_digest(path)) == (shard["bytes"], shard["digest"])
+        tokens = np.fromfile(path, np.uint16)
+        ends = np.fromfile(f"{path}.index", np.uint64).astype(int)
+        assert (len(tokens), len(ends)) == (shard["tokens"], shard["documents"])
+        assert path.with_suffix(".ds.metadata").read_text().splitlines()[1] == str(len(tokens))
+        for document in np.split(tokens, ends)[:-1]:
+            assert document[-1] == tokenizer.end_id
+            texts.append(tokenizer.decode(document[:-1]))
+    return texts, manifest
+
+
+def dropped_lines(folder: Path) -> dict[str, str]:
+    """Reason by place of all documents that were dropped."""
+    paths = sorted(folder.glob("audit/*/*.dropped.jsonl.gz"))
+    lines = [
+        json.loads(line)
+        for path in paths
+        for line in gzip.decompress(path.read_bytes()).splitlines()
+    ]
+    return {line["document"]: line["reason"] for line in lines}
+
+
+def test_each_document_is_in_the_shards_or_in_the_audit(tmp_path, capsys):
+    written(tmp_path / "a.jsonl", [*HENS[:8], "", TWINS[0], f"He asked: {EXAM.upper()}?"])
+    written(tmp_path / "b.jsonl", [*HENS[8:], None, TWINS[1], "short", TWINS[2]])
+    (tmp_path / "exam.txt").write_text(EXAM)
+    recipe = recipe_in(
+        tmp_path,
+        filters=[
+            {
+                "GopherQualityFilter": {
+                    "min_doc_words": 5,
+                    "min_avg_word_length": 1,
+                    "min_stop_words": 0,
+                }
+            },
+            {"WithoutTests": {"files": f"{tmp_path}/exam.txt", "n_grams": 8}},
+        ],
+        near_duplicates={"num_buckets": 20},
+        tokenizer={"kind": "bpe", "vocab_size": 300},
+    )
+    assert prepare(recipe) == 0
+    texts, manifest = shards_of(tmp_path / "out")
+    (twin,) = set(texts) - set(HENS)
+    assert twin in TWINS
+    assert Counter(texts) == Counter([*HENS, twin])
+    assert [shard["name"] for shard in manifest["shards"]] == [
+        "shards/00000/000.ds",
+        "shards/00001/000.ds",
+    ]
+    a, b = f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"
+    places = {f"{a}:10": TWINS[0], f"{b}:10": TWINS[1], f"{b}:12": TWINS[2]}
+    assert dropped_lines(tmp_path / "out") == {
+        **{place: "near duplicates" for place, text in places.items() if text != twin},
+        **{f"{a}:9": "empty", f"{b}:9": "empty", f"{b}:11": "gopher_short_doc"},
+        f"{a}:11": "shares words with exam.txt",
+    }
+    audit = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert audit["read"]["documents"] == 23
+    assert audit["kept"]["documents"] == 17
+    assert audit["dropped"]["1 GopherQualityFilter"]["gopher_short_doc"] == {
+        "documents": 1,
+        "bytes": 5,
+        "examples": [f"{b}:11: short"],
+    }
+    printed = capsys.readouterr().out
+    assert "  shares words with exam.txt                      " in printed
+    assert prepare(recipe) == 0  # again: there is nothing to do
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "a"}\n{"text": "b\n', r"a.jsonl:2: the line is no JSON"),
+        (b'{"text": "a"}\n{"txt": "b"}\n', r'a.jsonl:2: the row has no "text"; it has: txt'),
+        (b'{"text": "\\ud83d"}\n', r'a.jsonl:1: "\\ud83d" is half of a surrogate pair'),
+        (b'{"text": ""}\n', r"no document is left; .*audit says what dropped them"),
+    ],
+)
+def test_a_wrong_file_is_named_and_what_is_done_is_not_taken_for_complete(
+    tmp_path, content, message
+):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    recipe = recipe_in(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        prepare(recipe)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_what_was_interrupted_goes_on_and_a_changed_source_is_refused(tmp_path):
+    good = written(tmp_path / "a.jsonl", HENS)
+    (tmp_path / "b.jsonl").write_text("{")
+    recipe = recipe_in(tmp_path)
+    with pytest.raises(ValueError, match=r"b.jsonl:1: the line is no JSON"):
+        prepare(recipe)
+    shard = tmp_path / "out" / "shards" / "00000" / "000.ds"
+    made = shard.stat().st_mtime_ns
+    written(tmp_path / "b.jsonl", TWINS)
+    written(good, HENS[1:])
+    with pytest.raises(UsageError, match=r"begun with another .*a.jsonl; name a new folder"):
+        prepare(recipe)
+    written(good, HENS)
+    assert prepare(recipe) == 0
+    assert shard.stat().st_mtime_ns == made
+    assert sorted(shards_of(tmp_path / "out")[0]) == sorted([*HENS, *TWINS])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"to": ""}, "name what is read with --sources="),
+        ({"sources": ["none.jsonl"]}, "sources: none.jsonl does not exist"),
+        ({"filtres": []}, "has no `filtres`. Did you mean filters?"),
+        ({"filters": [{"GopherFilter": {}}]}, "filters has no `GopherFilter`"),
+        ({"filters": [{"Language": {"model": "x.bin", "keep": ["en"]}}]}, "x.bin is no file"),
+        ({"near_duplicates": {"ngrams": 3}}, "near_duplicates has no `ngrams`. Did you mean n_g"),
+        ({"tokenizer": {"kind": "words"}}, "tokenizer.kind must be bytes, bpe, folder, got words"),
+        ({"executor": {"kind": "dask"}}, "executor.kind has no `dask`"),
+        ({"executor": {"worker": 2}}, "executor has no `worker`. Did you mean workers?"),
+    ],
+)
+def test_a_recipe_that_cannot_be_meant_is_refused(tmp_path, values, message):
+    written(tmp_path / "a.jsonl", HENS)
+    with pytest.raises(UsageError, match=message):
+        prepare(recipe_in(tmp_path, **values))
+    assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_the_shipped_recipe_says_all_keys():
+    assert read_config(find_config("prepare/text.yaml")).keys() == RECIPE.keys()
