@@ -38,8 +38,8 @@ from datamodules.core.plan import (
     derive_batching,
     iterate_micro_batches,
     iterate_whole_batches,
-    make_plan,
 )
+from datamodules.shards.order import planned_epoch
 
 RESERVED = frozenset(PlannedBatch.__annotations__)
 log = logging.getLogger(__name__)
@@ -530,8 +530,8 @@ class PlannedDataModule(LightningDataModule):
 
     def plan(self, stage: Stage, epoch: int) -> Plan:
         """Return the global steps of one epoch; of the plans the last four are kept."""
-        key = (self.request(stage), epoch)
-        plan = self._plans.pop(key, None) or make_plan(key[0], self.datasets[stage].lengths, epoch)
+        key, dataset = (self.request(stage), epoch), self.datasets[stage]
+        plan = self._plans.pop(key, None) or planned_epoch(key[0], dataset.lengths, epoch)
         self._plans = {**dict(list(self._plans.items())[-3:]), key: plan}
         return plan
 

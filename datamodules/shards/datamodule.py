@@ -1,24 +1,25 @@
 """Language models on token data of any size: the rows of shards, and their datamodule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from datamodules.core.batches import TERM
-from datamodules.core.plan import Plan, PlanRequest, check_range, rng_for
+from datamodules.core.plan import PlanRequest, check_range, rng_for
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.shards.index import IndexOptions
-from datamodules.shards.order import ShardedRequest, planned_epoch
+from datamodules.shards.order import ShardedRequest
 from datamodules.shards.store import (
     DOCUMENTS,
+    POSITIONS,
     ROWS,
-    PartOfShards,
-    RowLengths,
+    ShardRows,
     ShardStore,
     find_shards,
     tokenizer_of,
@@ -32,61 +33,66 @@ class ShardDataset(TokenDataset):
     `blocks`: each shard is then a ring that every epoch cuts at other places.
 
     Args:
-        stores: of one part.
+        stores: of one part, of which the first has the tokenizer.
         part: of them.
         seed: key of the places of blocks; `None` always cuts from the beginning (evaluation).
     """
 
     def __init__(self, stores: Sequence[ShardStore], part: int, seed: int | None) -> None:
-        self.rows, self.seed, self.store = PartOfShards(stores, part), seed, stores[0]
-        options = self.store.options
+        self.store, self.seed = stores[0], seed
+        self.lengths: Any = ShardRows(stores, part)
+        self.target_counts = {TERM: self.lengths}
+        options = stores[0].options
         self.layout, self.context_length = options.layout, options.context_length
         self.is_padded = options.layout != "documents"
-        lengths: Any = RowLengths(self.rows)
-        self.lengths, self.target_counts = lengths, {TERM: lengths}
-        names = "-".join(store.fingerprint for store in stores)
-        self.fingerprint = f"{names}-{PART_NAMES[part]}"
+        self.fingerprint = "-".join([*(s.fingerprint for s in stores), PART_NAMES[part]])
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
         """Return the pieces of one row; a ValueError for a token that the tokenizer lacks."""
-        shard, row = self.rows.located(sample_id % len(self.lengths))
-        tokens = self.rows.tokens(shard)
-        if self.layout == "blocks":
-            stretches = self._block(row, len(tokens) - 1, shard, epoch)
-        elif self.layout == "documents":
-            size = int(self.rows.array(shard, "lengths")[row])
-            stretches = [(int(self.rows.array(shard, "starts")[row]), size)]
-        else:
-            stops = self.rows.array(shard, "stops")
-            some = slice(int(stops[row - 1]) if row else 0, int(stops[row]))
-            starts, sizes = (self.rows.array(shard, name)[some] for name in ("starts", "sizes"))
-            stretches = list(zip(starts.tolist(), sizes.tolist(), strict=True))
-        pieces = []
-        for start, size in stretches:
+        ((shard,), (row,)) = self.lengths.located(np.array([sample_id]))
+        tokens, stops = self.lengths.tokens(shard), self.lengths.array(shard, "stops")
+        own = slice(stops[row - 1] if row else 0, stops[row])
+        stretches = [self.lengths.array(shard, name)[own].tolist() for name in ("starts", "sizes")]
+        pieces = list(zip(*stretches, strict=True))
+        if self.layout == "blocks" and self.seed is not None:
+            ((start, size),), end = pieces, len(tokens) - 1
+            start = (start + int(rng_for(self.seed, epoch, shard).integers(end))) % end
+            pieces = [(start, min(size, end - start)), (0, start + size - end)]
+        found = []
+        for start, size in pieces:
             some = tokens[start : start + size + 1].astype(np.int64)
+            if size > 0:
+                found.append(Piece(some[:-1], some[1:]))
             if some.max() >= self.store.tokenizer.vocab_size:
                 raise ValueError(
-                    f"{self.rows.shards[shard].tokens} holds token {some.max()}, and the tokenizer "
+                    f"{self.lengths.shards[shard].path} holds token {some.max()}, the tokenizer "
                     f"has {self.store.tokenizer.vocab_size}: name its own with data.tokenizer."
                 )
-            pieces.append(Piece(some[:-1], some[1:]))
-        return pieces
+        return found
 
-    def _block(self, row: int, num_positions: int, shard: int, epoch: int) -> list[tuple[int, int]]:
-        """Return start and size of the stretches of one block: two where it passes the end."""
-        size = min(self.context_length, num_positions - row * self.context_length)
-        phase = 0
-        if self.seed is not None:
-            phase = int(rng_for(self.seed, epoch, shard).integers(num_positions))
-        start = (row * self.context_length + phase) % num_positions
-        before_end = min(size, num_positions - start)
-        return [(start, before_end), (0, size - before_end)][: 1 + (before_end < size)]
 
-    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the shard, and the text of each document of the row."""
-        shard, _ = self.rows.located(sample_id % len(self.lengths))
-        name = str(self.rows.shards[shard].tokens)
-        return {"shard": name, **super().describe(sample_id, epoch)}
+@dataclass(frozen=True)
+class SourceOptions:
+    """A source of a mixture.
+
+    Args:
+        files: a folder of shards, or several.
+        weight: passes over it in an epoch: 1 takes each row once, 0.5 half of them, the other half
+            in the next epoch, and 2 each twice.
+        tokens: positions that an epoch takes of it in place of a weight, in rows of mean length.
+    """
+
+    files: str | list[str]
+    weight: float = 1.0
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("data.sources", 0, weight=self.weight, tokens=self.tokens)
+
+    def num_samples(self, rows: int, positions: int) -> int:
+        """Return the samples of an epoch, of a source of so many rows with so many positions."""
+        share = self.weight if self.tokens is None else self.tokens / max(1, positions)
+        return round(share * rows)
 
 
 class ShardDataModule(LanguageModelDataModule):
@@ -99,133 +105,120 @@ class ShardDataModule(LanguageModelDataModule):
 
     Args:
         train_files: a folder of shards, or several.
-        validation_files, test_files: likewise; else documents of training are held out, by
+        sources: name -> source of a mixture, in place of `train_files`; each gives an epoch its
+            exact number of samples, and goes on in the next one where it ended.
+        validation_files, test_files: as `train_files`; else documents of training are held out, by
             the shares of `split` and a hash of their tokens: equal documents are in the same part.
         layout: `packed`, `blocks` or `documents`, see `TextDataModule`; `blocks` holds nothing out.
         shuffle_shards: shards whose rows are shuffled together, successive ones of an order that
-            each epoch draws; `None` shuffles the rows of all. Fewer bound what a node needs at a
+            each pass draws; `None` shuffles the rows of all. Fewer bound what a node needs at a
             time.
         split: shares of documents to be held out.
         language_model: tokenizer of shards without tokenizer.json, context, prediction, batches;
             see `LanguageModelDataModule`.
 
     Raises:
-        ValueError: a value out of range, or blocks with shares to be held out.
+        ValueError: a value out of range, no folder, or both `train_files` and `sources`.
     """
 
     def __init__(
         self,
         train_files: Files = None,
-        validation_files: Files = None,
-        test_files: Files = None,
+        sources: dict[str, SourceOptions] | None = None,
         layout: Literal["packed", "blocks", "documents"] = "packed",
         shuffle_shards: int | None = None,
         split: TextSplit = TextSplit(0.01),  # noqa: B008 - frozen
         **language_model: Any,
     ) -> None:
-        super().__init__(
-            train_files=train_files,
-            validation_files=validation_files,
-            test_files=test_files,
-            layout=layout,
-            split=split,
-            **language_model,
-        )
+        super().__init__(train_files=train_files, layout=layout, split=split, **language_model)
         check_range("data", 1, shuffle_shards=shuffle_shards)
-        if not any(self.files.values()):
-            raise ValueError("data.train_files names no folder of shards; name one.")
+        if bool(train_files) == bool(sources):
+            raise ValueError("name folders of shards in one of data.train_files, data.sources.")
+        self.sources: Mapping[str, SourceOptions] = sources or {
+            "": SourceOptions(train_files or [])
+        }
+        self.files[TRAIN] = [
+            str(path) for one in self.sources.values() for path in listed(one.files)
+        ]
         self.shuffle_shards = shuffle_shards
-        self._stores: dict[int, ShardStore] = {}  # of the parts that have folders
+        self._stores: dict[int, list[ShardStore]] = {}  # of the parts that have folders
 
     def demo_files(self) -> dict[int, list[Path]]:
         raise NotImplementedError("shards have no embedded data")
 
-    def _folders(self, part: int) -> list[Path]:
-        """Return the folders of a part; a FileNotFoundError names one that does not exist."""
-        named = self.files[part] or []
-        folders = [
-            Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)
-        ]
-        for folder in folders:
-            if not folder.is_dir():
-                raise FileNotFoundError(
-                    f"data.{PART_NAMES[part]}_files: there is no folder {folder}; name a folder "
-                    "of shards (X.ds beside X.ds.index)."
-                )
-        return folders
-
     def open_store(self, stage: str) -> Any:
         """Return the first of the stores that a stage reads, with the `tokenizer` of them all;
         indices that lack are made."""
-        has_own = stage != "fit" and self.files[VALIDATION]  # then nothing of training is held out
-        parts = (VALIDATION, TEST) if has_own else (TRAIN, VALIDATION, TEST)
-        folders = {part: self._folders(part) for part in parts if self.files[part]}
-        split = self.split.beside({part: folders.get(part, []) for part in parts})
+        sources = [listed(one.files) for one in self.sources.values()]
+        folders = {
+            TRAIN: sources,
+            **{part: [listed(self.files[part])] for part in (VALIDATION, TEST)},
+        }
+        named = {part: some for part, some in folders.items() if self.files[part]}
+        if stage != "fit" and VALIDATION in named:  # then nothing of training is held out
+            del named[TRAIN]
+        split = self.split.beside({part: some[0] for part, some in named.items()})
         if self.layout == "blocks" and split is not None:
             raise ValueError(
                 "layout blocks joins documents, so that none can be held out: name "
                 "data.validation_files, or set data.split.validation_share and test_share to 0."
             )
-        is_named = self.tokenizer_options is not None or self.model.tokenizer is not None
-        options = self._options() if is_named else None
-        tokenizer = tokenizer_of([one for some in folders.values() for one in some], options)
+        is_given = self.tokenizer_options is not None or self.model.tokenizer is not None
+        all_folders = [folder for some in named.values() for one in some for folder in one]
+        tokenizer = tokenizer_of(all_folders, self._options() if is_given else None)
         self._stores = {}
-        for part, some in folders.items():
-            option, own_split = f"data.{PART_NAMES[part]}_files", split if part == TRAIN else None
-            shards = [shard for folder in some for shard in find_shards(folder, option)]
-            index = IndexOptions(self.layout, self.context_length, own_split)
-            self._stores[part] = ShardStore(shards, index, tokenizer)
-        return self._stores[min(self._stores)]
-
-    def prepare_data(self) -> None:
-        """Make the indices that lack; prediction needs none."""
-        stage = self._trainer_stage()
-        if stage != "predict":
-            self.open_store(stage)
+        for part, some in named.items():
+            index = IndexOptions(self.layout, self.context_length, split if part == TRAIN else None)
+            option = f"data.{PART_NAMES[part]}_files"
+            self._stores[part] = [
+                ShardStore([s for f in one for s in find_shards(f, option)], index, tokenizer)
+                for one in some
+            ]
+        return self._stores[min(self._stores)][0]
 
     def part_dataset(self, part: int) -> ShardDataset:
         """Return the rows of a part: of its own folders, or held out of others."""
         seed = self.seed if part == TRAIN else None
         if part in self._stores:
-            return ShardDataset([self._stores[part]], TRAIN, seed)
-        return ShardDataset([self._stores[min(self._stores)]], part, seed)
+            return ShardDataset(self._stores[part], TRAIN, seed)
+        return ShardDataset(self._stores[min(self._stores)], part, seed)
 
     def request(self, stage: Stage) -> PlanRequest:
         """Return all that the plan of a stage depends on."""
-        request = super().request(stage)
+        request, together = super().request(stage), 0
         if stage == "predict":
             return request
-        rows = self.datasets[stage].rows  # type: ignore[attr-defined]
-        together = self.shuffle_shards or 0
-        counts = rows.counts[:, ROWS].tolist() if together else [request.num_samples]
-        source = ("", request.num_samples, tuple(counts))
-        return ShardedRequest(**vars(request), sources=(source,), shuffle_shards=together)
-
-    def plan(self, stage: Stage, epoch: int) -> Plan:
-        """Return the global steps of one epoch, which are made where they are asked for."""
-        if stage == "predict":
-            return super().plan(stage, epoch)
-        key = (self.request(stage), epoch)
-        lengths = self.datasets[stage].lengths
-        plan = self._plans.pop(key, None) or planned_epoch(*key[:1], lengths, epoch)
-        self._plans = {**dict(list(self._plans.items())[-3:]), key: plan}
-        return plan
+        sources: Any = [("", request.num_samples, (request.num_samples,))]
+        if stage == "train":
+            together, sources = self.shuffle_shards or 0, []
+            for (name, source), store in zip(
+                self.sources.items(), self._stores[TRAIN], strict=True
+            ):
+                rows, positions = store.counts[:, TRAIN, [ROWS, POSITIONS]].T
+                samples = source.num_samples(int(rows.sum()), int(positions.sum()))
+                of_shards = rows.tolist() if together else [int(rows.sum())]
+                sources.append((name, samples, tuple(of_shards)))
+        values = vars(request) | {"num_samples": sum(samples for _, samples, _ in sources)}
+        return ShardedRequest(**values, sources=tuple(sources), shuffle_shards=together)
 
     def audit(self) -> Audit:
-        """Return how much is in the shards, and what is wrong with them."""
+        """Return how much is in the shards."""
         self.store = self.open_store("fit")
         audit = Audit("rows", "tokens", limit=self.context_length)
         audit.notes.append(("tokenizer", f"{self.store.tokenizer.vocab_size:,} tokens"))
         for part, name in enumerate(PART_NAMES):
-            dataset = self.part_dataset(part)
-            if not len(dataset.lengths):
-                continue
-            num_rows, positions = len(dataset.lengths), dataset.lengths.sum()
-            columns: dict[str, int | str] = {
-                "documents": int(dataset.rows.counts[:, DOCUMENTS].sum()),
-                "trained on": positions,
-            }
-            if dataset.is_padded:
-                columns["used"] = f"{100 * positions / (num_rows * self.context_length):.1f} %"
-            audit.parts.append(AuditPart(name, np.asarray(dataset.lengths), (), columns))
+            rows = self.part_dataset(part).lengths
+            if len(rows):
+                documents = int(rows.counts[:, DOCUMENTS].sum())
+                columns: Any = {"documents": documents, "trained on": rows.sum()}
+                share = rows.sum() / (len(rows) * self.context_length)
+                columns["used"] = f"{100 * share:.1f} %"
+                audit.parts.append(AuditPart(name, np.asarray(rows), (), columns))
         return audit
+
+
+def listed(files: Files) -> list[Path]:
+    """Return the folders that an option names."""
+    return [
+        Path(name).expanduser() for name in ([files] if isinstance(files, str) else files or [])
+    ]

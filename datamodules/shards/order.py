@@ -1,10 +1,8 @@
-"""Order of the rows of shards over optimizer steps, whatever their number, in the memory of a
-window.
+"""Order of the rows of shards over optimizer steps, of any number of them in a window's memory.
 
-A source is a number of rows that is passed over again and again, each pass in an order of its own;
-an epoch takes the next so many of each source, evenly in turns. The id of a sample is the number of
-its row, counted over all sources; a row that an epoch takes again has the number of all rows added
-for each time. Everything is a pure function of the request and the epoch.
+A source is so many rows that are passed over again and again, each pass in an order of its own; an
+epoch takes the next so many of each source, in even turns. The id of a sample is the number of its
+row, counted over all sources, plus the number of all rows each time the epoch takes the row again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +17,7 @@ from datamodules.core.store import ArrayFile
 
 ROUNDS = 8  # of the network that scrambles places; four are called pseudo-random
 LENGTHS_AT_ONCE = 1 << 20
-KEPT_WINDOWS = 2  # the ledger asks for a step behind the loader
-ORDER_OF_STEPS = 1 << 32  # with which a key of windows differs from those of rounds
-Source = tuple[str, int, tuple[int, ...]]  # name, samples per epoch, rows of each shard or of all
+ORDER_OF_STEPS = 1 << 32  # by which the key of a window differs from those of rounds
 
 
 @dataclass(frozen=True)
@@ -30,17 +26,12 @@ class ShardedRequest(PlanRequest):
 
     Args:
         sources: of each its name, its samples per epoch and its rows: of each shard, or their sum
-            where all shards are one group.
+            where the rows of all shards are shuffled together.
         shuffle_shards: shards whose rows are shuffled together; 0 for all of a source.
     """
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
     shuffle_shards: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all sources, of which an epoch may take some never and others several times."""
-        return sum(sum(rows) for _, _, rows in self.sources)
 
 
 def request_of(values: dict[str, Any]) -> PlanRequest:
@@ -54,7 +45,9 @@ def request_of(values: dict[str, Any]) -> PlanRequest:
 
 def num_rows(request: PlanRequest) -> int:
     """Return how many lengths a plan is made of: one per sample, or per row of shards."""
-    return request.num_rows if isinstance(request, ShardedRequest) else request.num_samples
+    if isinstance(request, ShardedRequest):
+        return sum(sum(rows) for _, _, rows in request.sources)
+    return request.num_samples
 
 
 def planned_epoch(request: PlanRequest, lengths: Any, epoch: int) -> Plan:
@@ -70,12 +63,21 @@ def planned_epoch(request: PlanRequest, lengths: Any, epoch: int) -> Plan:
     """
     if not isinstance(request, ShardedRequest):
         return make_plan(request, lengths, epoch)
-    if len(lengths) != request.num_rows:
-        raise ValueError(
-            f"the plan needs one length per row: {request.num_rows} rows, {len(lengths)} lengths."
-        )
+    if len(lengths) != num_rows(request):
+        raise ValueError(f"a plan of {num_rows(request)} rows got {len(lengths)} lengths.")
     order: Any = WindowedOrder(request, lengths, epoch)
     return Plan(order, request.global_batch_size)
+
+
+def of_sources(request: PlanRequest, lengths: Any, ids: np.ndarray) -> dict[str, list[int]]:
+    """Return name -> [samples, positions] of each source that has a name, of samples [n]."""
+    found, end, rows = dict[str, list[int]](), 0, ids % num_rows(request)
+    for name, _, of_shards in getattr(request, "sources", ()):
+        start, end = end, end + sum(of_shards)
+        if name:
+            own = rows[(start <= rows) & (rows < end)]
+            found[name] = [len(own), int(lengths[own].astype(np.int64).sum())]
+    return found
 
 
 class WindowedOrder:
@@ -88,47 +90,42 @@ class WindowedOrder:
 
     def __init__(self, request: ShardedRequest, lengths: Any, epoch: int) -> None:
         self.request, self.lengths, self.epoch = request, lengths, epoch
-        self._kept: dict[int, np.ndarray] = {}  # windows by their numbers
+        self._kept: dict[int, np.ndarray] = {}  # the last two windows, by their first places
 
     def __len__(self) -> int:
         return self.request.num_samples
 
     def __getitem__(self, places: slice) -> np.ndarray:
         start, stop, _ = places.indices(len(self))
-        size, steps = self.request.global_batch_size, max(1, self.request.bucket_window)
-        per_window, num_whole = size * steps, len(self) // size * size
-        parts = [np.empty(0, np.int64)]
-        while start < stop:
-            number = -(-num_whole // per_window) if start >= num_whole else start // per_window
-            first = num_whole if start >= num_whole else number * per_window
-            last = len(self) if start >= num_whole else min(first + per_window, num_whole)
-            window = self._kept.pop(number, None)
-            if window is None:
-                window = self._window(number, first, last)
-            kept = list(self._kept.items())[1 - KEPT_WINDOWS :]
-            self._kept = {**dict(kept), number: window}
-            parts.append(window[start - first : stop - first])
-            start = last
-        return np.concatenate(parts)
+        size = self.request.global_batch_size
+        num_whole, per_window = len(self) // size * size, size * max(1, self.request.bucket_window)
+        first, last = num_whole, len(self)
+        if start < num_whole:
+            first = start // per_window * per_window
+            last = min(first + per_window, num_whole)
+        if stop > last:
+            return np.concatenate([self[start:last], self[last:stop]])
+        if first not in self._kept:  # the ledger asks for a step behind the loader
+            self._kept = dict([*self._kept.items()][-1:]) | {first: self._window(first, last)}
+        return self._kept[first][start - first : max(start, stop) - first]
 
-    def _window(self, number: int, first: int, last: int) -> np.ndarray:
+    def _window(self, first: int, last: int) -> np.ndarray:
         """Return the ids of one window."""
-        ids, size = self.ids_at(first, last), self.request.global_batch_size
+        ids, size = self._ids(first, last), self.request.global_batch_size
         if len(ids) % size:
             return ids
         if self.request.bucket_window > 1:
-            lengths = self.lengths[ids % self.request.num_rows]
-            ids = ids[np.argsort(lengths, kind="stable")]
-        (key,) = keys_for(self.request.seed, self.epoch, np.array([number])).tolist()
+            ids = ids[np.argsort(self.lengths[ids % len(self.lengths)], kind="stable")]
+        (key,) = keys_for(self.request.seed, self.epoch, np.array([first])).tolist()
         lots = hash_ids(np.arange(len(ids) // size), key + ORDER_OF_STEPS)
         return ids.reshape(-1, size)[np.argsort(lots, kind="stable")].reshape(-1)
 
-    def ids_at(self, first: int, last: int) -> np.ndarray:
-        """Return the sample ids at successive places of the epoch, not yet sorted by length.
+    def _ids(self, first: int, last: int) -> np.ndarray:
+        """Return the sample ids at successive places, not yet sorted by length.
 
         A source with n of the N samples that it and the sources behind it have owns the places
         where the whole part of place x n / N grows: any stretch holds its share of it, but for
-        less than one sample. What it does not own is left to those behind it.
+        less than one sample. The others are left to those behind it.
         """
         ids, slots = np.empty(last - first, np.int64), np.arange(last - first)
         begin, samples_left, offset = first, self.request.num_samples, 0
@@ -136,25 +133,23 @@ class WindowedOrder:
             if samples:
                 taken, rest = divmod(begin * samples, samples_left)
                 before = (rest + np.arange(len(slots) + 1) * samples) // samples_left
-                is_own = np.diff(before) > 0
-                start = self.epoch * samples
-                own = start + taken + np.arange(np.count_nonzero(is_own))
-                ids[slots[is_own]] = offset + self._rows(number, rows, own, start)
+                is_own, start = np.diff(before) > 0, self.epoch * samples
+                places = start + taken + np.arange(np.count_nonzero(is_own))
+                ids[slots[is_own]] = offset + self._rows(number, rows, places, start)
                 slots, begin, samples_left = slots[~is_own], begin - taken, samples_left - samples
             offset += sum(rows)
         return ids
 
-    def _rows(self, number: int, rows: Sequence[int], own: np.ndarray, start: int) -> np.ndarray:
-        """Return the rows [n] at successive places of the endless passes over a source, plus the
-        number of all rows for each pass that this epoch has begun since `start`, its first place.
-        """
-        total, made = sum(rows), np.empty_like(own)
-        for one in np.unique(own // total).tolist():
-            is_in = own // total == one
+    def _rows(self, number: int, rows: Sequence[int], places: np.ndarray, start: int) -> np.ndarray:
+        """Return the rows [n] at these places of all passes over a source, plus the number of all
+        rows for each pass that was begun since place `start`, the first of the epoch."""
+        size, found = sum(rows), np.empty_like(places)
+        for one in np.unique(places // size).tolist():
+            is_in, again = places // size == one, one - start // size
             (key,) = keys_for(self.request.seed, one, np.array([number])).tolist()
-            found = rows_of_pass(own[is_in] - one * total, rows, key, self.request.shuffle_shards)
-            made[is_in] = found + (one - start // total) * self.request.num_rows
-        return made
+            own = rows_of_pass(places[is_in] - one * size, rows, key, self.request.shuffle_shards)
+            found[is_in] = own + again * len(self.lengths)
+        return found
 
 
 def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: int) -> np.ndarray:
@@ -167,8 +162,7 @@ def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: in
         together: successive shards of a random order of theirs whose rows are shuffled together;
             0 for all.
     """
-    together = together or len(rows)
-    if together >= len(rows):
+    if not 0 < together < len(rows):
         return bijection(places, sum(rows), key)
     sizes = np.array(rows, np.int64)
     shards = np.argsort(hash_ids(np.arange(len(rows)), key), kind="stable")
@@ -178,39 +172,33 @@ def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: in
     mixed = np.empty(len(places), np.int64)  # places before the rows of a group were shuffled
     for group in np.unique(groups).tolist():
         is_in, start = groups == group, int(group_ends[group - 1]) if group else 0
-        size = int(group_ends[group]) - start
         (own_key,) = hash_ids(np.array([group]), key + 1).tolist()
+        size = int(group_ends[group]) - start
         mixed[is_in] = start + bijection(places[is_in] - start, size, own_key)
     at = np.searchsorted(ends, mixed, side="right")
     return (np.cumsum(sizes)[shards] - ends)[at] + mixed
 
 
 def bijection(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Return the images [n] int64 of numbers under a keyed permutation of 0 … size - 1.
+    """Return the images [n] int64 of numbers [n] under a keyed permutation of 0 … size - 1.
 
     A Feistel network permutes the numbers of as many bits as the largest has; one that leaves the
-    range is taken through it again until it is back, which takes less than two times in the mean.
-
-    Args:
-        numbers: [n] integers from 0 to size - 1.
-        size: of the range.
-        key: any integer; another key gives an unrelated permutation.
+    range is taken through it again until it is back, less than two times in the mean.
 
     Source: Black, Rogaway 2002, ciphers with arbitrary finite domains (cycle walking).
     """
     bits = max(1, (size - 1).bit_length())
     low_bits = np.uint64((bits + 1) // 2)
-    low, high = (np.uint64((1 << n) - 1) for n in ((bits + 1) // 2, bits // 2))
-    x = numbers.astype(np.uint64)
-    outside = np.arange(len(x))
+    low, high = np.uint64((1 << (bits + 1) // 2) - 1), np.uint64((1 << bits // 2) - 1)
+    images, outside = numbers.astype(np.uint64), np.arange(len(numbers))
     while len(outside):
-        left, right = x[outside] >> low_bits, x[outside] & low
+        left, right = images[outside] >> low_bits, images[outside] & low
         for number in range(0, ROUNDS, 2):
             left ^= hash_ids(right, key + number) & high
             right ^= hash_ids(left, key + number + 1) & low
-        x[outside] = left << low_bits | right
-        outside = outside[x[outside] >= size]
-    return x.astype(np.int64)
+        images[outside] = left << low_bits | right
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)
 
 
 def stretches(lengths: Any) -> Iterator[np.ndarray]:
@@ -227,8 +215,7 @@ def write_lengths(path: Path, lengths: Any) -> None:
 
 
 def longest_rows(lengths: Any, count: int) -> np.ndarray:
-    """Return the ids [count] of the longest, of equal ones the first; fewer where there are not so
-    many."""
+    """Return the ids of the `count` longest, of equal ones the first."""
     found, start = np.empty(0, np.int64), 0
     for some in stretches(lengths):
         ids = np.concatenate([found, np.arange(start, start + len(some))])

@@ -1,5 +1,6 @@
 """The order of rows of shards: a bijection, windows of it, and several sources."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,9 @@ from datamodules.shards.order import (
     ShardedRequest,
     bijection,
     num_rows,
+    of_sources,
     planned_epoch,
+    request_of,
     rows_of_pass,
 )
 
@@ -62,11 +65,11 @@ def test_a_plan_is_that_of_a_slow_reference_from_any_step_on(window, together):
     (key,) = keys_for(3, epoch, np.array([0])).tolist()
     order = rows_of_pass(np.arange(203), (60, 80, 63), key, together).tolist()
     expected = []
-    for number, first in enumerate(range(0, 200, 8 * window)):
+    for first in range(0, 200, 8 * window):
         some = order[first : min(first + 8 * window, 200)]
         some = sorted(some, key=lambda row: lengths[row]) if window > 1 else some
         steps = [some[i : i + 8] for i in range(0, len(some), 8)]
-        (own,) = keys_for(3, epoch, np.array([number])).tolist()
+        (own,) = keys_for(3, epoch, np.array([first])).tolist()
         lots = hash_ids(np.arange(len(steps)), own + ORDER_OF_STEPS)
         expected += [steps[i] for i in np.argsort(lots, kind="stable")]
     expected.append(order[200:])
@@ -75,3 +78,29 @@ def test_a_plan_is_that_of_a_slow_reference_from_any_step_on(window, together):
     for step in (25, 7, 0, 24, *range(26)):
         assert plan.step_ids(step).tolist() == expected[step]
     assert plan.order[:].tolist() == [row for step in expected for row in step]
+
+
+def test_a_mixture_takes_its_exact_share_everywhere_and_each_row_in_turn():
+    sources = (("web", 90, (60, 40)), ("books", 50, (20,)), ("none", 0, (5,)), ("code", 7, (30,)))
+    wanted = request(sources, size=6, window=4)
+    lengths, seen = lengths_of(wanted), []
+    for epoch in range(4):
+        plan = planned_epoch(wanted, lengths, epoch)
+        ids = plan.order[:]
+        assert len(set(ids.tolist())) == len(ids) == plan.samples_in(99) == 147
+        counts = of_sources(wanted, lengths, ids)
+        assert [counts[name][0] for name, _, _ in sources] == [90, 50, 0, 7]
+        own = ids % 155
+        assert counts["web"][1] == lengths[own[own < 100]].sum()
+        for start in range(0, 144, 24):  # each window has its share
+            own = of_sources(wanted, lengths, ids[start : start + 24])
+            assert abs(own["web"][0] - 24 * 90 / 147) < 1
+            assert abs(own["code"][0] - 24 * 7 / 147) < 1
+        seen.append(ids % 155)
+    for name, (start, size, passes) in {"web": (0, 100, 3), "books": (100, 20, 10)}.items():
+        own = np.concatenate(seen)
+        taken = np.bincount(own[(own >= start) & (own < start + size)] - start, minlength=size)
+        assert taken.min() >= passes <= taken.max() <= passes + 1, name
+    (again,) = [request_of(json.loads(json.dumps(vars(wanted))))]
+    assert again == wanted
+    assert again.digest() == wanted.digest()
