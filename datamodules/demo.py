@@ -14,7 +14,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from datamodules.core.store import cache_root, content_digest, digest_of, made_once
+from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.splitting import PART_NAMES, Split, SplitOptions, split_by_stem
 from datamodules.occupations import grammar
 
@@ -92,13 +92,6 @@ def documented() -> tuple[Documented, ...]:
             module = name.removesuffix("/__init__").replace("/", ".").replace("_py", "")
             found += _documented(module, "", ast.parse(path.read_bytes()))
     return tuple(found)
-
-
-@cache
-def sources_digest() -> str:
-    """Return the hex digest of all sources that are read."""
-    paths = (_library() / name for name in (TOPICS, *(f"{m}.py" for m in MODULES.split())))
-    return digest_of([[path.name, content_digest(path)] for path in paths if path.is_file()])
 
 
 def _library() -> Path:
@@ -258,7 +251,11 @@ NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 def _made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
     """Return the folder of these files; those made of Python's sources are other ones with another
     version of it."""
-    facts = [platform.python_version(), TEXT_VERSION, sources_digest()] if of_python else []
+    facts = []
+    if of_python:
+        paths = (_library() / name for name in (TOPICS, *(f"{m}.py" for m in MODULES.split())))
+        sources = [[path.name, file_digest(path)] for path in paths if path.is_file()]
+        facts = [platform.python_version(), TEXT_VERSION, digest_of(sources)]
 
     def write(folder: Path) -> None:
         for path, content in files():

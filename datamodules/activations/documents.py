@@ -19,7 +19,7 @@ from datamodules.core.plan import check_range, hash_ids
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import TEXT_SUFFIXES, read_documents
-from datamodules.files.rows import read_json_rows
+from datamodules.files.rows import kind_of, read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, TextSplit
 from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import CorpusDataModule, TokenStore
@@ -154,7 +154,7 @@ def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, in
 
 def _rows_of(path: Path, text_column: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each document and its words by attribute, of which txt files have none."""
-    if path.suffix.lower() in TEXT_SUFFIXES:
+    if kind_of(path) in TEXT_SUFFIXES:
         yield from ((document.text, {}) for document in read_documents(path))
         return
     for row in read_json_rows(path, columns=(text_column, ATTRIBUTES)):

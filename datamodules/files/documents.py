@@ -1,13 +1,14 @@
 """Documents in: texts of txt, jsonl and parquet files with their places, and of HTML pages."""
 
 import codecs
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from datamodules.files.rows import JSON_SUFFIXES, read_json_rows
-from datamodules.files.tables import PARQUET_SUFFIXES, expand_files, first_bad_byte, undecodable
+from datamodules.files.rows import JSON_SUFFIXES, PARQUET_SUFFIXES, kind_of, opened, read_json_rows
+from datamodules.files.tables import SEPARATORS, Table, expand_files, first_bad_byte, undecodable
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
@@ -53,7 +54,7 @@ def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
                 f"{option}: the link {path} leads to {path.readlink()}, which is not there; mend "
                 "or delete it."
             )
-        if path.suffix.lower() in suffixes and path.is_file():
+        if kind_of(path) in suffixes and path.is_file():
             found.append(path)
     if not found:
         raise FileNotFoundError(
@@ -65,12 +66,15 @@ def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
 
 def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
     """Yield the documents of a file, one at a time in memory: a txt file is one, and so is each row
-    of jsonl and parquet, whose texts stand in `text_column`.
+    of jsonl, parquet, csv and tsv, whose texts stand in `text_column`.
 
     Raises:
         ValueError: a row has no such column or no text in it, or the text is not UTF-8.
     """
-    if path.suffix.lower() not in TEXT_SUFFIXES:
+    if kind_of(path) in SEPARATORS:
+        for line, cells in Table(path).rows([text_column]):
+            yield Document(f"{path}:{line}", cells[text_column])
+    elif kind_of(path) not in TEXT_SUFFIXES:
         for row in read_json_rows(path, columns=(text_column,)):
             if text_column not in row.values:
                 raise ValueError(
@@ -86,12 +90,13 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
                     "data.text_column."
                 )
             yield Document(row.place, text or "")  # a missing one is counted with the empty ones
-        return
-    try:
-        with path.open(encoding="utf-8-sig") as file:  # which reads every line break as \n
-            yield Document(f"{path}:1", file.read())
-    except UnicodeDecodeError as error:
-        raise undecodable(path, path.read_bytes(), "utf-8") from error
+    else:
+        try:
+            # Which reads every line break as \n.
+            with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig") as whole:
+                yield Document(f"{path}:1", whole.read())
+        except UnicodeDecodeError as error:
+            raise undecodable(path, "utf-8") from error
 
 
 # --- HTML pages ---

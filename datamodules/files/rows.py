@@ -1,6 +1,7 @@
 """Rows of nested values (jsonl, json, parquet) with their places, and rows that break a rule."""
 
 import csv
+import io
 import json
 import logging
 import shutil
@@ -26,6 +27,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
 SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
+PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # first bytes -> Arrow's name
 ROWS_PER_BATCH = 1024
 BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark and spaces
 
@@ -154,7 +156,7 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
     Raises:
         ValueError: a line is no JSON object or not UTF-8, or the parquet file is damaged.
     """
-    if path.suffix.lower() in PARQUET_SUFFIXES:
+    if kind_of(path) in PARQUET_SUFFIXES:
         with open_parquet(path) as table:
             has_them = bool(columns) and set(columns) <= set(table.schema_arrow.names)
             wanted = list(columns) if has_them else None
@@ -163,17 +165,16 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
             for row, values in enumerate(rows, start=1):
                 yield JsonRow(path, row, values)
         return
-    with path.open("rb") as file:
-        if path.suffix.lower() == LIST_SUFFIX and file.read(4096).lstrip(BLANK)[:1] == b"[":
+    with opened(path) as file:
+        if kind_of(path) == LIST_SUFFIX and file.peek(4096).lstrip(BLANK)[:1] == b"[":
             try:
-                listed = json.loads(path.read_bytes().decode("utf-8-sig"))
+                listed = json.loads(file.read().decode("utf-8-sig"))
             except (UnicodeDecodeError, json.JSONDecodeError) as error:
                 raise ValueError(
                     f"{path} is no JSON list ({error}); write it again, in UTF-8."
                 ) from error
             numbered: Iterable[tuple[int, Any]] = enumerate(listed, start=1)
         else:
-            file.seek(0)
             lines = ((line, text) for line, text in enumerate(file, start=1) if text.strip())
             numbered = ((line, _parsed(path, line, text)) for line, text in lines)
         for line, values in numbered:
@@ -183,6 +184,28 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
                     'an object such as {"text": "…"}.'
                 )
             yield JsonRow(path, line, values)
+
+
+def kind_of(path: Path) -> str:
+    """Return the suffix in lower case, without that of a packing: .csv of mine.csv.gz."""
+    name = Path(path.name.lower())
+    return Path(name.stem if name.suffix in (".gz", ".zst") else name).suffix
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Give the bytes of a file, of gzip or zstandard those it packed; ValueError where it is
+    damaged or ends too soon."""
+    try:
+        with path.open("rb") as file:
+            first = file.peek()
+            packing = next((p for mark, p in PACKINGS.items() if first.startswith(mark)), None)
+            packed: Any = None if packing is None else pa.CompressedInputStream(file, packing)
+            yield file if packed is None else io.BufferedReader(packed)
+    except OSError as error:
+        if error.errno is not None:  # of the storage
+            raise
+        raise ValueError(f"{path} is damaged ({error}); write or copy it again.") from error
 
 
 class RowFault(Exception):

@@ -10,10 +10,8 @@ import io
 import logging
 import re
 import shlex
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -29,7 +27,9 @@ from datamodules.files.rows import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
     BadRow,
+    kind_of,
     open_parquet,
+    opened,
     read_json_rows,
 )
 
@@ -43,7 +43,6 @@ BLOCK = 1 << 20
 MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
 ROWS_PER_BATCH = 8192
-GZIP = b"\x1f\x8b"
 Files = str | list[str] | None
 OnBadRow = Callable[[BadRow], None]
 
@@ -96,12 +95,6 @@ class RawRow(NamedTuple):
 def raise_bad_row(bad: BadRow) -> None:
     """Raises the ValueError that names this row."""
     raise ValueError(str(bad))
-
-
-def suffix_of(path: Path) -> str:
-    """Return the suffix in lower case; of packed text both parts, such as .csv.gz."""
-    name = path.name.lower()
-    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), path.suffix.lower())
 
 
 def own_files_hint(
@@ -172,7 +165,7 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
         raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
-    if suffix_of(path) not in suffixes:
+    if kind_of(path) not in suffixes:
         raise ValueError(
             f'{option}: {path} ends in "{path.suffix}", which is none of {", ".join(suffixes)}; '
             "save it as one of these."
@@ -183,7 +176,7 @@ class Table:
     """One file: `names` of its columns and, of delimited text, its `dialect`.
 
     Args:
-        path: csv, tsv (packed by gzip, too), parquet or xlsx.
+        path: csv, tsv (packed by gzip or zstandard, too), parquet or xlsx.
         options: how it is written, as far as that is not to be found.
 
     Raises:
@@ -229,7 +222,7 @@ class Table:
         """
         wanted = self.names if columns is None else list(columns)
         self.check(wanted)
-        names, suffix = self.names, suffix_of(self.path)
+        names, suffix = self.names, kind_of(self.path)
         if suffix in PARQUET_SUFFIXES:
             names, rows = wanted, _parquet_rows(self.path, wanted)
         elif suffix == EXCEL_SUFFIX:
@@ -259,7 +252,7 @@ def value_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields place and values of each row of a table or jsonl file; of a table these columns, whose
     values are text. Errors as of `Table.rows` and `read_json_rows`."""
-    if path.suffix.lower() in JSON_SUFFIXES:
+    if kind_of(path) in JSON_SUFFIXES:
         yield from ((row.line, row.values) for row in read_json_rows(path))
     else:
         yield from Table(path, options).rows(columns, on_bad_row)
@@ -268,7 +261,7 @@ def value_rows(
 @lru_cache(maxsize=256)
 def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[list[str], Dialect]:
     """The names of the columns, and the dialect, which is said where it is not the plain one."""
-    dialect, suffix = Dialect(), suffix_of(path)
+    dialect, suffix = Dialect(), kind_of(path)
     if suffix in PARQUET_SUFFIXES:
         with open_parquet(path) as file:
             names = file.schema_arrow.names
@@ -278,7 +271,7 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
     else:
         encoding = options.encoding or _encoding_of(path)
         lines = list(islice(_lines(path, encoding), SNIFFED_LINES))
-        plain = SEPARATORS[suffix.removesuffix(".gz")]
+        plain = SEPARATORS[suffix]
         separator = options.separator or _separator_of(lines, plain)
         header = next(_delimited_rows(iter(lines), separator), None)
         names = [] if header is None else header.values
@@ -312,39 +305,19 @@ def _say(path: Path, found: str) -> None:
         )
 
 
-@contextmanager
-def _unpacked(path: Path) -> Iterator[Any]:
-    """Gives the bytes of a file, of gzip those it packed; ValueError where it is damaged."""
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(len(GZIP)) == GZIP
-            file.seek(0)
-            yield gzip.GzipFile(fileobj=file) if is_packed else file
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); write or copy it again.") from error
-
-
 def _encoding_of(path: Path) -> str:
     """The encoding that the bytes of the whole file speak for, as Python names it."""
-    try:
-        with _unpacked(path) as file:
-            first = file.read(len(codecs.BOM_UTF8))
-            if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return "utf-16"
-            file.seek(0)
-            with io.TextIOWrapper(file, "utf-8") as text:
-                while text.read(BLOCK):
-                    pass
-    except UnicodeDecodeError:  # some other encoding, or UTF-8 with a broken place
-        num_characters = num_others = 0
-        with _unpacked(path) as file:
-            while block := file.read(BLOCK):
-                found = re.findall(rb"[\xc2-\xf4][\x80-\xbf]+", block)
-                num_characters += len(found)
-                high = len(block) - len(block.translate(None, bytes(range(128, 256))))
-                num_others += high - sum(map(len, found))
-        if num_others >= num_characters:
-            return "windows-1252"
+    num_high = num_others = 0  # characters beyond ASCII, and bytes that are none in UTF-8
+    with opened(path) as file:
+        first = file.peek()[: len(codecs.BOM_UTF8)]
+        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        with io.TextIOWrapper(file, "utf-8", "surrogateescape") as text:
+            while block := text.read(BLOCK):
+                num_high += len(block) - len(block.encode("ascii", "ignore"))
+                num_others += len(re.findall("[\udc80-\udcff]", block))
+    if num_others and 2 * num_others >= num_high:  # else it is UTF-8 with a broken place
+        return "windows-1252"
     return "utf-8-sig" if first == codecs.BOM_UTF8 else "utf-8"
 
 
@@ -369,7 +342,7 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
         ValueError: the file is damaged, binary, or in another encoding; names the line.
     """
     try:
-        with _unpacked(path) as file, io.TextIOWrapper(file, encoding, newline="\n") as text:
+        with opened(path) as file, io.TextIOWrapper(file, encoding, newline="\n") as text:
             for number, line in enumerate(text, start=1):
                 if "\0" in line:
                     raise ValueError(
@@ -379,8 +352,7 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
                     )
                 yield line
     except UnicodeDecodeError as error:
-        with _unpacked(path) as file:
-            raise undecodable(path, file.read(), encoding) from error
+        raise undecodable(path, encoding) from error
 
 
 def first_bad_byte(content: bytes, encoding: str = "utf-8") -> int | None:
@@ -392,8 +364,10 @@ def first_bad_byte(content: bytes, encoding: str = "utf-8") -> int | None:
     return None
 
 
-def undecodable(path: Path, content: bytes, encoding: str) -> ValueError:
-    """The error that names the first byte of a file's content that is not in an encoding."""
+def undecodable(path: Path, encoding: str) -> ValueError:
+    """The error that names the first byte of a file that is not in an encoding."""
+    with opened(path) as file:
+        content = file.read()
     start = first_bad_byte(content, encoding) or 0
     line = content.count(b"\n", 0, start) + 1
     return ValueError(
@@ -564,14 +538,13 @@ def write_batches(
     Raises:
         ValueError: the suffix is unknown, or there is no batch.
     """
-    suffix = suffix_of(path)
-    if suffix not in SUFFIXES:
+    suffix = kind_of(path)
+    if not path.name.lower().endswith(SUFFIXES):
         raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
     if suffix == EXCEL_SUFFIX:
         _check_excel(path)
-    bare = suffix.removesuffix(".gz")
-    dialect = Dialect(SEPARATORS.get(bare, ","))
-    if like is not None and suffix_of(like.path).removesuffix(".gz") == bare:
+    dialect = Dialect(SEPARATORS.get(suffix, ","))
+    if like is not None and kind_of(like.path) == suffix:
         dialect = like.dialect
     way_out = None if overwrite else "choose another name, or allow overwriting"
     with new_file(path, "wb", way_out) as file:
@@ -586,7 +559,7 @@ def write_batches(
                     writer.write_batch(batch)
         elif suffix == EXCEL_SUFFIX:
             _write_sheet(path, file, first.schema.names, rest)
-        elif suffix.endswith(".gz"):  # without name and time: equal tables have equal bytes
+        elif path.suffix.lower() == ".gz":  # without name and time: equal tables have equal bytes
             with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
                 _write_text(packed, first.schema.names, rest, dialect)
         else:
@@ -707,8 +680,10 @@ def _check_excel(path: Path) -> None:
 
 def output_like(files: Sequence[Path], mark: str) -> str:
     """The name of predictions by default: `mine.csv` becomes `mine.MARK.csv`."""
-    suffix = suffix_of(files[0])
-    return f"{files[0].name[: -len(suffix)]}.{mark}{suffix}"
+    name, kind = files[0].name, kind_of(files[0])
+    end = name.lower().rindex(kind)
+    suffix = name[end:].lower()
+    return f"{name[:end]}.{mark}{suffix if suffix in SUFFIXES else kind}"
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:

@@ -25,14 +25,13 @@ from datamodules.core.store import (
     made_once,
     write_arrays,
 )
-from datamodules.files.rows import BadRows, OnBadRows
+from datamodules.files.rows import BadRows, OnBadRows, kind_of
 from datamodules.files.tables import (
     EXCEL_SUFFIX,
     PARQUET_SUFFIXES,
     Table,
     TableOptions,
     check_same_columns,
-    suffix_of,
     write_beside,
 )
 from datamodules.occupations.store import Columns, RowReader, text_arrays
@@ -165,7 +164,7 @@ def write_coded_table(
         FileExistsError: the file exists.
         RuntimeError: a table has changed since the index was made.
     """
-    is_typed = suffix_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
+    is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
     most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
     num_codes = max(1, int(most_codes))  # as many as an answer has
     num_next = results["next_ids"].shape[1] if "next_ids" in results else 0

@@ -18,7 +18,7 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import JSON_SUFFIXES, hand_over_rejected, read_rejected
+from datamodules.files.rows import JSON_SUFFIXES, hand_over_rejected, kind_of, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
 from datamodules.files.tables import (
     Files,
@@ -304,7 +304,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Where a prediction goes; a ValueError where the files cannot become one of this kind:
         jsonl stays jsonl, and tables need the same columns."""
         files, path = self._predict_paths(), super().predict_output_path
-        are_json = {f.suffix.lower() in JSON_SUFFIXES for f in [*files, path]}
+        are_json = {kind_of(f) in JSON_SUFFIXES for f in [*files, path]}
         if len(are_json) > 1:
             raise ValueError(
                 f"{path} cannot hold {files[0]}: lines of JSON are written as .jsonl, tables as "

@@ -20,6 +20,7 @@ from datamodules.files.rows import (
     JsonRow,
     RowFault,
     check_characters,
+    kind_of,
     placed,
     sound_rows,
 )
@@ -208,7 +209,7 @@ def query_rows(path: Path) -> Iterator[QueryRow]:
     Raises:
         ValueError: a row has no query, or one that no text in UTF-8 can hold.
     """
-    if path.suffix.lower() == ".txt":
+    if kind_of(path) == ".txt":
         for line, query in enumerate(next(read_documents(path)).text.split("\n"), start=1):
             if query.strip():
                 yield QueryRow(line, query.strip(), str(line))

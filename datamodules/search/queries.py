@@ -16,7 +16,7 @@ import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, new_file
-from datamodules.files.rows import BadRow, BadRows
+from datamodules.files.rows import BadRow, BadRows, kind_of
 from datamodules.files.tables import check_file
 from datamodules.search.collection import COLLECTION_VERSION, Judgements, TextTable, write_texts
 from datamodules.search.formats import QUERY_TABLES, TextRecord, TextRow, query_rows
@@ -136,7 +136,7 @@ def file_queries(path: Path) -> Queries:
             no query.
     """
     check_file(path, "data.predict_queries", (*QUERY_TABLES, ".txt"))
-    source = digest_of([COLLECTION_VERSION, path.suffix, file_digest(path)])
+    source = digest_of([COLLECTION_VERSION, kind_of(path), file_digest(path)])
 
     def rows() -> Iterator[TextRow]:
         known: set[str] = set()  # a table of queries and pages names a query several times

@@ -32,7 +32,7 @@ from datamodules.core.store import (
     text_hash,
 )
 from datamodules.files.documents import SUFFIXES, Document, read_documents, text_files
-from datamodules.files.rows import check_characters, placed
+from datamodules.files.rows import check_characters, kind_of, placed
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.tokenizers.text import (
@@ -145,7 +145,7 @@ class CorpusRequest:
         return {
             "version": STORE_VERSION,
             "files": {
-                PART_NAMES[part]: [[p.suffix.lower(), file_digest(p)] for p in paths]
+                PART_NAMES[part]: [[kind_of(p), file_digest(p)] for p in paths]
                 for part, paths in self.files.items()
             },
             "tokenizer": self.given.digest if self.given else self.tokenizer.facts(),

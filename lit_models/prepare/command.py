@@ -15,7 +15,9 @@ from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from lit_models.config_files import did_you_mean, find_config, near_names, read_config
 from lit_models.errors import UsageError, say, usage_errors
 
-RECIPE = {  # its keys, which configs/prepare/text.yaml explains, and their values by default
+RECIPE: dict[
+    str, Any
+] = {  # its keys, which configs/prepare/text.yaml explains, and their values by default
     "sources": [],
     "to": None,
     "text_column": "text",

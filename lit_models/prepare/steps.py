@@ -22,12 +22,14 @@ from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 from loguru import logger
 
 from datamodules.core.store import write_whole
+from datamodules.files.documents import SUFFIXES as DOCUMENTS
 from datamodules.files.documents import read_documents, text_files
 from datamodules.files.rows import check_characters, placed
+from datamodules.files.tables import SEPARATORS
 from datamodules.shards.writing import write_shards
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
-SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet", ".pq")
+SUFFIXES = (*DOCUMENTS, *SEPARATORS)
 NUM_EXAMPLES, EXAMPLE_CHARACTERS = 3, 60
 # Scripts that put no space between words, of which each character counts as a word.
 SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
