@@ -80,6 +80,16 @@ def of_sources(request: PlanRequest, lengths: Any, ids: np.ndarray) -> dict[str,
     return found
 
 
+def epoch_of_sources(request: PlanRequest, lengths: Any, epoch: int) -> dict[str, list[int]]:
+    """Return what `of_sources` does of all samples of an epoch, whose plan is walked through."""
+    plan, found = planned_epoch(request, lengths, epoch), dict[str, list[int]]()
+    has_names = any(name for name, *_ in getattr(request, "sources", ()))
+    for step in range(plan.num_steps if has_names else 0):
+        for name, counts in of_sources(request, lengths, plan.step_ids(step)).items():
+            found[name] = [a + b for a, b in zip(found.get(name, (0, 0)), counts, strict=True)]
+    return found
+
+
 class WindowedOrder:
     """The sample ids of an epoch in their order, [N] int64, made by windows where a slice asks.
 

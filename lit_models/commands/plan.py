@@ -14,6 +14,7 @@ from rich.table import Table
 from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
+from datamodules.shards.order import epoch_of_sources
 from lit_models.cli import QUIET, ParsedCLI, built, built_part, silence_noise
 from lit_models.commands.report import shown
 from lit_models.errors import UsageError
@@ -150,7 +151,7 @@ class Forecast(pl.Callback):
         weights = list(pl_module.parameters())
         num_trained = sum(p.numel() for p in weights if p.requires_grad)
         self.summary = (
-            f"{len(dataset.lengths):,} samples; "
+            f"{epoch.samples_in(epoch.num_steps):,} samples; "
             f"{sum(p.numel() for p in weights):,} weights, {num_trained:,} of them trained. Memory "
             "is that of weights, gradients and two moments, as AdamW has them; activations come "
             "on top."
@@ -169,9 +170,15 @@ class Forecast(pl.Callback):
         if warmup is not None and total is not None:
             warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
+        sources = epoch_of_sources(data.request("train"), dataset.lengths, 0)
+        num_targets = sum(own for _, own in sources.values())  # of a mixture
         of_all = {
             "steps per epoch": steps,
-            "targets per epoch": int(sum(counts.sum() for counts in targets)) or None,
+            "targets per epoch": num_targets
+            or int(sum(counts.sum() for counts in targets))
+            or None,
+            **{f"samples of {name}": samples for name, (samples, _) in sources.items()},
+            **{f"targets of {name}": own for name, (_, own) in sources.items()},
             "steps in all": total,
             "samples seen": total and whole * epoch.samples_in(steps) + epoch.samples_in(rest),
             "warm-up steps": None if total is None else warmup,

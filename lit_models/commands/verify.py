@@ -1,6 +1,7 @@
 """Proof of a run: its ledger, plan and checkpoints held against each other."""
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
@@ -11,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from datamodules.core.plan import digest_ids
-from datamodules.shards.order import num_rows, planned_epoch, request_of
+from datamodules.shards.order import num_rows, of_sources, planned_epoch, request_of
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.ledger import FILE_NAME, Row, chained, damaged_file, json_lines, plan_hash
 
@@ -52,6 +53,8 @@ def verify(run: Path) -> int:
     # A count of samples that are not the plan's would say nothing.
     if proof.status <= Status.NOT_APPLIED:
         lines += proof.epoch_lines()
+        for name, (samples, targets) in proof.sources.items():
+            lines.append((f"of {name}", f"{samples:,} samples, {targets:,} targets"))
     for label, text in lines:
         console.print(f"{label:<17} {text}")
     for finding in proof.findings[:SHOWN_FINDINGS]:
@@ -91,6 +94,8 @@ class Proof:
     discarded: list[str] = field(default_factory=list)  # as of a `Lineage`
     attempts: list[int] = field(default_factory=list)  # the world size of each
     checkpoints: list[str] = field(default_factory=list)  # name and step of each of this ledger
+    # Samples and targets of each source of a mixture that are in the weights.
+    sources: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     findings: list[Finding] = field(default_factory=list)  # empty where all is proven
 
     def add(self, status: Status, text: str) -> None:
@@ -317,6 +322,13 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
             if line["digest"] != digest or line["samples"] != len(ids):
                 used = f"used {line['samples']} samples with digest {line['digest']}"
                 proof.add(Status.OFF_PLAN, f"{where}: {used}, planned {len(ids)} with {digest}")
+            sources = of_sources(request, lengths, ids)
+            if line.get("sources", {}) != sources:
+                text = f"{where}: by sources {line.get('sources')}, planned {sources}"
+                proof.add(Status.OFF_PLAN, text)
+            elif number not in lineage.left_out:
+                for name, counts in sources.items():
+                    proof.sources[name] = [*map(sum, zip(proof.sources[name], counts, strict=True))]
             if "planned_targets" in line:
                 text = f"{where}: the loss counted {line.get('targets')} targets, planned"
                 proof.add(Status.OFF_PLAN, f"{text} {line['planned_targets']}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
-from datamodules.shards.order import stretches, write_lengths
+from datamodules.shards.order import of_sources, stretches, write_lengths
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import budgeted_steps, gradients
 from lit_models.training.sharding import total_norm
@@ -339,10 +339,13 @@ class Ledger(Callback):
             data = trainer.datamodule
             epoch = 0 if trainer.overfit_batches > 0 else facts["epoch"]
             ids = data.plan("train", epoch).step_ids(facts["step_in_epoch"])
-            planned = count_targets(ids, data.datasets["train"].target_counts)
+            dataset = data.datasets["train"]
+            planned = count_targets(ids, dataset.target_counts)
             both = counts.keys() & planned.keys()
             agree = all(math.isclose(counts[name], planned[name], rel_tol=1e-6) for name in both)
-            self._append(self.latest | ({} if agree else {"planned_targets": planned}))
+            sources = of_sources(data.request("train"), dataset.lengths, ids)
+            more = {} if agree else {"planned_targets": planned}
+            self._append(self.latest | ({"sources": sources} if sources else {}) | more)
         interval, steps = trainer.log_every_n_steps, budgeted_steps(trainer)
         if interval == DEFAULT_LOG_INTERVAL and steps is not None:
             interval = max(1, min(interval, steps // 50))  # 50 points of a short run
