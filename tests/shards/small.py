@@ -21,6 +21,7 @@ def write_shard(path, documents, dtype="<u2"):
 def write_folder(folder, num_shards=3, num_documents=40, seed=0):
     """Write shards of made-up texts and their tokenizer; return the folder as a text."""
     rng, tokenizer = np.random.default_rng(seed), byte_tokenizer()
+    folder.mkdir(exist_ok=True)
     for number in range(num_shards):
         documents = [
             np.append(rng.integers(97, 123, rng.integers(1, 90)), tokenizer.end_id)

@@ -1,0 +1,201 @@
+"""Rows of shards: each position once in every layout, held-out documents, sound and wrong files."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from datamodules import ShardDataModule
+from datamodules.core.plan import deal
+from datamodules.core.store import content_digest
+from datamodules.files.splitting import TextSplit
+from datamodules.shards import index
+from datamodules.shards.index import IndexOptions, Shard
+from datamodules.text.packing import best_fit
+from datamodules.tokenizers.text import byte_tokenizer
+from tests.shards.small import write_folder, write_shard
+
+NONE = TextSplit(0.0)
+
+
+def module(folder, stage="fit", split=NONE, **options):
+    if split is NONE:
+        options.setdefault("validation_files", folder)
+    data = ShardDataModule(folder, split=split, context_length=16, global_batch_size=5, **options)
+    data.prepare_data()
+    data.setup(stage)
+    return data
+
+
+def pairs_of(dataset, epoch=0):
+    """Count the (token, next token) pairs that all rows hold."""
+    found = Counter()
+    for sample in range(len(dataset.lengths)):
+        pieces = dataset.example(sample, epoch)
+        assert sum(len(piece.labels) for piece in pieces) == dataset.lengths[sample] <= 16
+        found.update(p for piece in pieces for p in zip(*map(np.ndarray.tolist, piece)))  # noqa: B905
+    return found
+
+
+@pytest.fixture
+def documents():
+    rng = np.random.default_rng(1)
+    sizes = [0, 1, 2, 16, 17, 18, 40, *rng.integers(0, 30, 60)]
+    return [rng.integers(0, 250, size) for size in sizes]
+
+
+@pytest.mark.parametrize("layout", ["packed", "documents"])
+@pytest.mark.parametrize("pieces_at_once", [7, 1 << 20])
+def test_rows_hold_each_position_of_the_documents_once_whatever_the_seams(
+    tmp_path, monkeypatch, documents, layout, pieces_at_once
+):
+    for name, value in {"PIECES_AT_ONCE": pieces_at_once, "DOCUMENTS_AT_ONCE": 9}.items():
+        monkeypatch.setattr(index, name, value)
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    folder = write_folder(tmp_path / "shards", 0)
+    write_shard(tmp_path / "shards" / "a.ds", documents)
+    write_shard(tmp_path / "shards" / "b" / "b.ds", documents[::2], "<u4")
+    write_shard(tmp_path / "shards" / "c.ds", [])
+    dataset = module(folder, layout=layout).datasets["train"]
+    expected = Counter()
+    for document in [*documents, *documents[::2]]:
+        expected.update(zip(document[:-1].tolist(), document[1:].tolist(), strict=True))
+    assert pairs_of(dataset) == expected
+    assert dataset.lengths.sum() == sum(expected.values()) == np.asarray(dataset.lengths).sum()
+    if layout == "packed" and pieces_at_once > 7:  # rows of each shard as `best_fit` gives them
+        sizes = [min(16, n - at) for n in [len(d) - 1 for d in documents] for at in range(0, n, 16)]
+        assert len(best_fit(np.array(sizes), 16)[1]) - 1 == dataset.lengths.counts[0, 0]
+
+
+def test_blocks_use_each_position_of_each_shard_once_and_cut_elsewhere_each_epoch(tmp_path):
+    folder = write_folder(tmp_path)
+    dataset = module(folder, layout="blocks").datasets["train"]
+    expected = Counter()
+    for path in tmp_path.rglob("*.ds"):
+        tokens = np.fromfile(path, "<u2").tolist()
+        expected.update(pairwise(tokens))
+    assert pairs_of(dataset, 0) == pairs_of(dataset, 1) == expected
+    first = [dataset.example(0, epoch)[0].input_ids.tolist() for epoch in (0, 1, 0)]
+    assert first[0] == first[2] != first[1]
+
+
+def test_equal_documents_are_held_out_together_and_no_text_is_in_two_parts(tmp_path):
+    documents = [np.arange(number, number + 5 + number % 7) for number in range(200)]
+    write_folder(tmp_path, 0)
+    for name in ("a", "b"):
+        write_shard(tmp_path / f"{name}.ds", documents)
+    data = module(str(tmp_path), split=TextSplit(0.2, 0.1), layout="documents")
+    data.setup("test")
+    starts = {}
+    for part, dataset in data.datasets.items():
+        pieces = [dataset.example(i, 0)[0] for i in range(len(dataset.lengths))]
+        counts = Counter(int(piece.input_ids[0]) for piece in pieces)
+        assert set(counts.values()) == {2}
+        starts[part] = set(counts)
+    assert sorted(one for part in starts.values() for one in part) == list(range(200))
+    assert 20 < len(starts["validation"]) < 60
+    assert 8 < len(starts["test"]) < 40
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_steps_deal_each_row_once_to_any_number_of_replicas(tmp_path, replicas):
+    data = module(write_folder(tmp_path), shuffle_shards=1)
+    plan, lengths, used = data.plan("train", 2), data.datasets["train"].lengths, []
+    for step in range(plan.num_steps):
+        for replica in range(replicas):
+            (dealt,) = deal(plan.step_ids(step), lengths, replicas, replica, 1)
+            used += dealt[0][dealt[1] > 0].tolist()
+    assert sorted(used) == list(range(len(lengths)))
+
+
+def test_indices_are_made_once_by_several_processes_and_resumed_by_shard(tmp_path, monkeypatch):
+    monkeypatch.setattr("datamodules.shards.store.SERIAL_DOCUMENTS", 0)
+    monkeypatch.setattr("datamodules.shards.store.usable_cpus", lambda: 2)
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+    folder = write_folder(tmp_path / "shards", 4)
+    data = module(folder)
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/shards").rglob("*.npy")}
+    assert len(made) == 4 * 5 + 1
+    again = module(folder)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert again.request("train") == data.request("train")
+    write_shard(tmp_path / "shards" / "more.ds", [np.arange(9)])
+    assert module(folder).request("train").num_samples == data.request("train").num_samples + 1
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/shards").rglob("*.npy")}
+    assert len(kept) == len(made) + 5 + 1
+    assert made.items() <= kept.items()
+
+
+def test_a_manifest_gives_digests_and_its_sizes_are_checked(tmp_path):
+    folder = write_folder(tmp_path)
+    fingerprint = module(folder).datasets["train"].fingerprint
+    entries = [
+        {
+            "name": path.relative_to(tmp_path).as_posix(),
+            "bytes": path.stat().st_size,
+            "digest": content_digest(path),
+        }
+        for path in tmp_path.rglob("*.ds")
+    ]
+    (tmp_path / "manifest.json").write_text(json.dumps({"shards": entries}))
+    assert module(folder).datasets["train"].fingerprint == fingerprint
+    entries[0]["bytes"] += 2
+    (tmp_path / "manifest.json").write_text(json.dumps({"shards": entries}))
+    with pytest.raises(
+        ValueError, match=r"has [\d,]+ bytes, and .*manifest.json says [\d,]+: copy"
+    ):
+        module(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ("tokenizer", {}, "holds no tokenizer.json; name the tokenizer of the shards"),
+        ("other", {}, "are different tokenizers; name shards of one tokenizer"),
+        ("ends", {}, "its index ends at token 9,999: tokens have 2 or 4 bytes"),
+        ("order", {}, "is damaged: its ends do not ascend"),
+        ("token", {}, "holds token 5000, the tokenizer has 257: name its own"),
+        ("", {"layout": "blocks", "split": TextSplit(0.1)}, "layout blocks joins documents"),
+        ("", {"shuffle_shards": 0}, "data.shuffle_shards must be at least 1, got 0"),
+    ],
+)
+def test_wrong_shards_and_options_are_named(tmp_path, change, options, message):
+    folder = write_folder(tmp_path, num_shards=1)
+    path = tmp_path / "part0" / "00000.ds"
+    ends = np.fromfile(f"{path}.index", "<u8")
+    if change == "tokenizer":
+        (tmp_path / "tokenizer.json").unlink()
+    elif change == "other":
+        other = byte_tokenizer().to_dict() | {"end_id": 0}
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(other))
+        options = {"validation_files": str(tmp_path / "b")}
+    elif change in ("ends", "order"):
+        ends[-1 if change == "ends" else 3] = 9999
+        ends.tofile(f"{path}.index")
+    elif change == "token":
+        write_shard(path, [np.array([1, 5000, 2])])
+    with pytest.raises(ValueError, match=message):
+        module(folder, **options).datasets["train"].example(0, 0)
+
+
+def test_missing_folders_are_named(tmp_path):
+    with pytest.raises(ValueError, match="in one of data.train_files, data.sources"):
+        ShardDataModule()
+    write_folder(tmp_path, 0)
+    with pytest.raises(FileNotFoundError, match="data.train_files: the folder .* must end in .ds"):
+        module(str(tmp_path))
+
+
+def test_an_index_is_that_of_its_options_alone(tmp_path):
+    shard = Shard(write_shard(tmp_path / "a.ds", [np.arange(9)]), "digest")
+    options = [
+        IndexOptions("packed", 16),
+        IndexOptions("packed", 8),
+        IndexOptions("packed", 16, NONE),
+    ]
+    assert len({shard.index(one) for one in options}) == 3
+    assert options[0].dtype.itemsize == 2
+    assert IndexOptions("packed", 1 << 16).dtype.itemsize == 4
