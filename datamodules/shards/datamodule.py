@@ -38,11 +38,13 @@ class ShardDataset(TokenDataset):
         seed: key of the places of blocks; `None` always cuts from the beginning (evaluation).
     """
 
+    lengths: Any  # `ShardRows`
+    target_counts: Any
+
     def __init__(self, stores: Sequence[ShardStore], part: int, seed: int | None) -> None:
-        self.store, self.seed = stores[0], seed
-        self.lengths: Any = ShardRows(stores, part)
-        self.target_counts = {TERM: self.lengths}
-        options = stores[0].options
+        store: Any = stores[0]
+        self.store, self.seed, self.lengths = store, seed, ShardRows(stores, part)
+        self.target_counts, options = {TERM: self.lengths}, store.options
         self.layout, self.context_length = options.layout, options.context_length
         self.is_padded = options.layout != "documents"
         self.fingerprint = "-".join([*(s.fingerprint for s in stores), PART_NAMES[part]])
