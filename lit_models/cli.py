@@ -428,7 +428,7 @@ class ParsedCLI(UnisonoCLI):
     def __init__(self, argv: list[str], is_stage: bool = False) -> None:
         self.is_stage = is_stage
         with usage_errors():
-            argv = [argv[0], *config_files.expand_configs(argv[1:])]
+            argv = in_launched_world([argv[0], *config_files.expand_configs(argv[1:])], {})
         super().__init__(argv, runs.Run("runs"))
 
     @property
@@ -584,10 +584,10 @@ def launch(argv: list[str], kind: type[UnisonoCLI] = UnisonoCLI) -> int:
         if wants_help:
             print(BRIEF_HELP.format(verb))
             return 0
+        argv = in_launched_world(argv, os.environ)
         if any(re.match(r"[^=]*(\.help|--help|--print_config)(=|$)", word) for word in argv):
             UnisonoCLI(["--help" if a == "--help=all" else a for a in argv], runs.Run("runs"))
             return 0
-        argv = in_launched_world(argv, os.environ)
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
         root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")

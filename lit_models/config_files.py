@@ -76,7 +76,11 @@ def read_in_parsers() -> None:
     from jsonargparse import set_loader
 
     def load(text: str, path: str = "") -> Any:
-        return load_yaml(text, str(path) or "value")
+        value = load_yaml(text, str(path) or "value")
+        trainer = value.get("trainer") if isinstance(value, dict) else None
+        if isinstance(trainer, dict) and trainer.get("num_nodes") == "auto":
+            del trainer["num_nodes"]  # the command line gives that of the launcher's world
+        return value
 
     set_loader("yaml", load, exceptions=(ValueError,))
 

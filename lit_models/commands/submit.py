@@ -34,7 +34,8 @@ from lit_models.config_files import (
     one_word_each,
     run_root,
 )
-from lit_models.engines.jobs import TARGETS, Resources, Script, world_sizes
+from lit_models.engines import jobs
+from lit_models.engines.jobs import Resources, Script
 from lit_models.errors import UsageError, usage_errors
 from lit_models.training import rules
 
@@ -59,6 +60,11 @@ def submit(
     save_ahead_s: int | None = None,
     max_restarts: int | None = None,
     rendezvous: str | None = None,
+    address: str | None = None,
+    gpu: str | None = None,
+    image: str | None = None,
+    storage: str | None = None,
+    install: str | None = None,
     activate: list[str] | None = None,
     name: str | None = None,
     dry_run: bool = False,
@@ -73,12 +79,14 @@ def submit(
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
-        target: slurm, or torchrun, which is started by hand on each machine.
-        nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks, by
-            torchrun.
+        target: slurm, ray, skypilot, kubernetes, or torchrun, which is started by hand on each
+            machine. Those that name none below are for all.
+        nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks: torchrun,
+            ray, kubernetes.
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
-        cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches.
+        cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches:
+            slurm, skypilot, kubernetes.
         nodelist: machines that must be among them; slurm.
         partition: of the cluster; slurm.
         account: that the job is charged to; slurm.
@@ -88,15 +96,24 @@ def submit(
         max_restarts: losses of a rank or a node after which the run is given up, 9 by default; all
             but slurm, which requeues without end.
         rendezvous: HOST:PORT of one of the machines, on which all meet; torchrun.
-        activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable.
+        address: of the cluster's dashboard, such as http://HOST:8265; ray.
+        gpu: name of the GPU, such as H100; skypilot.
+        image: of the container, in which unisono is installed; kubernetes.
+        storage: a claim or volume and where it is mounted, such as my-volume:/data, which holds
+            the run folder, by default /data/runs/NAME; kubernetes, and skypilot, where on one
+            node it may be a bucket, s3://mine:/data.
+        install: a line that installs unisono on a new machine, in the folder that is sent there,
+            "pip install --editable ." by default; skypilot.
+        activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable; all
+            but ray, whose workers have the cluster's Python.
         name: of the job, of its scripts' folder, jobs/NAME, and of its run, runs/NAME_JOBID.
-        dry_run: write the scripts and submit nothing.
+        dry_run: write the scripts and submit nothing; all but torchrun.
 
     Raises:
         UsageError: the job would be refused, by SLURM or by the run's own parser.
-        RuntimeError: sbatch is not here, or refuses.
+        RuntimeError: sbatch or its like is not here, or refuses.
     """
-    fewest, most = world_sizes(nodes, "--nodes")
+    fewest, most = jobs.world_sizes(nodes, "--nodes")
     own = {
         "cpus_per_task": cpus_per_task,
         "nodelist": nodelist,
@@ -106,10 +123,14 @@ def submit(
         "save_ahead_s": save_ahead_s,
         "max_restarts": max_restarts,
         "rendezvous": rendezvous,
+        "address": address,
+        "gpu": gpu,
+        "image": image,
+        "storage": storage,
+        "install": install,
     }
-    asked = {option: value for option, value in own.items() if value is not None}
+    asked: dict[str, Any] = {option: value for option, value in own.items() if value is not None}
     check_target(target, [*asked, *["activate"] * bool(activate), *["dry_run"] * dry_run])
-    hands_in = TARGETS[target].hands_in
     resources = Resources(
         nodes=most,
         tasks_per_node=tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
@@ -129,7 +150,13 @@ def submit(
             f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
             f"is none of {', '.join(rules.SHELLS)}, in which Lightning does not see SLURM."
         )
-    python = "python" if lines else sys.executable  # the one that the activation finds
+    is_there = not lines and target not in jobs.REMOTE
+    python = sys.executable if is_there else "python"  # the one that is found there
+    if is_chain and target != "slurm":
+        raise UsageError(
+            f"--target={target}: the stages of a chain wait for each other in SLURM's queue alone. "
+            "Give the config of one stage, or run them one after the other by `unisono chain`."
+        )
     found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
     if not found:
         return 0
@@ -148,17 +175,16 @@ def submit(
         (place / file).write_text(text, encoding="utf-8")
         (place / file).chmod(0o755)
         print(f"wrote      {place / file} for {found[file].resources}")
-    jobs = [place / file for file in found]
-    if not hands_in:
-        print(f"start it   bash {jobs[0]}, on each machine, from this folder, which all must see")
-        return 0
+    written = [place / file for file in found]
+    if target != "slurm":
+        return hand_in(written[0], resources, dry_run)
     if dry_run:
-        for i, path in enumerate(jobs):
+        for i, path in enumerate(written):
             command = shlex.join(sbatch_command(path, "JOB" if i else None))
             print(f"submit it  job=$({command.replace('JOB', '$job')})")
         return 0
-    numbers = submit_all(jobs)
-    for path, job in zip(jobs, numbers, strict=True):
+    numbers = submit_all(written)
+    for path, job in zip(written, numbers, strict=True):
         print(f"submitted  job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err")
     if not is_chain:
         root = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
@@ -194,33 +220,59 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
         world = replace(resources, nodes=nodes, fewest_nodes=None)
         check_run(["fit", *run, *own, *world.world], world.processes)
     words = [shlex.quote(word) for word in one_word_each([*run, *own])]
-    run_folder = ""
+    run_folder, root = "", run_root(options)
+    if resources.target in jobs.REMOTE:
+        is_asked = given_option(options, ROOT) is not None
+        root = root if is_asked else Path(resources.mount, root)
+        if not root.is_absolute() or (resources.mount and not root.is_relative_to(resources.mount)):
+            raise UsageError(
+                f"--{ROOT}={root}: a job for {resources.target} needs a folder that all its "
+                f"machines see and that stays, such as --{ROOT}={resources.mount or '/shared'}"
+                "/runs/mine."
+            )
     if not given_option(options, ROOT):
-        root = run_root(options).with_name(name)
+        root = root.with_name(name)
         run_folder = f"{shlex.quote(str(root.parent))}/"
         if resources.target == "slurm":
             run_folder = f"{shlex.quote(str(root))}_$SLURM_JOB_ID"
         words.append(f'--{ROOT}="$run"')
-    command = [shlex.join(resources.start(python)), *words, "--ckpt_path=auto"]
-    file = TARGETS[resources.target].file
-    return {file: Script(resources, name, python, command, run_folder)}
+    if resources.target == "slurm":  # templates of the others have these words
+        words.insert(0, shlex.join([*resources.srun, python, *MODULE, "fit"]))
+    file = next(jobs.TEMPLATES.glob(f"{resources.target}.*")).with_stem("job").name
+    return {file: Script(resources, name, python, [*words, "--ckpt_path=auto"], run_folder)}
+
+
+def hand_in(job: Path, resources: Resources, is_dry: bool) -> int:
+    """Give a file to its cluster's command, or say how; a RuntimeError where that fails."""
+    command = resources.hand_in(job)
+    line = shlex.join(command)
+    if resources.target == "torchrun":
+        print(f"start it   {line}, on each machine, from this folder, which all must see")
+        return 0
+    if is_dry:
+        print(f"submit it  {line}")
+        return 0
+    if shutil.which(command[0]) is None:
+        raise RuntimeError(
+            f"there is no {command[0]} on this machine, so nothing is submitted. Call this where "
+            f"it is, or there: {line}"
+        )
+    if status := subprocess.run(command).returncode:
+        raise RuntimeError(
+            f"{command[0]} ended with status {status}, for the reason above. Its file is {job}; "
+            "call `unisono submit` again with other options."
+        )
+    print(f"submitted  {job}")
+    return 0
 
 
 def check_target(target: str, asked: list[str]) -> None:
-    """Refuse a target that is none, and options without an effect on its jobs.
-
-    Args:
-        target: kind of cluster.
-        asked: given options that not all targets know.
-
-    Raises:
-        UsageError: naming the targets that know them.
-    """
-    if target not in TARGETS:
-        raise UsageError(f"--target={target} must be one of {', '.join(TARGETS)}.")
+    """Refuse, with a UsageError, a target that is none and options without an effect there."""
+    if target not in jobs.TAKERS:
+        raise UsageError(f"--target={target} must be one of {', '.join(jobs.TAKERS)}.")
     for option in asked:
-        if option not in TARGETS[target].options:
-            able = ", ".join(name for name, one in TARGETS.items() if option in one.options)
+        if target not in jobs.USERS[option]:
+            able = ", ".join(jobs.USERS[option])
             raise UsageError(
                 f"--{option.replace('_', '-')} has no effect on a job for {target}, but for {able}:"
                 " leave it out, or give another --target."
@@ -327,23 +379,25 @@ def submit_all(scripts: Sequence[Path]) -> list[str]:
             "there is no sbatch on this machine, so nothing is submitted. Call this on a login "
             "node of the cluster; without SLURM, torchrun starts a run on several machines."
         )
-    jobs: list[str] = []
+    numbers: list[str] = []
     # Its own job's variables, where this is called within one, would win over the script.
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     environ = {
         k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM_", "SBATCH_"))
     }
     for script in scripts:
-        command = sbatch_command(script, jobs[-1] if jobs else None)
+        command = sbatch_command(script, numbers[-1] if numbers else None)
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         if done.returncode:
-            taken_back = f" The jobs before it are taken back: {', '.join(jobs)}." if jobs else ""
-            if jobs:
-                subprocess.run(["scancel", *jobs], capture_output=True)
+            taken_back = (
+                f" The jobs before it are taken back: {', '.join(numbers)}." if numbers else ""
+            )
+            if numbers:
+                subprocess.run(["scancel", *numbers], capture_output=True)
             raise RuntimeError(
                 f"sbatch refuses the job: {' '.join(done.stderr.split()) or 'it does not say why'}."
                 f" The script is {script}; call `unisono submit` again with other options."
                 f"{taken_back}"
             )
-        jobs.append(done.stdout.strip().partition(";")[0])
-    return jobs
+        numbers.append(done.stdout.strip().partition(";")[0])
+    return numbers

@@ -17,33 +17,30 @@ TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 LOCAL = "localhost:29400"  # torchrun's own port
 
 
-@dataclass(frozen=True)
-class Target:
-    """A kind of cluster.
-
-    Args:
-        file: of the job, made from the template of the target's name with its suffix.
-        options: of a job that not all targets know.
-        is_elastic: nodes may come and go.
-        hands_in: words of the command that takes the file; () where somebody starts it.
-    """
-
-    file: str
-    options: tuple[str, ...]
-    is_elastic: bool = False
-    hands_in: tuple[str, ...] = ()
-
-
-TARGETS = {
-    "slurm": Target(
-        "job.sh",
-        (
-            *("cpus_per_task", "nodelist", "partition", "account", "time_limit", "save_ahead_s"),
-            *("activate", "dry_run"),
-        ),
-        hands_in=("sbatch", "--parsable"),
+TAKERS = {  # target -> words of the command that takes its file
+    "slurm": ("sbatch", "--parsable"),
+    "torchrun": ("bash",),
+    "ray": (
+        *("ray", "job", "submit", "--no-wait", "--working-dir=."),  # which is sent, but for these
+        '--runtime-env-json={"excludes": ["/runs/", "/logs/", "/.git/"]}',
     ),
-    "torchrun": Target("job.sh", ("max_restarts", "rendezvous", "activate"), is_elastic=True),
+    "skypilot": ("sky", "jobs", "launch", "--yes"),
+    "kubernetes": ("kubectl", "apply", "--filename"),
+}
+ELASTIC = ("torchrun", "ray", "kubernetes")  # whose nodes may come and go
+REMOTE = ("ray", "skypilot", "kubernetes")  # which do not see the folder of the submission
+USERS = {  # option that not all targets know -> those that do
+    **dict.fromkeys(("nodelist", "partition", "account", "time_limit", "save_ahead_s"), ("slurm",)),
+    "cpus_per_task": ("slurm", "skypilot", "kubernetes"),
+    "max_restarts": ("torchrun", "ray", "skypilot", "kubernetes"),
+    "rendezvous": ("torchrun",),
+    "address": ("ray",),
+    "gpu": ("skypilot",),
+    "image": ("kubernetes",),
+    "storage": ("skypilot", "kubernetes"),
+    "install": ("skypilot",),
+    "activate": ("slurm", "torchrun", "skypilot", "kubernetes"),
+    "dry_run": ("slurm", "ray", "skypilot", "kubernetes"),
 }
 
 
@@ -68,13 +65,19 @@ class Resources:
     fewest_nodes: int | None = None
     max_restarts: int = 9
     rendezvous: str = LOCAL
+    address: str | None = None
+    gpu: str | None = None
+    image: str | None = None
+    storage: str | None = None
+    install: str = "pip install --editable ."
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"{option} must be 1 or more, got {value}; else leave it out.")
-            if isinstance(value, str) and not re.fullmatch(r"\S+", value):
+            is_line = name == "install"
+            if isinstance(value, str) and not is_line and not re.fullmatch(r"\S+", value):
                 raise UsageError(
                     f"{option}={value!r} must be one word, without spaces or line breaks."
                 )
@@ -90,11 +93,28 @@ class Resources:
                 f" ({limit_s} s): it is how long before it the run saves. Lower it, or raise "
                 "--time-limit."
             )
-        if self.fewest_nodes and not TARGETS[self.target].is_elastic:
-            elastic = " or ".join(name for name, one in TARGETS.items() if one.is_elastic)
+        if self.target == "kubernetes" and not (self.image and self.storage):
+            raise UsageError("--target=kubernetes needs --image and --storage.")
+        if self.target == "skypilot" and (self.gpu is None) != (self.gpus_per_node is None):
+            raise UsageError(
+                "SkyPilot looks for GPUs by name: give --gpu=H100 with --gpus-per-node=8, or "
+                "neither."
+            )
+        if self.storage and not re.fullmatch(r"\S+:/\S+", self.storage):
+            raise UsageError(
+                f"--storage={self.storage} must be what is mounted and the folder where, such as "
+                "my-volume:/data."
+            )
+        if self.nodes > 1 and "://" in (self.storage or ""):
+            raise UsageError(
+                f"--storage={self.storage} with --nodes={self.nodes}: each node writes to a bucket "
+                "late and by itself, so that they would disagree on the newest checkpoint. Take "
+                "one node, or a volume that all share."
+            )
+        if self.fewest_nodes and self.target not in ELASTIC:
             raise UsageError(
                 f"--nodes={self.nodes_text}: --target={self.target} starts as many nodes as it is "
-                f"told; they come and go with {elastic}. Give one number."
+                f"told; they come and go with {', '.join(ELASTIC)}. Give one number."
             )
         if self.target == "torchrun" and self.nodes > 1 and self.rendezvous == LOCAL:
             raise UsageError(
@@ -106,6 +126,11 @@ class Resources:
     def nodes_text(self) -> str:
         """One number, or as 1:4 the fewest and the most."""
         return f"{self.fewest_nodes}:{self.nodes}" if self.fewest_nodes else str(self.nodes)
+
+    @property
+    def mount(self) -> str:
+        """The folder at which the machines see the storage; "" without one."""
+        return (self.storage or "").rpartition(":")[2]
 
     @property
     def processes(self) -> int:
@@ -135,10 +160,11 @@ class Resources:
         """What a command line says of a world of this size."""
         return [f"--trainer.devices={self.tasks_per_node}", f"--trainer.num_nodes={self.nodes}"]
 
-    def start(self, python: str) -> list[str]:
-        """The words before a run's options."""
-        module = ["-m", "lit_models", "fit"]  # of torchrun, which its template starts
-        return [*self.srun, python, *module] if self.target == "slurm" else module
+    def hand_in(self, path: Path) -> list[str]:
+        """The command that takes the file of a job of one file."""
+        words = [*TAKERS[self.target], *([f"--address={self.address}"] if self.address else [])]
+        # Ray quotes for another system's shell: words of the run would not come through.
+        return [*words, *(["--", "bash"] if self.target == "ray" else []), str(path)]
 
     def __str__(self) -> str:
         kind = "GPUs" if self.gpus_per_node else "CPU processes"
@@ -181,6 +207,8 @@ class Script:
             resources=self.resources,
             path=path,
             name=self.name,
+            label=f"unisono-{re.sub('[^a-z0-9]+', '-', path.parent.name.lower())[:48]}".strip("-"),
+            hand_in=shlex.join(self.resources.hand_in(path)),
             run_folder=self.folder(path),
             activate=list(activate),
             python=shlex.quote(self.python),

@@ -9,15 +9,20 @@ AUTO = "--trainer.num_nodes=auto"
 
 
 def in_launched_world(argv: list[str], environ: Mapping[str, str]) -> list[str]:
-    """Returns a command line in which nodes, and devices of each, that are not given or `auto` are
-    those of torchrun, which may start the same command again in another world."""
-    argv = [word for word in argv if word != AUTO]
-    if "TORCHELASTIC_RUN_ID" not in environ:
-        return argv
-    on_node = int(environ["LOCAL_WORLD_SIZE"])
-    world = {"num_nodes": int(environ["WORLD_SIZE"]) // on_node, "devices": on_node}
-    given = {name: given_value(argv, f"trainer.{name}") for name in world}
-    left = [name for name, value in given.items() if value in (None, "auto")]
+    """Returns a command line with the nodes, and devices of each, of its launcher's world where
+    they are not given or `auto`: those of torchrun, which may start the same command again in
+    another world; if nodes are `auto` those of SLURM; else one node."""
+    given = {name: given_value(argv, f"trainer.{name}") for name in ("num_nodes", "devices")}
+    is_auto = given["num_nodes"] == "auto"
+    argv = [word for word in argv if word != AUTO]  # the parser knows numbers alone
+    world = {"num_nodes": 1} if is_auto else {}
+    if "TORCHELASTIC_RUN_ID" in environ:
+        on_node = int(environ["LOCAL_WORLD_SIZE"])
+        world = {"num_nodes": int(environ["WORLD_SIZE"]) // on_node, "devices": on_node}
+    elif is_auto and "SLURM_STEP_ID" in environ:
+        nodes = int(environ.get("SLURM_NNODES") or 1)
+        world = {"num_nodes": nodes, "devices": int(environ["SLURM_NTASKS"]) // nodes}
+    left = [name for name in world if given[name] in (None, "auto")]
     return argv + [f"--trainer.{name}={world[name]}" for name in left]
 
 

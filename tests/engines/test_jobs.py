@@ -1,10 +1,12 @@
 """`unisono submit` for each kind of cluster: what its file says, and what it refuses."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 Submit = Callable[..., tuple[int, str]]
 
@@ -44,12 +46,85 @@ def test_torchrun_starts_an_elastic_run_that_goes_on_in_its_folder(submit) -> No
     ) in text
 
 
+def test_ray_gets_the_folder_and_a_script_with_the_command(submit) -> None:
+    options = ["--nodes=1:4", "--gpus-per-node=2", "--address=http://h:8265", "--dry-run"]
+    root = "--trainer.default_root_dir=/shared/a b"
+    status, output = submit("ray", "--name=job", *options, root)
+    assert status == 0, output
+    assert "submit it ray job submit --no-wait --working-dir=. " in output
+    assert output.endswith(" --address=http://h:8265 -- bash jobs/job/job.sh")
+    assert (
+        "\nexec python -m lit_models fit --engine=ray --engine.address=auto "
+        "--engine.workers=2:8 --engine.max_failures=9 --config=toy.yaml "
+        "'--trainer.default_root_dir=/shared/a b' --ckpt_path=auto"
+    ) in shell_of(Path("jobs/job/job.sh").read_text())
+
+
+def test_skypilot_starts_torchrun_on_each_machine(submit) -> None:
+    machines = ["--nodes=2", "--gpus-per-node=4", "--gpu=H100", "--storage=mine:/data"]
+    status, output = submit("skypilot", *machines, "--dry-run", "--seed_everything=3")
+    assert status == 0, output
+    assert "submit it sky jobs launch --yes jobs/toy/job.yaml" in output
+    task = yaml.safe_load(Path("jobs/toy/job.yaml").read_text())
+    run = shell_of(task.pop("run"))
+    assert shell_of(task.pop("setup")) == "pip install --editable ."
+    assert task == {
+        **{"name": "unisono-toy", "workdir": ".", "num_nodes": 2, "volumes": {"/data": "mine"}},
+        "resources": {"accelerators": "H100:4", "cpus": "16+"},
+    }
+    assert "\nrun=/data/runs/toy #" in run
+    assert '--rdzv_endpoint="$first:29400"' in run
+    assert 'is_host=$((SKYPILOT_NODE_RANK == 0))"' in run
+    assert "--nnodes=2 --nproc_per_node=4" in run
+    assert "fit --config=toy.yaml --seed_everything=3 --trainer.default_root_dir" in run
+
+
+def test_a_bucket_is_mounted_so_that_files_grow(submit) -> None:
+    assert submit("skypilot", "--storage=s3://mine/x:/data", "--dry-run")[0] == 0
+    task = yaml.safe_load(Path("jobs/toy/job.yaml").read_text())
+    assert task["file_mounts"] == {"/data": {"source": "s3://mine/x", "mode": "MOUNT_CACHED"}}
+    assert task["resources"] == {"cpus": "1+"}
+
+
+def test_kubernetes_replaces_pods_that_find_the_first_by_name(submit, monkeypatch) -> None:
+    Path("kubectl").write_text("#!/bin/bash\necho $@ > asked.txt; exit $(cat status.txt)\n")
+    Path("kubectl").chmod(0o755)
+    Path("status.txt").write_text("0")
+    monkeypatch.setenv("PATH", f"{Path.cwd()}:{os.environ['PATH']}")
+    options = ["--nodes=1:3", "--gpus-per-node=2", "--image=me/u:1", "--storage=claim:/data"]
+    status, output = submit("kubernetes", "--name=My_toy", *options, "--data.predict_output=$$(x)")
+    assert status == 0, output
+    assert Path("asked.txt").read_text() == "apply --filename jobs/My_toy/job.yaml\n"
+    service, job = yaml.safe_load_all(Path("jobs/My_toy/job.yaml").read_text())
+    label = service["metadata"]["name"]
+    assert label == service["spec"]["selector"]["job-name"] == "unisono-my-toy"
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == label == job["metadata"]["name"]
+    container = pod["containers"][0]
+    assert container["resources"] == {"requests": {"cpu": 8}, "limits": {"nvidia.com/gpu": 2}}
+    text = shell_of(container["args"][0].replace("$$", "$"))  # as Kubernetes hands it on
+    assert "--nnodes=1:3 --nproc_per_node=2" in text
+    assert f'--rdzv_endpoint="{label}-0.{label}:29400"' in text
+    assert "'--data.predict_output=$$(x)'" in text
+    Path("status.txt").write_text("4")
+    status, output = submit("kubernetes", "--name=other", *options)
+    assert (status, "kubectl ended with status 4, for the reason above" in output) == (1, True)
+
+
 def test_a_run_folder_of_another_run_is_not_gone_on_with(submit) -> None:
     Path("runs/toy").mkdir(parents=True)
     assert "bash jobs/toy-2/job.sh" in submit("torchrun")[1]
     Path("runs/toy-2").mkdir()  # that of this very job
     assert "bash jobs/toy-2/job.sh" in submit("torchrun")[1]
     assert "\nrun=runs/toy-2 #" in Path("jobs/toy-2/job.sh").read_text()
+
+
+def test_several_machines_share_no_bucket_and_stages_wait_in_slurms_queue_alone(submit) -> None:
+    bucket = ["--storage=s3://mine:/data", "--nodes=2"]
+    assert "they would disagree on the newest checkpoint" in submit("skypilot", *bucket)[1]
+    chain = "--config=consistency_lens/demo.yaml"
+    assert "the stages of a chain wait for each other in" in submit("torchrun", chain)[1]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +136,12 @@ def test_a_run_folder_of_another_run_is_not_gone_on_with(submit) -> None:
         ("slurm", "--max-restarts=3", "--max-restarts has no effect on a job for slurm, but for"),
         ("slurm", "--nodes=1:4", "--nodes=1:4: --target=slurm starts as many nodes as it is told"),
         ("torchrun", "--nodes=2", "name it with --rendezvous=HOST:29400"),
+        ("kubernetes", "--storage=a:/b", "--target=kubernetes needs --image"),
+        ("skypilot", "--gpus-per-node=2", "give --gpu=H100 with --gpus-per-node=8, or neither"),
+        ("skypilot", "--storage=data", "--storage=data must be what is mounted and the folder"),
+        ("skypilot", "--name=a", "needs a folder that all its machines see and that stays"),
+        ("ray", "--trainer.default_root_dir=runs/a", "--trainer.default_root_dir=runs/a: a job"),
+        ("ray", "--activate=x", "--activate has no effect on a job for ray, but for slurm, torch"),
         ("torchrun", "--nodes=4:1", "--nodes must be 1 or more, got 4:1"),
         ("torchrun", "--tasks-per-node=16", "data.global_batch_size=8 is smaller than devices x"),
     ],

@@ -1,3 +1,4 @@
+{# Torchrun of a job; `meeting` and `is_host` are shell words of who has no --rendezvous. #}
 {% for line in activate %}
 {{ line }}
 {% endfor %}
@@ -12,5 +13,10 @@ run={{ run_folder }} # the same however often the job is started
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec {{ python }} -m torch.distributed.run --nnodes={{ resources.nodes_text }} --nproc_per_node={{ tasks_per_node }} \
   --max_restarts={{ max_restarts }} --rdzv_backend=c10d --rdzv_id={{ path.parent.name }} \
+{% if meeting is defined %}
+  --rdzv_endpoint="{{ meeting }}" --rdzv_conf="read_timeout=600,is_host={{ is_host }}" \
+{% else %}
   --rdzv_endpoint={{ rendezvous }} --rdzv_conf=read_timeout=600 \
+{% endif %}
+  -m lit_models fit \
   {{ command }}
