@@ -523,10 +523,8 @@ class RetrievalDataModule(SearchDataModule):
         assert isinstance(dataset, TextsDataset)
         queries, documents = np.split(vectors, [len(dataset.queries)])
         ids = [record.id for record in self.collection.documents]
-        texts = {
-            "queries": (queries, [query.id for query in dataset.queries]),
-            "documents": (documents, ids),
-        }
+        asked = [query.id for query in dataset.queries]
+        texts = {"queries": (queries, asked), "documents": (documents, ids)}
         with replacing(path, is_new=True) as unfinished:
             with naming(path):
                 unfinished.mkdir()
@@ -536,7 +534,8 @@ class RetrievalDataModule(SearchDataModule):
                         file.writelines(json.dumps(one) + "\n" for one in names)
             if search := self.model.options.get("search"):
                 run, table = unfinished / "run.trec", unfinished / "found.csv"
-                self.write_rankings(run, table, search(queries, documents, ids), dataset.queries)
+                rankings = search(queries, documents, ids, unfinished)
+                self.write_rankings(run, table, rankings, dataset.queries)
 
     def _predicted(self) -> Queries:
         """Return the queries that a prediction searches with."""

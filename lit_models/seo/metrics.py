@@ -178,10 +178,11 @@ class GatheredRows(Metric):
 
     Args:
         names: of the columns beside `id`.
+        gathers: whether those of other ranks are taken, too.
     """
 
-    def __init__(self, *names: str) -> None:
-        super().__init__()
+    def __init__(self, *names: str, gathers: bool = True) -> None:
+        super().__init__(sync_on_compute=gathers)
         self.names = ("id", *names)
         for name in self.names:
             self.add_state(name, [], dist_reduce_fx="cat")

@@ -5,19 +5,21 @@ vectors, k documents found of each, B texts of a batch, A and F documents of a r
 first stage's rankings, J most judgements of one query.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.core.planned import ModelFacts
+from datamodules.core.store import write_whole
 from datamodules.search.candidates import FIRST_DEPTH, Hits, open_bm25
 from datamodules.search.datamodule import TERM
 from datamodules.search.queries import NO_DOCUMENT, Ranking
@@ -34,16 +36,15 @@ from lit_models.seo.metrics import (
     measure,
     rank_queries,
 )
+from lit_models.seo.nearest.ivf import SearchOptions
+from lit_models.seo.nearest.sharded import ShardedSearch
 from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
+from lit_models.seo.search import ExactSearch, Feedback, Found, Vectors
 from lit_models.training.metrics import LossSum
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
 DEPTH = 100  # ranks that they look at
-DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 512  # of a search, which bound its memory
-NUMBERS_AT_ONCE = 2**18  # of vectors whose scores are taken in float64
-SPARE = 32  # documents beyond the k best, whose distance is the proof
-LOST = {"none": 2**-24, "ieee": 2**-24, "tf32": 2**-11}  # of a factor, as torch is set
 CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
 WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
 
@@ -63,128 +64,6 @@ class Fusion:
     def __post_init__(self) -> None:
         if self.weight is not None and not 0 <= self.weight <= 1:
             raise ValueError(f"fusion.weight must be 0 to 1, got {self.weight}.")
-
-
-@dataclass(frozen=True)
-class Feedback:
-    """How far a query is moved, and by which documents. No judgement is used.
-
-    Args:
-        documents: best documents of a first search.
-        weight: of their mean beside the query, which has 1.
-        temperature: of the softmax over their scores; low ones listen to the best alone.
-
-    Source: of the idea, Rocchio 1971, "Relevance feedback in information retrieval".
-    """
-
-    documents: int = 5
-    weight: float = 0.6
-    temperature: float = 0.1
-
-
-Vectors: TypeAlias = Tensor | np.ndarray
-
-
-class Found(NamedTuple):
-    """The best documents of each query, best first; equal scores in the order of documents.
-
-    Args:
-        documents: [Q, k] int64, rows of the searched matrix; of fused ones -1 = there are fewer.
-        scores: [Q, k] float32, -inf where there is none.
-    """
-
-    documents: Tensor
-    scores: Tensor
-
-
-def search(
-    queries: Vectors,
-    documents: Vectors,
-    k: int,
-    device: torch.device | str = "cpu",
-    feedback: Feedback | None = None,
-) -> Found:
-    """Return the k best documents of each query by inner product.
-
-    Scores are taken in float64, pair by pair, and rounded to float32, so that the size of the
-    chunks does not decide between documents, and equal documents have equal scores. Which pairs
-    to take, products of matrices in float32 tell: what they leave out cannot be among the best, by
-    the bound of their error (N. Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
-    Queries of which this cannot be said are searched again in float64.
-
-    Args:
-        queries: [Q, W].
-        documents: [D, W]; a memory-mapped matrix is read in chunks.
-        k: documents per query, at most D are found.
-        device: where it is computed.
-        feedback: how queries are moved first; None leaves them.
-    """
-    exact = _on(queries, device, torch.float64)
-    if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
-        found = search(queries, documents, feedback.documents, device)
-        shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
-        vectors = _on(documents[found.documents.numpy()], "cpu", torch.float64)  # [Q, k, W]
-        mean = (shares[..., None] * vectors).sum(1)
-        exact = F.normalize(exact.cpu() + feedback.weight * mean, dim=-1).to(device)
-    (num_documents, width), tried, parts = documents.shape, k + SPARE, []
-    with torch.autocast(exact.device.type, enabled=False):
-        near, longest = _nearest(exact.float(), documents, tried)
-    numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
-    at_once = 1 + NUMBERS_AT_ONCE // (tried * width)
-    for some, pairs in zip(exact.split(at_once), numbers.split(at_once), strict=True):
-        vectors = _on(documents[pairs.cpu().numpy()], device, torch.float64)  # [queries, k, W]
-        parts.append((some[:, None] * vectors).sum(-1).float())
-    scores, order = torch.cat(parts).sort(dim=1, descending=True, stable=True)
-    best = Found(numbers.gather(1, order)[:, :k], scores[:, :k])
-    backend = torch.backends.cuda if exact.is_cuda else torch.backends.mkldnn
-    lost = LOST.get(backend.matmul.fp32_precision, 2**-8)  # of bfloat16
-    share = 2 * lost + lost**2 + (width + 8) * 2**-23
-    # What products lose below the normal numbers; where they overflow, the sum is no number.
-    error = share * (exact.float().norm(dim=1) * longest) + width * 2**-125
-    is_open = ~((near.scores[:, -1] + error)[:, None] < best.scores).all(1)
-    if is_open.any():
-        again, _ = _nearest(exact[is_open], documents, best.scores.shape[1])
-        best.documents[is_open], best.scores[is_open] = again
-    return Found(*(each.cpu() for each in best))
-
-
-def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Tensor]:
-    """Return the best by products of matrices in the dtype of the queries, equal ones in the order
-    of documents, and the length of the longest document."""
-    device = queries.device
-    best = Found(
-        torch.full((len(queries), kept), NO_DOCUMENT, device=device),
-        torch.full((len(queries), kept), -torch.inf, dtype=torch.float32, device=device),
-    )
-    longest, at_once = queries.new_zeros(()), max(DOCUMENTS_AT_ONCE, kept)
-    for start in range(0, documents.shape[0], at_once):
-        part = _on(documents[start : start + at_once], device, queries.dtype)
-        longest = torch.maximum(longest, part.norm(dim=1).max())
-        for first in range(0, len(queries), QUERIES_AT_ONCE):
-            rows = slice(first, first + QUERIES_AT_ONCE)
-            scores = (queries[rows] @ part.T).float()
-            limit = best.scores[rows, -1:]
-            if start == 0:
-                limit = scores.topk(min(kept, len(part))).values[:, -1:].nextafter(limit)
-            row, column = (~(scores <= limit)).nonzero(as_tuple=True)
-            starts = torch.searchsorted(row, torch.arange(len(scores) + 1, device=device))
-            place = kept + torch.arange(len(row), device=device) - starts[row]
-            values = scores.new_full((len(scores), kept + int(starts.diff().max())), -torch.inf)
-            numbers = torch.full_like(values, NO_DOCUMENT, dtype=torch.int64)
-            # Those of earlier chunks stand first, and so come first among equals.
-            values[:, :kept], numbers[:, :kept] = best.scores[rows], best.documents[rows]
-            values[row, place], numbers[row, place] = scores[row, column], column + start
-            values, order = values.sort(dim=1, descending=True, stable=True)
-            best.scores[rows] = values[:, :kept]
-            best.documents[rows] = numbers.gather(1, order[:, :kept])
-    return best, longest
-
-
-def _on(values: Vectors, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    if isinstance(values, np.ndarray):
-        # Of a read-only map, which torch warns of, a copy.
-        values = torch.from_numpy(np.require(values, requirements="W"))
-    return values.to(device, dtype)
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
@@ -254,7 +133,7 @@ class RetrievalEvaluation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.of_queries = GatheredRows("vector", *OF_QUERIES)
-        self.of_documents = GatheredRows("vector")
+        self.of_documents = GatheredRows("vector", gathers=False)
         self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
         self.queries: Any = None
         self.num_documents = 0
@@ -270,15 +149,14 @@ class RetrievalEvaluation(nn.Module):
 
     def search(self, feedback: Feedback | None = None) -> None:
         """Rank all documents by the retriever, and forget the vectors."""
-        self.queries, documents = self.of_queries.take(), self.of_documents.take()
-        self.num_documents, device = len(documents.id), documents.id.device
-        depth = max(DEPTH, self.queries.first_document.shape[1])
-        found = search(self.queries.vector, documents.vector, depth, device, feedback)
-        self.found = documents.id[found.documents.to(device)]
-        self.scores = found.scores.to(device)
-        first = self.queries.first_document
+        self.queries, own = self.of_queries.take(), self.of_documents.take()
+        first, documents = self.queries.first_document, ShardedSearch(own.id, own.vector)
+        self.num_documents = len(documents.all_ids)
+        depth = max(DEPTH, first.shape[1])
+        found = documents.search(self.queries.vector, depth, feedback)
+        self.found, self.scores = (each.to(own.id.device) for each in found)
         # Those that were not encoded, in a limited run, are none.
-        self.first = first.masked_fill(~torch.isin(first, documents.id), NO_DOCUMENT)
+        self.first = first.masked_fill(~torch.isin(first, documents.all_ids), NO_DOCUMENT)
         self.ranked = {OWN: self._ranked(self.found, self.scores)}
 
     def fused(self, weight: float) -> RankedQueries:
@@ -334,6 +212,7 @@ class LitRetriever(EncodedTextModule):
         fusion: how BM25's scores are added in evaluation and prediction; None leaves them apart.
         feedback: how queries are moved towards what they found before they search, in evaluation
             and prediction; None leaves them.
+        search: how documents are found outside of evaluation.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
     """
 
@@ -349,11 +228,12 @@ class LitRetriever(EncodedTextModule):
         encode_chunk: int | None = None,
         fusion: Fusion | None = None,
         feedback: Feedback | None = None,
+        search: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
-        self.temperature = temperature
+        self.temperature, self.search_options = temperature, search
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         self.val_evaluation = RetrievalEvaluation()
@@ -365,6 +245,7 @@ class LitRetriever(EncodedTextModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        self.search_options.check()
         if self.fusion is not None and self.trainer.datamodule.bm25 is None:
             raise ValueError(
                 "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
@@ -430,9 +311,18 @@ class LitRetriever(EncodedTextModule):
             return torch.zeros(0, 0, device=self.device)
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
-    def search(self, queries: Sequence[str], documents: Vectors, k: int) -> Found:
-        """Return the k best rows of encoded documents [D, W] for each query."""
-        return search(self.encode(queries, True), documents, k, self.device, self.feedback)
+    def index(self, documents: Vectors, queries: Sequence[str], k: int) -> ExactSearch:
+        """Return encoded documents [D, W] for `search`, as the options say: for many of them an
+        index, tuned by a sample of these queries for k found documents."""
+        encoded = self.encode(queries, True)
+        return self.search_options.opened(documents, encoded, k, self.device)
+
+    def search(self, queries: Sequence[str], documents: Vectors | ExactSearch, k: int) -> Found:
+        """Return the k best rows of encoded documents [D, W] for each query, by exact search where
+        they are no `index`."""
+        if not isinstance(documents, ExactSearch):
+            documents = ExactSearch(documents, self.device)
+        return documents.search(self.encode(queries, True), k, self.feedback)
 
     def fuse(self, found: Found, hits: Hits) -> Found:
         """Return what was found and BM25's hits as one ranking; the model has a fusion."""
@@ -440,20 +330,24 @@ class LitRetriever(EncodedTextModule):
         return Found(*fused(*found, first, first_scores, self.fusion_weight() or 0.0))
 
     def rankings(
-        self, queries: np.ndarray, documents: np.ndarray, ids: Sequence[str]
+        self, queries: np.ndarray, documents: np.ndarray, ids: Sequence[str], folder: Path
     ) -> Iterator[Ranking]:
         """Yield what the queries of a prediction find, fused with BM25 if the model is.
 
         Args:
             queries: [Q, W] in their order; documents: [D, W] of the whole collection, with `ids`.
+            folder: that gets search.json where documents may be missed.
         """
         data = self.trainer.datamodule
         bm25 = None if self.fusion is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, FIRST_DEPTH)
         asked = list(data.datasets["predict"].queries)
+        opened = self.search_options.opened(documents, queries, depth, self.device)
+        if opened.facts:
+            write_whole(folder / "search.json", json.dumps(opened.facts, indent=1) + "\n")
         for start in range(0, len(asked), QUERIES_OF_RUN):
             part = slice(start, start + QUERIES_OF_RUN)
-            found = search(queries[part], documents, depth, self.device, self.feedback)
+            found = opened.search(queries[part], depth, self.feedback)
             if bm25 is not None:
                 hits = bm25.search([query.text for query in asked[part]], FIRST_DEPTH)
                 found = self.fuse(found, hits)

@@ -38,7 +38,7 @@ from lit_models.causal_lm.module import ComputationOptions
 from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.cli import built
 from lit_models.config_files import find_config
-from lit_models.seo.retriever import search
+from lit_models.seo.search import ExactSearch
 from lit_models.training import LastCheckpoint, default_callbacks
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.strategies import FullyShardedStrategy
@@ -414,7 +414,7 @@ def searching(number: int, is_ours: bool, folder: Path) -> list[Figure]:
 
     def search_once() -> Any:
         if is_ours:
-            return search(queries, documents, 100, DEVICE)
+            return ExactSearch(documents, DEVICE).search(queries, 100)
         parts = [(queries @ part.T).topk(100) for part in documents.split(2**20)]
         return torch.cat([part.values for part in parts], 1).topk(100)
 

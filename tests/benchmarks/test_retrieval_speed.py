@@ -30,7 +30,7 @@ from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
-from lit_models.seo.retriever import search
+from lit_models.seo.search import ExactSearch
 from lit_models.training import PredictionWriter
 from tests.benchmarks.figures import Aim, Figures
 from tests.distributed.launch import run
@@ -94,7 +94,7 @@ def ours(folder: Path) -> dict[str, Any]:
     )
     number = len(documents) + len(queries)
     began = time.perf_counter()
-    found = search(np.asarray(queries), documents, DEPTH)
+    found = ExactSearch(documents).search(np.asarray(queries), DEPTH)
     searching_s = time.perf_counter() - began
     return {
         "texts_per_second": number / encoding_s,

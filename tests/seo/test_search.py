@@ -8,17 +8,18 @@ from datamodules.search.candidates import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
-from lit_models.seo import retriever
+from lit_models.seo import search as searching
 from lit_models.seo.metrics import reciprocal_rank
-from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused, search
+from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused
+from lit_models.seo.search import ExactSearch
 from tests.seo.retrieval_collection import write_collection
 
 
 def chunks(patch: pytest.MonkeyPatch, documents: int, queries: int = 256) -> None:
     """Search so many rows at once, with hardly a document more than are found."""
-    patch.setattr(retriever, "SPARE", 1)
-    patch.setattr(retriever, "DOCUMENTS_AT_ONCE", documents)
-    patch.setattr(retriever, "QUERIES_AT_ONCE", queries)
+    patch.setattr(searching, "SPARE", 1)
+    patch.setattr(searching, "DOCUMENTS_AT_ONCE", documents)
+    patch.setattr(searching, "QUERIES_AT_ONCE", queries)
 
 
 def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int]]:
@@ -37,7 +38,7 @@ def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(documents_at_once,
     rng = np.random.default_rng(0)
     # Few different numbers: many equal scores.
     queries, documents = (rng.integers(-1, 2, (n, 4)).astype(np.float32) for n in (6, 40))
-    found = search(queries, documents, k)
+    found = ExactSearch(documents).search(queries, k)
     assert found.documents.tolist() == plainly(queries, documents, k)
     scores = np.take_along_axis(queries @ documents.T, found.documents.numpy(), 1)
     assert np.array_equal(found.scores.numpy(), scores)
@@ -52,7 +53,7 @@ def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(monkeypatc
     documents *= 1 + rng.uniform(3e-7, 1e-6, size=documents.shape)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     documents = rng.permutation(documents / np.linalg.norm(documents, axis=1, keepdims=True))
-    found = search(queries, documents, 30)
+    found = ExactSearch(documents).search(queries, 30)
     assert found.documents.tolist() == plainly(queries, documents, 30)
 
 
@@ -68,7 +69,7 @@ def test_chunks_dtypes_and_precisions_change_no_bit(dtype, scale, monkeypatch):
         torch.set_default_dtype(dtype)
         torch.set_float32_matmul_precision("medium")
         with torch.autocast("cpu", torch.bfloat16):
-            found = search(queries, documents, 20)
+            found = ExactSearch(documents).search(queries, 20)
     finally:
         torch.set_default_dtype(before)
         torch.set_float32_matmul_precision("highest")
@@ -79,9 +80,9 @@ def test_chunks_dtypes_and_precisions_change_no_bit(dtype, scale, monkeypatch):
 def test_what_is_no_number_is_found_whatever_the_chunks(monkeypatch):
     documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     documents[41] = np.nan
-    whole = search(documents[:2], documents, 3)
+    whole = ExactSearch(documents).search(documents[:2], 3)
     chunks(monkeypatch, 10)
-    parts = search(documents[:2], documents, 3)
+    parts = ExactSearch(documents).search(documents[:2], 3)
     assert whole.documents.tolist() == parts.documents.tolist()
     assert whole.documents[:, 0].tolist() == [41, 41]
 
@@ -91,13 +92,13 @@ def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path, m
     documents = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float16)
     np.save(tmp_path / "documents.npy", documents)
     mapped = np.load(tmp_path / "documents.npy", mmap_mode="r")
-    found = search(documents[:3], mapped, 60)
+    found = ExactSearch(mapped).search(documents[:3], 60)
     assert found.documents.shape == (3, 50)
     assert found.documents.tolist() == plainly(documents[:3], documents, 50)
 
 
 def test_no_documents_are_no_trouble():
-    assert search(torch.ones(2, 3), torch.ones(0, 3), 4).documents.shape == (2, 0)
+    assert ExactSearch(torch.ones(0, 3)).search(torch.ones(2, 3), 4).documents.shape == (2, 0)
 
 
 def test_a_document_of_both_rankings_has_the_sum_of_both():

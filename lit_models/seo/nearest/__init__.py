@@ -1,0 +1,1 @@
+"""Search over more documents than one rank should read for every query."""

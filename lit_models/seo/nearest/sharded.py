@@ -1,0 +1,59 @@
+"""Exact search over documents that lie on several ranks, each of which searches its own."""
+
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.search.queries import NO_DOCUMENT
+from lit_models.seo.metrics import GatheredRows
+from lit_models.seo.search import ExactSearch, Found
+
+
+def gathered(**columns: Tensor) -> SimpleNamespace:
+    """Return the rows of all ranks in the order of their `id`; a collective."""
+    rows = GatheredRows(*(columns.keys() - {"id"}))
+    rows.update(torch.ones_like(columns["id"], dtype=torch.bool), **columns)
+    return rows.take()
+
+
+class ShardedSearch(ExactSearch):
+    """Documents of all ranks, of which each rank holds a part and searches that: what is found is
+    what one rank with all of them finds, equal scores included. Found documents have their ids.
+
+    Args:
+        ids: [D of this rank] of its documents, ascending.
+        documents: [D of this rank, W].
+
+    Attributes:
+        all_ids: [D] of all ranks, ascending.
+    """
+
+    def __init__(self, ids: Tensor, documents: Tensor) -> None:
+        super().__init__(documents, documents.device)
+        self.ids, self.all_ids = ids, gathered(id=ids).id
+
+    def nearest(self, queries: Tensor, k: int) -> Found:
+        """Return what `ExactSearch` does, of the documents of all ranks; a collective."""
+        k, own = min(k, len(self.all_ids)), super().nearest(queries, k)
+        padding = (0, k - own.scores.shape[1])
+        numbers = self.ids[own.documents.to(self.device)]
+        columns = {
+            "id": torch.arange(len(queries), device=self.device),
+            "number": F.pad(numbers, padding, value=NO_DOCUMENT),
+            "score": F.pad(own.scores.to(self.device), padding, value=-torch.inf),
+        }
+        ranks = gathered(**columns)  # those of a query stand together
+        shape = (len(queries), len(ranks.id) // max(1, len(queries)) * k)
+        numbers, order = ranks.number.view(shape).sort(dim=1)
+        scores = ranks.score.view(shape).gather(1, order)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        return Found(numbers.gather(1, order)[:, :k].cpu(), scores[:, :k].cpu())
+
+    def vectors(self, numbers: Tensor) -> Tensor:
+        """Return the vectors [Q, k, W] float64 of documents [Q, k] of all ranks; a collective."""
+        flat = numbers.flatten().to(self.device)
+        places = torch.isin(flat, self.ids).nonzero()[:, 0]  # each on one rank
+        own = self.documents[torch.searchsorted(self.ids, flat[places])]
+        return gathered(id=places, vector=own).vector.view(*numbers.shape, self.documents.shape[1]).double().cpu()
