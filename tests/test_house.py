@@ -19,6 +19,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/engines": 600,
     "lit_models/certify": 718,
     "lit_models/prepare": 600,
+    "lit_models/seo/nearest": 260,
     "datamodules": 12_500,
     "datamodules/shards": 988,
     "tests": 31_000,
@@ -27,9 +28,11 @@ BUDGETS = {  # lines of Python, docstrings included
     "tests/certify": 300,
     "tests/prepare": 300,
     "tests/shards": 600,
+    "tests/nearest": 200,
 }
-LATER = ("page", "engines", "certify", "prepare", "shards")
-LATER_ROOMS = [f"{top}/{room}" for top in ("lit_models", "datamodules", "tests") for room in LATER]
+LATER = ("page", "engines", "certify", "prepare", "shards", "nearest")
+TOPS = ("lit_models", "lit_models/seo", "datamodules", "tests")
+LATER_ROOMS = [f"{top}/{room}" for top in TOPS for room in LATER]
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 

@@ -95,12 +95,15 @@ class ExactSearch:
             queries: [Q, W] float64.
             numbers: [Q, C] of each query in ascending order; -1 = none, whose score is -inf.
         """
-        at_once, parts = 1 + NUMBERS_AT_ONCE // (numbers.shape[1] * queries.shape[1] + 1), []
-        for some, pairs in zip(queries.split(at_once), numbers.split(at_once), strict=True):
-            vectors = on_device(self.documents[pairs.cpu().numpy()], self.device, torch.float64)
-            scores = (some[:, None] * vectors).sum(-1).float()
-            parts.append(scores.masked_fill(pairs < 0, -torch.inf))
-        scores, order = torch.cat(parts).sort(dim=1, descending=True, stable=True)
+        at_once = 1 + NUMBERS_AT_ONCE // (numbers.shape[1] * queries.shape[1] + 1)
+        scores = torch.empty(numbers.shape, dtype=torch.float32, device=queries.device)
+        for start in range(0, len(queries), at_once):
+            part = slice(start, start + at_once)
+            pairs = self.documents[numbers[part].cpu().numpy()]
+            vectors = on_device(pairs, self.device, torch.float64)  # [queries, C, W]
+            scores[part] = (queries[part, None] * vectors).sum(-1).float()
+        scores[numbers < 0] = -torch.inf
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
         return Found(numbers.gather(1, order), scores)
 
     def nearest(self, queries: Tensor, k: int) -> Found:

@@ -19,6 +19,7 @@ from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.retriever import Fusion
 from lit_models.training import ExactDropout
 from lit_models.training.exact import ExactModule
+from tests.nearest.shards import CheckedRetriever
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 SMALL = {"width": 16, "num_layers": 2, "num_heads": 2, "feed_forward": 32}
@@ -67,7 +68,7 @@ def retriever(
 
 
 WAYS = {
-    "retriever_chunked": partial(retriever, encode_chunk=5),
+    "retriever_chunked": partial(retriever, module_class=CheckedRetriever, encode_chunk=5),
     "retriever_dropout": partial(retriever, module_class=WithExactDropout, dropout=0.3),
     "retriever_dropout_chunked": partial(
         retriever, module_class=WithExactDropout, dropout=0.3, encode_chunk=5

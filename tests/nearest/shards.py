@@ -8,8 +8,8 @@ from lit_models.seo.search import ExactSearch, Feedback
 
 
 def assert_sharded_search_is_exact(rank: int, num_ranks: int) -> None:
-    """Search few different numbers, and so many equal scores, on this rank and on all; one more
-    rank would have no document of the last matrix. A collective."""
+    """Search few different numbers, and so many equal scores, on this rank and on all; one rank
+    has no document of the last matrix. A collective."""
     generator = torch.Generator().manual_seed(0)
     for number in (60, 7, num_ranks - 1):
         documents, queries = (
@@ -24,6 +24,7 @@ def assert_sharded_search_is_exact(rank: int, num_ranks: int) -> None:
             found = sharded.search(queries, 9, feedback)
             assert torch.equal(found.documents, ids[expected.documents])
             assert torch.equal(found.scores, expected.scores)
+            assert found.documents.shape == (5, min(9, number))
         assert sharded.search(queries[:0], 9).documents.shape == (0, min(9, number))
 
 

@@ -97,10 +97,6 @@ def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path, m
     assert found.documents.tolist() == plainly(documents[:3], documents, 50)
 
 
-def test_no_documents_are_no_trouble():
-    assert ExactSearch(torch.ones(0, 3)).search(torch.ones(2, 3), 4).documents.shape == (2, 0)
-
-
 def test_a_document_of_both_rankings_has_the_sum_of_both():
     """Scores are first brought to 0 to 1 of their query; a ranking that is not full ended at 0."""
     documents = torch.tensor([[7, 2, 5], [7, 2, 5]])

@@ -45,7 +45,8 @@ class ShardedSearch(ExactSearch):
             "score": F.pad(own.scores.to(self.device), padding, value=-torch.inf),
         }
         ranks = gathered(**columns)  # those of a query stand together
-        shape = (len(queries), len(ranks.id) // max(1, len(queries)) * k)
+        num_ranks = max(1, len(ranks.id) // max(1, len(queries)))
+        shape = (len(queries), num_ranks * k)
         numbers, order = ranks.number.view(shape).sort(dim=1)
         scores = ranks.score.view(shape).gather(1, order)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
@@ -56,4 +57,9 @@ class ShardedSearch(ExactSearch):
         flat = numbers.flatten().to(self.device)
         places = torch.isin(flat, self.ids).nonzero()[:, 0]  # each on one rank
         own = self.documents[torch.searchsorted(self.ids, flat[places])]
-        return gathered(id=places, vector=own).vector.view(*numbers.shape, self.documents.shape[1]).double().cpu()
+        return (
+            gathered(id=places, vector=own)
+            .vector.view(*numbers.shape, self.documents.shape[1])
+            .double()
+            .cpu()
+        )
