@@ -21,7 +21,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/prepare": 600,
     "lit_models/seo/nearest": 260,
     "datamodules": 12_500,
-    "datamodules/shards": 988,
+    "datamodules/shards": 1_190,
     "tests": 31_000,
     "tests/page": 730,
     "tests/engines": 450,

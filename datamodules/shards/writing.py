@@ -85,4 +85,8 @@ def _closed(file: Any, root: Path) -> dict[str, Any]:
     file.close()
     path = root / file.filename
     sizes = {"tokens": len(file), "documents": len(file.doc_ends), "bytes": path.stat().st_size}
-    return {"name": file.filename, **sizes, "digest": content_digest(path)}
+    digests = {
+        "digest": content_digest(path),
+        "index_digest": content_digest(Path(f"{path}.index")),
+    }
+    return {"name": file.filename, **sizes, **digests}

@@ -11,6 +11,7 @@ from typing import Any
 
 from datamodules.core.store import digest_of, write_whole
 from datamodules.files.documents import text_files
+from datamodules.shards.remote import is_url, list_urls
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from lit_models.config_files import did_you_mean, find_config, near_names, read_config
 from lit_models.errors import UsageError, say, usage_errors
@@ -92,8 +93,12 @@ class Preparation:
         if not recipe["sources"] or not recipe["to"]:
             raise ValueError("name what is read with --sources=…, and a new folder with --to=….")
         self.to = Path(recipe["to"]).expanduser().absolute()
-        paths = text_files(recipe["sources"], "sources", SUFFIXES)
+        sources = recipe["sources"]
+        named = [sources] if isinstance(sources, str) else sources
+        paths = text_files([name for name in named if not is_url(name)], "sources", SUFFIXES)
         sizes = {str(path.absolute()): path.stat().st_size for path in paths}
+        for name in filter(is_url, named):
+            sizes |= list_urls(name, SUFFIXES)
         self.options = dict(recipe["executor"])
         self.kind = self.options.pop("kind", "local")
         workers = self.options.get("workers", os.cpu_count() or 1)

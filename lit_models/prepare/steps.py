@@ -26,6 +26,7 @@ from datamodules.files.documents import SUFFIXES as DOCUMENTS
 from datamodules.files.documents import read_documents, text_files
 from datamodules.files.rows import check_characters, placed
 from datamodules.files.tables import SEPARATORS
+from datamodules.shards.remote import local_copy
 from datamodules.shards.writing import write_shards
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
@@ -210,14 +211,17 @@ def read_files(
         account.rank = rank
         account.facts |= {"files": own, "documents": 0, "bytes": 0}
         for name, _ in own:
-            for place, text in read_documents(Path(name), text_column):
-                placed(place, check_characters, text)
-                account.facts["documents"] += 1
-                account.facts["bytes"] += len(text.encode())
-                if text.strip():
-                    yield Document(text, place)
-                else:
-                    account.write(Document(text, place, metadata={"filter_reason": "empty"}), rank)
+            with local_copy(name) as path:
+                for place, text in read_documents(path, text_column):
+                    placed(place, check_characters, text)
+                    account.facts["documents"] += 1
+                    account.facts["bytes"] += len(text.encode())
+                    document = Document(text, place.replace(str(path), name))
+                    if text.strip():
+                        yield document
+                    else:
+                        document.metadata["filter_reason"] = "empty"
+                        account.write(document, rank)
 
 
 def text_and_place(writer: Any, document: Document) -> dict[str, str]:
