@@ -145,7 +145,7 @@ class ShardRows:
 
     Attributes:
         counts: [shards, COUNTS] int64.
-        ends: [shards] int64, rows up to the end of each shard.
+        begins, ends: [shards] int64, rows before each shard and up to its end.
     """
 
     def __init__(self, stores: Sequence[ShardStore], part: int) -> None:
@@ -153,12 +153,21 @@ class ShardRows:
         self.shards = [shard for store in stores for shard in store.shards]
         self.counts = np.concatenate([store.counts[:, part] for store in stores])
         self.ends, self.dtype = np.cumsum(self.counts[:, ROWS]), self.options.dtype
+        self.begins = self.ends - self.counts[:, ROWS]
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def __getitem__(self, ids: Any) -> Any:
-        numbers = np.arange(*ids.indices(len(self))) if isinstance(ids, slice) else np.asarray(ids)
+        if isinstance(ids, slice):
+            start, stop, _ = ids.indices(len(self))
+            first, last = np.searchsorted(self.ends, [start, stop - 1], side="right").tolist()
+            own = np.empty(0, np.int64)
+            for shard in range(first, last + 1 if start < stop else first):
+                some = self.array(shard, "lengths")[max(0, start - self.begins[shard]) :]
+                own = np.append(own, some[: stop - start - len(own)])
+            return own
+        numbers = np.asarray(ids)
         shards, rows = self.located(numbers.reshape(-1))
         by_shard, lengths = np.argsort(shards, kind="stable"), np.empty(len(rows), np.int64)
         seams = np.flatnonzero(np.diff(shards[by_shard])) + 1
@@ -177,7 +186,7 @@ class ShardRows:
         """Return the shard of each sample [n], and the number of its row there."""
         rows = ids % max(1, len(self))
         shards = np.searchsorted(self.ends, rows, side="right")
-        return shards, rows - (self.ends - self.counts[:, ROWS])[shards]
+        return shards, rows - self.begins[shards]
 
     def array(self, shard: int, name: str) -> np.ndarray:
         """Return an array of a shard's index, memory-mapped."""
