@@ -1,6 +1,7 @@
 """Language models on token data of any size: the rows of shards, and their datamodule."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.core.batches import TERM
-from datamodules.core.plan import PlanRequest, check_range, rng_for
+from datamodules.core.plan import MicroBatch, PlanRequest, check_range, rng_for
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
@@ -26,6 +27,8 @@ from datamodules.shards.store import (
 )
 from datamodules.text.packing import Piece, TokenDataset
 from datamodules.text.texts import LanguageModelDataModule
+
+FETCHED_AHEAD = 64  # micro-batches
 
 
 class ShardDataset(TokenDataset):
@@ -67,7 +70,7 @@ class ShardDataset(TokenDataset):
                 found.append(Piece(some[:-1], some[1:]))
             if some.max() >= self.store.tokenizer.vocab_size:
                 raise ValueError(
-                    f"{self.lengths.shards[shard].path} holds token {some.max()}, the tokenizer "
+                    f"{self.lengths.shards[shard]} holds token {some.max()}, the tokenizer "
                     f"has {self.store.tokenizer.vocab_size}: name its own with data.tokenizer."
                 )
         return found
@@ -116,6 +119,8 @@ class ShardDataModule(LanguageModelDataModule):
             each pass draws; `None` shuffles the rows of all. Fewer bound what a node needs at a
             time.
         split: shares of documents to be held out.
+        cache_gib: of object storage (s3://…, gs://…, https://…) at most so much is kept on each
+            machine; a group of `shuffle_shards` and the next one must have room in it.
         language_model: tokenizer of shards without tokenizer.json, context, prediction, batches;
             see `LanguageModelDataModule`.
 
@@ -130,6 +135,7 @@ class ShardDataModule(LanguageModelDataModule):
         layout: Literal["packed", "blocks", "documents"] = "packed",
         shuffle_shards: int | None = None,
         split: TextSplit = TextSplit(0.01),  # noqa: B008 - frozen
+        cache_gib: float = 100.0,
         **language_model: Any,
     ) -> None:
         super().__init__(train_files=train_files, layout=layout, split=split, **language_model)
@@ -139,10 +145,8 @@ class ShardDataModule(LanguageModelDataModule):
         self.sources: Mapping[str, SourceOptions] = sources or {
             "": SourceOptions(train_files or [])
         }
-        self.files[TRAIN] = [
-            str(path) for one in self.sources.values() for path in listed(one.files)
-        ]
-        self.shuffle_shards = shuffle_shards
+        self.files[TRAIN] = [name for one in self.sources.values() for name in listed(one.files)]
+        self.shuffle_shards, self.cache_gib = shuffle_shards, cache_gib
         self._stores: dict[int, list[ShardStore]] = {}  # of the parts that have folders
 
     def demo_files(self) -> dict[int, list[Path]]:
@@ -173,9 +177,23 @@ class ShardDataModule(LanguageModelDataModule):
             index = IndexOptions(self.layout, self.context_length, split if part == TRAIN else None)
             option = f"data.{PART_NAMES[part]}_files"
             self._stores[part] = [
-                ShardStore([s for f in one for s in find_shards(f, option)], index, tokenizer)
+                ShardStore(
+                    [s for f in one for s in find_shards(f, option, self.cache_gib)],
+                    *(index, tokenizer),
+                )
                 for one in some
             ]
+        for store in self._stores.get(TRAIN, ()):
+            sizes = sorted(
+                one.num_bytes for one in store.shards if not isinstance(one.folder, Path)
+            )
+            needed = sum(sizes[-2 * (self.shuffle_shards or len(sizes)) :]) / 2**30
+            if needed > self.cache_gib:
+                raise ValueError(
+                    f"shards that are shuffled together and the next ones take {needed:.3g} GiB, "
+                    f"and data.cache_gib is {self.cache_gib:g}; raise it, or lower "
+                    "data.shuffle_shards."
+                )
         return self._stores[min(self._stores)][0]
 
     def part_dataset(self, part: int) -> ShardDataset:
@@ -203,6 +221,17 @@ class ShardDataModule(LanguageModelDataModule):
         values = vars(request) | {"num_samples": sum(samples for _, samples, _ in sources)}
         return ShardedRequest(**values, sources=tuple(sources), shuffle_shards=together)
 
+    def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
+        """Yield what this replica takes, and fetch from object storage what comes behind it."""
+        ahead, dataset = deque[MicroBatch](), self.datasets[stage]
+        for batch in super().micro_batches(stage):
+            if isinstance(dataset, ShardDataset):
+                dataset.lengths.prefetch(batch.ids)
+            ahead.append(batch)
+            if len(ahead) > FETCHED_AHEAD:
+                yield ahead.popleft()
+        yield from ahead
+
     def audit(self) -> Audit:
         """Return how much is in the shards."""
         self.store = self.open_store("fit")
@@ -219,8 +248,6 @@ class ShardDataModule(LanguageModelDataModule):
         return audit
 
 
-def listed(files: Files) -> list[Path]:
+def listed(files: Files) -> list[str]:
     """Return the folders that an option names."""
-    return [
-        Path(name).expanduser() for name in ([files] if isinstance(files, str) else files or [])
-    ]
+    return [files] if isinstance(files, str) else list(files or [])

@@ -15,6 +15,7 @@ import numpy as np
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.shards.remote import RemoteShards
 from datamodules.text.packing import best_fit, cut_into_pieces
 from datamodules.text.store import TokenStream
 
@@ -51,42 +52,56 @@ class IndexOptions:
 
 @dataclass(frozen=True)
 class Shard:
-    """The files of one shard, as datatrove's tokeniser writes them.
+    """The files of one shard, as datatrove's tokeniser writes them: X.ds, successive tokens of 2 or
+    4 bytes, little-endian, and X.ds.index, where each document ends.
 
     Args:
-        path: of X.ds, successive tokens of 2 or 4 bytes, little-endian; beside it X.ds.index.
+        name: of X.ds in its folder.
+        folder: on this machine or in object storage.
         digest: of the content of both.
+        num_bytes: of X.ds.
     """
 
-    path: Path
+    name: str
+    folder: Path | RemoteShards
     digest: str
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{getattr(self.folder, 'url', self.folder)}/{self.name}"
+
+    def file(self, suffix: str = "") -> Path:
+        """Return the path of a file on this machine, to be opened at once."""
+        if isinstance(self.folder, RemoteShards):
+            return self.folder.local_file(self.name + suffix)
+        return self.folder / (self.name + suffix)
 
     def ends(self) -> np.ndarray:
         """Return where each document ends, [D] uint64, memory-mapped."""
-        path = self.path.with_name(f"{self.path.name}.index")
+        path = self.file(".index")
         return np.memmap(path, "<u8", "r") if path.stat().st_size else np.empty(0, "<u8")
 
     def token_bytes(self) -> int:
         """Return the bytes of a token: 2 or 4; a ValueError where the files disagree."""
-        size, ends = self.path.stat().st_size, self.ends()
+        ends = self.ends()
         num_tokens = int(ends[-1]) if len(ends) else 0
-        if size not in (2 * num_tokens, 4 * num_tokens):
+        if self.num_bytes not in (2 * num_tokens, 4 * num_tokens):
             raise ValueError(
-                f"{self.path} has {size:,} bytes, and its index ends at token {num_tokens:,}: "
-                "tokens have 2 or 4 bytes. Write both files again."
+                f"{self} has {self.num_bytes:,} bytes, and its index ends at token "
+                f"{num_tokens:,}: tokens have 2 or 4 bytes. Write both files again."
             )
-        return size // num_tokens if num_tokens else 2
+        return self.num_bytes // num_tokens if num_tokens else 2
 
     def index(self, options: IndexOptions) -> Path:
         """Return the folder of its index, made at first use; a ValueError where it is damaged."""
         return made_once(options.folder(self.digest), lambda folder: _write(folder, self, options))
 
 
-def open_tokens(path: Path, token_bytes: int) -> np.ndarray:
+def open_tokens(shard: Shard, token_bytes: int) -> np.ndarray:
     """Return the tokens of a shard, memory-mapped: [n] uint16 or uint32."""
-    if not path.stat().st_size:
+    if not shard.num_bytes:
         return np.empty(0, np.uint16)
-    return np.memmap(path, f"<u{token_bytes}", "r").view(np.ndarray)
+    return np.memmap(shard.file(), f"<u{token_bytes}", "r").view(np.ndarray)
 
 
 def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndarray:
@@ -113,21 +128,21 @@ def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndar
 def _documents(shard: Shard, options: IndexOptions) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield first token, positions and part of some successive documents at a time; in blocks a
     whole shard is one document, which is cut here into what fits into memory."""
-    ends, before = shard.ends(), 0
-    tokens = open_tokens(shard.path, shard.token_bytes())
+    ends, before, last = shard.ends(), 0, shard.num_bytes // shard.token_bytes() - 1
     if options.layout == "blocks":
         size = PIECES_AT_ONCE * options.context_length
-        for first in range(0, len(tokens) - 1, size):
-            positions = np.array([min(size, len(tokens) - 1 - first)])
+        for first in range(0, last, size):
+            positions = np.array([min(size, last - first)])
             yield np.array([first]), positions, np.zeros(1, np.int64)
         return
     for first in range(0, len(ends), DOCUMENTS_AT_ONCE):
         stops = ends[first : first + DOCUMENTS_AT_ONCE].astype(np.int64)
         starts = np.append(before, stops[:-1])
         if (stops < starts).any():
-            raise ValueError(f"{shard.path}.index is damaged: its ends do not ascend.")
+            raise ValueError(f"{shard}.index is damaged: its ends do not ascend.")
         parts, split = np.full(len(stops), TRAIN), options.split
         if split is not None:
+            tokens = open_tokens(shard, shard.token_bytes())
             lots = hash_ids(content_hashes(tokens, stops, before), split.seed) / 2.0**64
             parts[lots < split.test_share + split.validation_share] = VALIDATION
             parts[lots < split.test_share] = TEST

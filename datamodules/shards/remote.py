@@ -160,12 +160,13 @@ class RemoteShards:
         return self._made(name)
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Begin to fetch these files, in this order, beside what this process does."""
+        """Begin to fetch these files, in this order, beside what this process does; one that is
+        there counts as used now."""
         if self._process != os.getpid():  # a fork has no threads
             self._process, self._coming = os.getpid(), {}
             self._threads = ThreadPoolExecutor(FETCHED_AHEAD)
         for name in names:
-            if name not in self._coming:
+            if name not in self._coming or self._coming[name].done():
                 self._coming[name] = self._threads.submit(self._made, name)
 
     def _made(self, name: str) -> Path:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from datamodules.core.store import digest_of, file_digest, made_once, mapped_arr
 from datamodules.files.documents import files_in
 from datamodules.files.splitting import PART_NAMES
 from datamodules.shards.index import COUNTS, IndexOptions, Shard, open_tokens
+from datamodules.shards.remote import RemoteShards, is_url, local_copy
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
@@ -25,54 +26,67 @@ MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 ROWS, POSITIONS, DOCUMENTS, TOKEN_BYTES = range(len(COUNTS))
 SERIAL_DOCUMENTS = 1 << 18  # fewer are indexed sooner than a process is started
 KEPT_OPEN = 1 << 13  # files that are mapped at a time; systems allow 65,530
+KEPT_SHARDS = 64  # likewise; what the cache of object storage drops keeps its place until then
 opened = lru_cache(KEPT_OPEN)(mapped_array)
-opened_tokens = lru_cache(KEPT_OPEN)(open_tokens)
+opened_tokens = lru_cache(KEPT_SHARDS)(open_tokens)
 
 
-def find_shards(folder: Path, option: str) -> list[Shard]:
-    """Return the shards of a folder and below it, by name; their digests are those of its manifest,
-    or of the files, which are then read once.
+def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
+    """Return the shards of a folder and below it, or of a URL, by name; their digests are those of
+    the manifest, or of the files, which are then read once.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: a file has not the size that the manifest says.
     """
-    listed: dict[Path, str] = {}
-    if (folder / MANIFEST).is_file():
-        for entry in json.loads((folder / MANIFEST).read_text("utf-8"))["shards"]:
-            path = folder / entry["name"]
-            if path.stat().st_size != entry["bytes"]:
-                raise ValueError(
-                    f"{path} has {path.stat().st_size:,} bytes, and {folder / MANIFEST} says "
-                    f"{entry['bytes']:,}: copy it again, or prepare the folder again."
-                )
-            listed[path] = entry["digest"]
+    folder: Any = Path(named).expanduser()
+    if is_url(named):
+        folder = RemoteShards(named, cache_gib)
+        entries = [*folder.entries.values()]
+    elif (folder / MANIFEST).is_file():
+        entries = json.loads((folder / MANIFEST).read_text("utf-8"))["shards"]
+    else:
+        paths = files_in(folder, (".ds",), option)
+        entries = [{"name": path.relative_to(folder).as_posix()} for path in paths]
 
-    def found(path: Path) -> Shard:
-        index = file_digest(path.with_name(f"{path.name}.index"))
-        return Shard(path, digest_of([listed.get(path) or file_digest(path), index]))
+    def found(entry: dict[str, Any]) -> Shard:
+        name, size = entry["name"], entry.get("bytes")
+        own = size if is_url(named) else (folder / name).stat().st_size
+        if size not in (None, own):
+            raise ValueError(
+                f"{folder / name} has {own:,} bytes, and {folder / MANIFEST} says {size:,}: copy "
+                "it again, or prepare the folder again."
+            )
+        digests = [
+            entry.get(key) or file_digest(folder / (name + suffix))
+            for key, suffix in (("digest", ""), ("index_digest", ".index"))
+        ]
+        return Shard(name, folder, digest_of(digests), own)
 
+    entries.sort(key=lambda entry: PurePosixPath(entry["name"]))
     with ThreadPoolExecutor(usable_cpus()) as pool:  # files are read and hashed without the lock
-        return list(pool.map(found, sorted(listed) or files_in(folder, (".ds",), option)))
+        return list(pool.map(found, entries))
 
 
-def tokenizer_of(folders: Sequence[Path], given: TokenizerOptions | None) -> TextTokenizer:
+def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> TextTokenizer:
     """Return the tokenizer of shards: of tokenizer.json in their folders, and the given one.
 
     Raises:
+        FileNotFoundError: a URL has none.
         ValueError: there is none, or they differ.
     """
     named = {} if given is None else {"data.tokenizer": make_tokenizer(given, iter(()))}
     for folder in folders:
-        if (folder / TOKENIZER).is_file():
-            values = json.loads((folder / TOKENIZER).read_text("utf-8"))
-            of_hugging_face = TokenizerOptions("folder", path=str(folder))
-            is_own = "backend" in values
-            named[f"{folder / TOKENIZER}"] = (
-                TextTokenizer.from_dict(values)
-                if is_own
-                else make_tokenizer(of_hugging_face, iter(()))
-            )
+        name = f"{folder}/{TOKENIZER}"
+        if is_url(folder) or Path(name).is_file():
+            with local_copy(name) as path:
+                values = json.loads(path.read_text("utf-8"))
+                of_hugging_face = TokenizerOptions("folder", path=str(path.parent))
+                named[name] = (
+                    TextTokenizer.from_dict(values)
+                    if "backend" in values
+                    else make_tokenizer(of_hugging_face, iter(()))
+                )
     if not named:
         raise ValueError(
             f"{folders[0]} holds no {TOKENIZER}; name the tokenizer of the shards with "
@@ -195,4 +209,11 @@ class ShardRows:
 
     def tokens(self, shard: int) -> np.ndarray:
         """Return the tokens of a shard, memory-mapped: [n] uint16 or uint32."""
-        return opened_tokens(self.shards[shard].path, int(self.counts[shard, TOKEN_BYTES]))
+        return opened_tokens(self.shards[shard], int(self.counts[shard, TOKEN_BYTES]))
+
+    def prefetch(self, ids: np.ndarray) -> None:
+        """Begin to fetch the shards of these samples [n] that are in object storage."""
+        for shard in np.unique(self.located(ids)[0]).tolist():
+            folder = self.shards[shard].folder
+            if isinstance(folder, RemoteShards):
+                folder.prefetch([self.shards[shard].name])

@@ -11,9 +11,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 
+from datamodules import ShardDataModule
 from datamodules.core.store import content_digest
 from datamodules.files.documents import read_documents
+from datamodules.files.splitting import TextSplit
 from datamodules.shards import remote
 from datamodules.shards.remote import RemoteShards, fetch, list_urls, local_copy
 from tests.shards.small import write_folder
@@ -159,3 +162,22 @@ def test_urls_of_a_folder_a_pattern_or_a_file(store, tmp_path):
     with pytest.raises(FileNotFoundError):
         fetch(f"{url}/texts/none.jsonl", tmp_path / "x")
     assert time.monotonic() - begin < 1  # it is not waited for
+
+
+def test_a_model_reads_the_same_rows_from_object_storage(store, tmp_path):
+    folder, url = store
+    rows = []
+    for files in (str(folder), url):
+        options = {"split": TextSplit(0.2), "context_length": 32, "global_batch_size": 8}
+        data = ShardDataModule(files, shuffle_shards=1, cache_gib=1e-4, **options)
+        data.prepare_data()
+        data.setup("fit")
+        rows.append([batch for loader in (data.train_dataloader(),) for batch in loader])
+        digest = data.request("train").digest()
+    assert digest == data.request("train").digest()
+    for here, there in zip(*rows, strict=True):
+        assert torch.equal(here["input_ids"], there["input_ids"])
+        assert torch.equal(here["sample_id"], there["sample_id"])
+    data = ShardDataModule(url, cache_gib=1e-5, global_batch_size=8)
+    with pytest.raises(ValueError, match="shuffled together and the next ones take"):
+        data.prepare_data()

@@ -190,7 +190,8 @@ def test_missing_folders_are_named(tmp_path):
 
 
 def test_an_index_is_that_of_its_options_alone(tmp_path):
-    shard = Shard(write_shard(tmp_path / "a.ds", [np.arange(9)]), "digest")
+    write_shard(tmp_path / "a.ds", [np.arange(9)])
+    shard = Shard("a.ds", tmp_path, "digest", 18)
     options = [
         IndexOptions("packed", 16),
         IndexOptions("packed", 8),
