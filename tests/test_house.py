@@ -21,13 +21,13 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/prepare": 600,
     "lit_models/seo/nearest": 260,
     "datamodules": 12_500,
-    "datamodules/shards": 1_190,
+    "datamodules/shards": 1_195,
     "tests": 31_000,
     "tests/page": 730,
     "tests/engines": 450,
     "tests/certify": 300,
     "tests/prepare": 300,
-    "tests/shards": 600,
+    "tests/shards": 665,
     "tests/nearest": 200,
 }
 LATER = ("page", "engines", "certify", "prepare", "shards", "nearest")

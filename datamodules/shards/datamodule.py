@@ -163,7 +163,8 @@ class ShardDataModule(LanguageModelDataModule):
         named = {part: some for part, some in folders.items() if self.files[part]}
         if stage != "fit" and VALIDATION in named:  # then nothing of training is held out
             del named[TRAIN]
-        split = self.split.beside({part: some[0] for part, some in named.items()})
+        files: Any = {part: some[0] for part, some in named.items()}
+        split = self.split.beside(files)
         if self.layout == "blocks" and split is not None:
             raise ValueError(
                 "layout blocks joins documents, so that none can be held out: name "

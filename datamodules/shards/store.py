@@ -51,7 +51,7 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
 
     def found(entry: dict[str, Any]) -> Shard:
         name, size = entry["name"], entry.get("bytes")
-        own = size if is_url(named) else (folder / name).stat().st_size
+        own: Any = size if is_url(named) else (folder / name).stat().st_size
         if size not in (None, own):
             raise ValueError(
                 f"{folder / name} has {own:,} bytes, and {folder / MANIFEST} says {size:,}: copy "
