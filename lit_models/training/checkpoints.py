@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from datamodules.core.store import replacing, sha256_of, sync
 from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of, of_all_ranks
+from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of
 from lit_models.training.optim import AVERAGED
 from lit_models.training.rules import is_first_process
 
@@ -121,7 +121,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Return rank 0's checkpoint, sound and plain data, which a group maps; a collective."""
         has_group = dist.is_available() and dist.is_initialized()
-        content = read_checkpoint(of_all_ranks(path)[0], mmap=has_group, every_byte=None)
+        paths = [path]
+        if has_group:
+            dist.broadcast_object_list(paths)
+        content = read_checkpoint(paths[0], mmap=has_group, every_byte=None)
         # Lightning looks up by which of its versions a file was written; an export was by none.
         return {"pytorch-lightning_version": lightning.__version__, **content}
 
@@ -361,8 +364,8 @@ def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
 def write_folder(
     rest: dict[str, Any], tensors: dict[str, Tensor], target: Path, group: Any = None
 ) -> None:
-    """Write a checkpoint as a folder, every rank its tensors of `gathered`; a collective of the
-    usual group, or of another of all ranks. What is there stays until all are done.
+    """Write a checkpoint as a folder, each rank with tensors of `gathered` a file; a collective of
+    the usual group, or of another of all ranks. What is there stays until all are done.
 
     Raises:
         OSError: the storage refused, on whichever rank; all ranks raise it.
@@ -376,25 +379,32 @@ def write_folder(
                 result = action()
         except (OSError, RuntimeError, SafetensorError) as error:
             failure = _reason(error)
-        answers = of_all_ranks((result, failure), group)
-        failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
-        if failures:
-            raise OSError(NOT_WRITTEN.format(target, "; ".join(failures)))
-        return [result for result, _ in answers]
+        # To one rank: a thousand that all hear from all would be a million answers.
+        answers = None if dist.get_rank() else [None] * dist.get_world_size()
+        dist.gather_object((result, failure), answers, group=group)
+        pairs: list[Any] = answers or [(result, failure)]
+        failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(pairs) if text]
+        told = [failures, pairs[0][0]]
+        dist.broadcast_object_list(told, group=group)
+        if told[0]:
+            raise OSError(NOT_WRITTEN.format(target, "; ".join(told[0])))
+        return [told[1], *(result for result, _ in pairs[1:])]
 
     def prepare() -> Path:
         unfinished = stack.enter_context(replacing(target, KEPT.get(target.name)))
         unfinished.mkdir()
         return unfinished
 
-    def write() -> tuple[str, dict[str, Any]]:
+    def write() -> dict[str, dict[str, Any]]:
+        if not tensors:
+            return {}
         save_file(tensors, folder / name)
         sync(folder / name)
-        size = (folder / name).stat().st_size
-        return name, {"bytes": size, "sha256": sha256_of(folder / name)}
+        return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}}
 
     def finish() -> None:
-        torch.save({"format": FORMAT, "rest": rest, "files": dict(shards)}, folder / MARKER)
+        files = {name: facts for written in shards for name, facts in written.items()}
+        torch.save({"format": FORMAT, "rest": rest, "files": files}, folder / MARKER)
         stack.close()  # it gets its name
 
     with ExitStack() as stack:
