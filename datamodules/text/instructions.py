@@ -136,9 +136,9 @@ class Marker:
             is_trained = np.zeros(len(ids), bool)
             for start, end in text.spans:
                 of_span = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-                special = np.flatnonzero(np.isin(ids[of_span], self.tokenizer.special_ids))
-                if text.row.messages and len(special):
-                    last = of_span[special[-1]]
+                is_special = text.row.messages and np.isin(ids[of_span], self.tokenizer.special_ids)
+                if np.any(is_special):
+                    last = of_span[np.flatnonzero(is_special)[-1]]
                     if not text.text[offsets[last, 1] : end].strip():  # a template's line break
                         of_span = of_span[of_span <= last]
                 is_trained[of_span] = True

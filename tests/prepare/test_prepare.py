@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -181,3 +183,34 @@ def test_a_recipe_that_cannot_be_meant_is_refused(tmp_path, values, message):
 
 def test_the_shipped_recipe_says_all_keys():
     assert read_config(find_config("prepare/text.yaml")).keys() == RECIPE.keys()
+
+
+SBATCH = r"""#!/bin/bash
+# Runs the tasks of a job at once: its script is the last word.
+script="${@: -1}"; export SLURM_NODELIST=here
+array=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' "$script")
+for id in $(seq 0 "$array"); do SLURM_ARRAY_TASK_ID=$id bash "$script" >>slurm.log 2>&1; done
+echo Submitted batch job 7
+"""
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm_make_the_same_shards(tmp_path, monkeypatch):
+    written(tmp_path / "a.jsonl", HENS)
+    written(tmp_path / "b.jsonl", TWINS)
+    values = {"near_duplicates": {"num_buckets": 2}, "tokenizer": {"kind": "bpe"}}
+    assert prepare(recipe_in(tmp_path, **values)) == 0
+    scripts = {"sbatch": SBATCH, "srun": '#!/bin/sh\nshift 3; exec "$@"', "scontrol": "#!/bin/sh"}
+    for name, script in scripts.items():
+        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(script)
+        (tmp_path / "bin" / name).chmod(0o755)
+    programs = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", programs)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    executor = {"kind": "slurm", "tasks": 2, "time": "1:00:00", "partition": "cpu"}
+    recipe = recipe_in(tmp_path, **values, executor=executor, to=f"{tmp_path}/slurm")
+    assert prepare(recipe) == 0  # submits the jobs
+    assert prepare(recipe) == 0, Path("slurm.log").read_text()
+    assert shards_of(tmp_path / "slurm") == shards_of(tmp_path / "out")
