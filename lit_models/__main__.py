@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int | None:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         with usage_errors():
             check_rendezvous(os.environ)
-        module = "engines.on_ray" if any(word.startswith("--engine") for word in argv) else "cli"
+        module = "engines" if any(word.startswith("--engine") for word in argv) else "cli"
         return int(importlib.import_module(f"lit_models.{module}").launch(argv))
     known = [*VERBS, *COMMANDS]
     if name not in known:

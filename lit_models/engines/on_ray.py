@@ -62,9 +62,6 @@ def launch(argv: list[str]) -> int:
     verb, *words = argv
     words = one_word_each(words)
     own = [word.replace("engine.", "", 1) for word in words if word.startswith("--engine.")]
-    engines = {word for word in words if word.startswith("--engine=")}
-    if engines != {"--engine=ray"}:
-        raise UsageError(f"{' '.join(engines) or own[0]}: the only engine is --engine=ray.")
     with usage_errors():
         given = arguments_of(own, on_ray)
         options = expand_configs([word for word in words if not word.startswith("--engine")])

@@ -33,7 +33,6 @@ def test_torchrun_starts_an_elastic_run_that_goes_on_in_its_folder(submit) -> No
     assert "start it bash jobs/toy/job.sh, on each machine" in output
     text = shell_of(Path("jobs/toy/job.sh").read_text())
     assert text.startswith("\nsource a/b\npython -c 'import lit_models'")
-    assert "\nrun=runs/toy #" in text
     assert (
         "\nexec python -m torch.distributed.run --nnodes=1:4 --nproc_per_node=2 --max_restarts=3 "
         "--rdzv_backend=c10d --rdzv_id=toy --rdzv_endpoint=n1:29400 --rdzv_conf=read_timeout=600 "
@@ -69,8 +68,9 @@ def test_skypilot_starts_torchrun_on_each_machine(submit) -> None:
         "resources": {"accelerators": "H100:4", "cpus": "16+"},
     }
     assert "\nrun=/data/runs/toy #" in run
-    assert '--rdzv_endpoint="$first:29400"' in run
-    assert 'is_host=$((SKYPILOT_NODE_RANK == 0))"' in run
+    assert (
+        '$first:29400" --rdzv_conf="read_timeout=600,is_host=$((SKYPILOT_NODE_RANK == 0))"' in run
+    )
     assert "--nnodes=2 --nproc_per_node=4" in run
     assert "fit --config=toy.yaml --seed_everything=3 --trainer.default_root_dir" in run
     assert submit("skypilot", "--storage=s3://mine/x:/data", "--name=bucket", "--dry-run")[0] == 0
@@ -111,6 +111,11 @@ def test_a_run_folder_of_another_run_is_not_gone_on_with(submit) -> None:
     Path("runs/toy-2").mkdir()  # that of this very job
     assert "bash jobs/toy-2/job.sh" in submit("torchrun")[1]
     assert "\nrun=runs/toy-2 #" in Path("jobs/toy-2/job.sh").read_text()
+
+
+def test_a_wrong_name_of_an_engine_is_told_before_what_another_needs(unisono) -> None:
+    for word in ("--engine=spark", "--engine.workers=2"):
+        assert f"{word}: the only engine is --engine=ray" in unisono("fit", word)[1]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ NODES, DEVICES = "--trainer.num_nodes", "--trainer.devices"
     ("environ", "given", "found"),
     [
         (TORCHRUN, [], [f"{NODES}=3", f"{DEVICES}=2"]),
-        (TORCHRUN, [f"{NODES}=auto"], [f"{NODES}=3", f"{DEVICES}=2"]),
         (TORCHRUN, [f"{DEVICES}=auto"], [f"{DEVICES}=auto", f"{NODES}=3", f"{DEVICES}=2"]),
         (TORCHRUN, [f"{DEVICES}=4"], [f"{DEVICES}=4", f"{NODES}=3"]),  # which is then refused
         (TORCHRUN, [f"{NODES}=3", f"{DEVICES}=2"], [f"{NODES}=3", f"{DEVICES}=2"]),
@@ -21,7 +20,6 @@ NODES, DEVICES = "--trainer.num_nodes", "--trainer.devices"
         (SRUN, [f"{NODES}=auto", f"{DEVICES}=4"], [f"{DEVICES}=4", f"{NODES}=3"]),
         (SRUN, [], []),
         ({"WORLD_SIZE": "2"}, [f"{NODES}=auto"], [f"{NODES}=1"]),
-        ({"WORLD_SIZE": "2"}, [], []),
     ],
 )
 def test_nodes_and_devices_are_those_of_the_launcher(environ, given, found):

@@ -36,8 +36,6 @@ def test_values_to_try_are_those_of_ray_tune():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--engine=spark"], "the only engine is --engine=ray"),
-        (["--engine.workers=2"], "the only engine is --engine=ray"),
         (["--engine=ray", "--engine.wokers=2"], "there is no option"),
         (["--engine=ray", "--ckpt_path=last.ckpt"], "goes on from the newest"),
     ],
