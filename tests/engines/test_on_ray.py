@@ -34,15 +34,12 @@ def test_values_to_try_are_those_of_ray_tune():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--engine=ray", "--engine.wokers=2"], "there is no option"),
-        (["--engine=ray", "--ckpt_path=last.ckpt"], "goes on from the newest"),
-    ],
+    ("word", "message"),
+    [("--engine.wokers=2", "there is no option"), ("--ckpt_path=a", "goes on from the newest")],
 )
-def test_a_wrong_command_line_is_refused_before_ray_starts(words, message):
+def test_a_wrong_command_line_is_refused_before_ray_starts(word, message):
     with pytest.raises(UsageError, match=message):
-        launch(["fit", "--config=occupation_coder/debug.yaml", *words])
+        launch(["fit", "--config=occupation_coder/debug.yaml", "--engine=ray", word])
     assert not ray.is_initialized()
 
 
