@@ -19,6 +19,7 @@ _HOME = {
     "PlanOptions": "datamodules.core.plan",
     "PlannedDataModule": "datamodules.core.planned",
     "PlannedDataset": "datamodules.core.planned",
+    "Seq2SeqDataModule": "datamodules.pairs.datamodule",
     "ScoredTextDataModule": "datamodules.scored.datamodule",
     "ShardDataModule": "datamodules.shards.datamodule",
     "SplitOptions": "datamodules.files.splitting",

@@ -6,6 +6,7 @@ from typing import Any
 
 _HOME = {
     "LitRanker": "lit_models.seo.ranker",
+    "LitSeq2Seq": "lit_models.seq2seq.module",
     "LitRetriever": "lit_models.seo.retriever",
     "LitCausalLM": "lit_models.causal_lm.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",

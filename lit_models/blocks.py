@@ -1,9 +1,11 @@
 """Network blocks of two or more families.
 
-Shapes: B batch, P positions, D hidden, H heads, K head size.
+Shapes: B batch, P positions, D hidden, H heads, K head size; T target positions, O hypotheses of a
+record.
 """
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,93 @@ class EncoderLayer(nn.Module):
         hidden = hidden + self.dropout(attended)
         inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
         return hidden + self.dropout(self.contract(inner))
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm causal self-attention, attention to the memory, feed-forward."""
+
+    forward_methods: ClassVar[tuple[str, ...]] = ("project",)  # called beside `forward`
+
+    def __init__(
+        self, width: int, memory_width: int, num_heads: int, feed_forward: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.self_norm = nn.LayerNorm(width)
+        self.self_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.self_output = nn.Linear(width, width, bias=False)
+        self.cross_norm = nn.LayerNorm(width)
+        self.cross_query = nn.Linear(width, width, bias=False)
+        self.cross_kv = nn.Linear(memory_width, 2 * width, bias=False)
+        self.cross_output = nn.Linear(width, width, bias=False)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, feed_forward)
+        self.contract = nn.Linear(feed_forward, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        memory_kv: tuple[Tensor, Tensor],
+        mask: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
+        rotary: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Hidden of the new positions [B x O, T, D], the O hypotheses of a record side by side, and
+        the keys and values of all positions so far; with those of a `past`, T is 1. The memory's
+        keys and values [B, H, P, D / H] and mask [B, 1, 1, P] are shared by hypotheses. `rotary`
+        [2, T, D / 2H] are of the new positions, where these are told apart by it.
+        """
+        rows, num_new, width = hidden.shape
+        qkv = self.self_qkv(self.self_norm(hidden)).view(rows, num_new, 3, self.num_heads, -1)
+        q_bhtk, k_bhtk, v_bhtk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if rotary is not None:
+            q_bhtk, k_bhtk = rotate(q_bhtk, *rotary), rotate(k_bhtk, *rotary)
+        if past is not None:
+            k_bhtk = torch.cat([past[0], k_bhtk], dim=2)
+            v_bhtk = torch.cat([past[1], v_bhtk], dim=2)
+        mixed = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=past is None)
+        mixed = mixed.transpose(1, 2).reshape(rows, num_new, width)
+        hidden = hidden + self.dropout(self.self_output(mixed))
+        # queries do not see each other, so a record's hypotheses queue up over one memory
+        query = self.cross_query(self.cross_norm(hidden))
+        query = query.view(len(mask), -1, self.num_heads, width // self.num_heads)
+        read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
+        read = self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
+        hidden = hidden + self.dropout(read)
+        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
+        return hidden + self.dropout(self.contract(inner)), (k_bhtk, v_bhtk)
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a memory [B, P, D], made once per text."""
+        kv = self.cross_kv(memory).view(*memory.shape[:2], 2, self.num_heads, -1)
+        k_bhpk, v_bhpk = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        return k_bhpk, v_bhpk
+
+
+@dataclass
+class DecoderCache:
+    """What decoding keeps: per layer, keys and values of the memory and of the positions so far."""
+
+    memory_kv: list[tuple[Tensor, Tensor]]  # [B, H, P, D / H] each
+    mask: Tensor  # [B, 1, 1, P]
+    summary: Tensor | None = None  # [B, D], position 0 of the memory, where the decoder reads it
+    past_kv: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # [B x O, H, t, D / H] each
+    position: int = 0
+
+    def reorder(self, rows: Tensor) -> None:
+        """Hypotheses continue from others of the same record [B x O]."""
+        self.past_kv = [(key[rows], value[rows]) for key, value in self.past_kv]
+
+    def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
+        """Goes on with some records only. Args: rows [B'] int64."""
+        self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
+        self.mask, self.summary = (
+            self.mask[rows],
+            None if self.summary is None else self.summary[rows],
+        )
+        offset = torch.arange(hypotheses, device=rows.device)
+        self.reorder((rows[:, None] * hypotheses + offset).flatten())
 
 
 def positions_up_to(lengths: Tensor, size: int) -> Tensor:

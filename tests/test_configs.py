@@ -32,6 +32,7 @@ ERRORS = {  # the columns of a table of errors before what is known of a sample
     "seo/ranker_debug.yaml": ["input", "truth", "answer"],
     "seo/retriever_debug.yaml": ["input", "truth", "answer"],
     "seo/scorer_debug.yaml": ["input", *HEADS, *PREDICTED],
+    "seq2seq/debug.yaml": ["place", "input", "truth", "answer"],
     "seo/writer_debug.yaml": ["place", "input", "truth", "answer"],
 }
 DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
@@ -122,7 +123,7 @@ def assert_errors_are_told(run: Path, name: str) -> None:
         heads, *rows = csv.reader(file)
     known = [] if is_retriever else ["confidence", "seen in training"]
     assert heads[:-2] == [*ERRORS[name], *known]
-    assert (len(rows) > 9) == bool(re.search("occupation|retriever", name))
+    assert (len(rows) > 9) == bool(re.search("occupation|retriever|seq2seq", name))
     assert len({row[-2] for row in rows}) == len(rows)
     assert all(row[0] for row in rows)
     worst = [float(row[-1]) for row in rows]

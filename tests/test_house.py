@@ -15,23 +15,27 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/causal_lm": 3_000,
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_000,
-    "lit_models/page": 900,
+    "lit_models/page": 925,
     "lit_models/engines": 600,
     "lit_models/certify": 718,
     "lit_models/prepare": 600,
     "lit_models/seo/nearest": 260,
+    "lit_models/seq2seq": 1_000,
     "datamodules": 12_500,
+    "datamodules/pairs": 560,
     "datamodules/shards": 1_195,
     "tests": 31_000,
-    "tests/page": 730,
+    "tests/seq2seq": 700,
+    "tests/benchmarks/seq2seq": 160,
+    "tests/page": 731,
     "tests/engines": 450,
     "tests/certify": 300,
     "tests/prepare": 300,
     "tests/shards": 665,
     "tests/nearest": 200,
 }
-LATER = ("page", "engines", "certify", "prepare", "shards", "nearest")
-TOPS = ("lit_models", "lit_models/seo", "datamodules", "tests")
+LATER = ("page", "engines", "certify", "prepare", "shards", "nearest", "seq2seq", "pairs")
+TOPS = ("lit_models", "lit_models/seo", "datamodules", "tests", "tests/benchmarks")
 LATER_ROOMS = [f"{top}/{room}" for top in TOPS for room in LATER]
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

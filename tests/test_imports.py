@@ -9,8 +9,8 @@ import pytest
 import lit_models.seo
 
 ROOT = Path(__file__).parents[1]
-FAMILIES = ("occupation_coder", "causal_lm", "consistency_lens", "seo")
-MAY_USE_CAUSAL_LM = ("consistency_lens", "seo")
+FAMILIES = ("occupation_coder", "causal_lm", "consistency_lens", "seo", "seq2seq")
+MAY_USE_CAUSAL_LM = ("consistency_lens", "seo", "seq2seq")
 SOURCES = sorted(
     p for folder in ("lit_models", "datamodules") for p in (ROOT / folder).rglob("*.py")
 )

@@ -185,7 +185,7 @@ class EncodeBatch(PlannedBatch):
 
 
 def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:
-    """input_ids [B, S] int64 and attention_mask [B, S] bool of these code points."""
+    """input_ids [B, S] int64 and attention_mask [B, S] bool of code points or tokens."""
     input_ids = padded(texts, PADDING_ID)
     mask = np.arange(input_ids.shape[1]) < np.array([[len(text)] for text in texts])
     return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(mask)}

@@ -52,8 +52,11 @@ class LanguageModelDataModule(CorpusDataModule):
         corpus: files, tokenizer, context and split, see `CorpusDataModule`.
     """
 
-    output_suffixes = JSON_SUFFIXES
+    output_suffixes: tuple[str, ...] = JSON_SUFFIXES
     separator = ""  # between a prompt and its completion
+    room = (
+        ", raise data.context_length, or divide a single text with data.split.by=tail"  # for more
+    )
     on_bad_rows: OnBadRows = "error"
 
     def __init__(
@@ -147,8 +150,7 @@ class LanguageModelDataModule(CorpusDataModule):
             more = losses and f" ({losses})"
             raise ValueError(
                 f"no {self.noun} are for {stage}{more}; name data.{stage}_files, give it a share "
-                "in data.split, raise data.context_length, or divide a single text with "
-                "data.split.by=tail."
+                f"in data.split{self.room}."
             )
         if losses:
             rank_zero_only(log.warning)(losses)

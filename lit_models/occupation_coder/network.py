@@ -7,8 +7,7 @@ hypotheses per record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.tokenizers.codes import Trie
+from lit_models.blocks import DecoderCache, DecoderLayer
 from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
 from lit_models.training.metrics import in_float32
@@ -119,86 +119,6 @@ class Memory(NamedTuple):
         return Memory(self.hidden[rows], self.mask[rows])
 
 
-@dataclass
-class Cache:
-    """What decoding keeps: per layer, keys and values of the memory and of the symbols so far."""
-
-    memory_kv: list[tuple[Tensor, Tensor]]  # [B, H, P, D / H] each
-    mask: Tensor  # [B, 1, 1, P]
-    summary: Tensor  # [B, D], position 0 of the memory
-    symbol_kv: list[tuple[Tensor, Tensor]]  # [B x O, H, t, D / H] each, empty before the first step
-    position: int = 0
-
-    def reorder(self, rows: Tensor) -> None:
-        """Hypotheses continue from others of the same record [B x O]."""
-        self.symbol_kv = [(key[rows], value[rows]) for key, value in self.symbol_kv]
-
-    def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
-        """Goes on with some records only. Args: rows [B'] int64."""
-        self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
-        self.mask, self.summary = self.mask[rows], self.summary[rows]
-        offset = torch.arange(hypotheses, device=rows.device)
-        self.reorder((rows[:, None] * hypotheses + offset).flatten())
-
-
-class DecoderLayer(nn.Module):
-    """Pre-norm causal self-attention, attention to the memory, feed-forward."""
-
-    forward_methods: ClassVar[tuple[str, ...]] = ("project",)  # called beside `forward`
-
-    def __init__(
-        self, width: int, memory_width: int, num_heads: int, feed_forward: int, dropout: float
-    ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.self_norm = nn.LayerNorm(width)
-        self.self_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.self_output = nn.Linear(width, width, bias=False)
-        self.cross_norm = nn.LayerNorm(width)
-        self.cross_query = nn.Linear(width, width, bias=False)
-        self.cross_kv = nn.Linear(memory_width, 2 * width, bias=False)
-        self.cross_output = nn.Linear(width, width, bias=False)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, feed_forward)
-        self.contract = nn.Linear(feed_forward, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self,
-        hidden: Tensor,
-        memory_kv: tuple[Tensor, Tensor],
-        mask: Tensor,
-        past: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Hidden of the new positions [B x O, T, D], the O hypotheses of a record side by side, and
-        the keys and values of all positions so far; with those of a `past`, T is 1. The memory's
-        keys and values [B, H, P, D / H] and mask [B, 1, 1, P] are shared by hypotheses.
-        """
-        rows, num_new, width = hidden.shape
-        qkv = self.self_qkv(self.self_norm(hidden)).view(rows, num_new, 3, self.num_heads, -1)
-        q_bhtk, k_bhtk, v_bhtk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        if past is not None:
-            k_bhtk = torch.cat([past[0], k_bhtk], dim=2)
-            v_bhtk = torch.cat([past[1], v_bhtk], dim=2)
-        mixed = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=past is None)
-        mixed = mixed.transpose(1, 2).reshape(rows, num_new, width)
-        hidden = hidden + self.dropout(self.self_output(mixed))
-        # queries do not see each other, so a record's hypotheses queue up over one memory
-        query = self.cross_query(self.cross_norm(hidden))
-        query = query.view(len(mask), -1, self.num_heads, width // self.num_heads)
-        read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
-        read = self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
-        hidden = hidden + self.dropout(read)
-        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
-        return hidden + self.dropout(self.contract(inner)), (k_bhtk, v_bhtk)
-
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory [B, P, D], made once per text."""
-        kv = self.cross_kv(memory).view(*memory.shape[:2], 2, self.num_heads, -1)
-        k_bhpk, v_bhpk = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        return k_bhpk, v_bhpk
-
-
 class BlockDecoder(nn.Module):
     """Autoregressive transformer over blocks of code symbols.
 
@@ -268,12 +188,12 @@ class BlockDecoder(nn.Module):
             hidden, _ = layer(hidden, layer.project(memory.hidden), mask)
         return self._logits(hidden, nodes, memory.hidden[:, 0])
 
-    def start(self, memory: Memory) -> Cache:
-        """Cache before the first symbol."""
+    def start(self, memory: Memory) -> DecoderCache:
+        """What is kept before the first symbol."""
         memory_kv = [layer.project(memory.hidden) for layer in self.layers]
-        return Cache(memory_kv, memory.mask[:, None, None, :], memory.hidden[:, 0], [])
+        return DecoderCache(memory_kv, memory.mask[:, None, None, :], summary=memory.hidden[:, 0])
 
-    def step(self, symbols: Tensor, nodes: Tensor, cache: Cache) -> Tensor:
+    def step(self, symbols: Tensor, nodes: Tensor, cache: DecoderCache) -> Tensor:
         """Logits of the next position [B x O, V], widened; the cache grows by one position. Args:
         the symbol before it [B x O], BEGIN at first, and the trie node that the block has
         reached."""
@@ -281,10 +201,10 @@ class BlockDecoder(nn.Module):
         hidden = self._embed(symbols[:, None], nodes[:, None], position)
         grown = []
         for index, layer in enumerate(self.layers):
-            past = cache.symbol_kv[index] if cache.symbol_kv else None
+            past = cache.past_kv[index] if cache.past_kv else None
             hidden, kv = layer(hidden, cache.memory_kv[index], cache.mask, past)
             grown.append(kv)
-        cache.symbol_kv = grown
+        cache.past_kv = grown
         cache.position += 1
         return self._logits(hidden, nodes[:, None], cache.summary)[:, 0]
 

@@ -613,6 +613,27 @@ async def show_page(shelf: Shelf, model: Model, text: str) -> None:
         )
 
 
+@view
+async def translate_view(shelf: Shelf, args: PageArguments) -> None:
+    """Show a field for texts, and what each becomes with its probability."""
+    words("h1", "Translate")
+    module = await shelf.module(chosen_model(shelf, args, "LitSeq2Seq"))
+    given = ui.textarea("texts, one on each line").props("autogrow").classes("wide")
+    beams = ui.number("beams", value=module.decoding.num_beams, min=1)
+
+    async def show() -> None:
+        texts = list(filter(str.strip, given.value.splitlines()))
+        if not 0 < len(texts) <= MOST_TITLES:
+            raise ValueError(f"{len(texts)} texts: write 1 to {MOST_TITLES}.")
+        options = {"num_beams": int(beams.value or 1)}
+        found = await shelf.compute(lambda: module.translations(texts, **options))
+        pairs = zip(texts, found, strict=True)
+        rows = [{"text": a, "becomes": b, "probability": f"{p:.1%}"} for a, (b, p) in pairs]
+        rows_table(("text", "becomes", "probability"), rows, "translations")
+
+    action("translate", show)
+
+
 # Path of a view -> how it is made, its name, the classes of the models that it shows.
 VIEWS: dict[str, tuple[View, str, set[str]]] = {
     "/": (runs_view, "Runs", set()),
@@ -622,6 +643,7 @@ VIEWS: dict[str, tuple[View, str, set[str]]] = {
     "/language": (language_view, "Language", {"LitCausalLM"}),
     "/lens": (lens_view, "Lens", {"LitConsistencyLens"}),
     "/pages": (pages_view, "Pages", set(PAGE_MODELS)),
+    "/translate": (translate_view, "Translate", {"LitSeq2Seq"}),
     "/errors": (errors_view, "Errors", set()),
 }
 

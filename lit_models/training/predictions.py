@@ -34,7 +34,7 @@ MOST_CHARACTERS = 2000  # of a text
 # What families call the three things that a reader looks for.
 COLUMNS = {
     **dict.fromkeys(("text", "query"), "input"),
-    **dict.fromkeys(("codes", "candidates", "trained on", "goes on"), "truth"),
+    **dict.fromkeys(("codes", "candidates", "target", "trained on", "goes on"), "truth"),
     **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
 }
 LAST = ("confidence", "seen in training", "sample", "loss")

@@ -34,6 +34,7 @@ from tests.distributed.lens_family import LENS_LOSSES, consistency_lens
 from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
 from tests.seo.small_collection import bert_folder
+from tests.seq2seq.family import seq2seq
 from tests.text_corpora import saved_tokenizer
 from tests.toy import LitToy, ToyData
 
@@ -220,6 +221,7 @@ FAMILIES: dict[str, Family] = {
     "occupation_coder": occupation_coder,
     "causal_lm": causal_lm,
     "consistency_lens": consistency_lens,
+    "seq2seq": seq2seq,
     **SEO,
 }
 GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True, "tied": False}

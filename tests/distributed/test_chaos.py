@@ -10,6 +10,8 @@ from tests.distributed.chaos import EPOCHS, MOMENTS, WORLDS, chaos, finish
 from tests.distributed.test_matrix import weights
 
 ONE = (1, "auto")
+OTHERS = ("causal_lm", "consistency_lens", "seq2seq", "seo/ranker", "seo/scorer")
+OTHERS += ("seo/retriever", "seo/writer")
 # On two devices, undisturbed, its weights end 8e-9 of a tensor's largest from those on one: so many
 # steps make that of the rounding, and its smallest weights are no nearer than that.
 GROWS_ROUNDING = ("seo/ranker",)
@@ -41,14 +43,8 @@ def assert_proven(folder):
     ("family", "seed"),
     [
         pytest.param("occupation_coder", 1, marks=pytest.mark.slow),
-        pytest.param("occupation_coder", 2, marks=pytest.mark.soak),
-        pytest.param("occupation_coder", 3, marks=pytest.mark.soak),
-        pytest.param("causal_lm", 1, marks=pytest.mark.soak),
-        pytest.param("consistency_lens", 1, marks=pytest.mark.soak),
-        pytest.param("seo/ranker", 1, marks=pytest.mark.soak),
-        pytest.param("seo/scorer", 1, marks=pytest.mark.soak),
-        pytest.param("seo/retriever", 1, marks=pytest.mark.soak),
-        pytest.param("seo/writer", 1, marks=pytest.mark.soak),
+        *(pytest.param("occupation_coder", seed, marks=pytest.mark.soak) for seed in (2, 3)),
+        *(pytest.param(family, 1, marks=pytest.mark.soak) for family in OTHERS),
     ],
 )
 def test_twenty_kills_on_changing_devices_leave_no_trace(tmp_path, undisturbed, family, seed):

@@ -19,6 +19,7 @@ from tests.distributed.jobs import STEPS, run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.lens_family import story_files
 from tests.distributed.seo_family import SEO, seo_files
+from tests.seq2seq.family import pair_files
 from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -31,7 +32,7 @@ DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fs
 PAIRS = [*DIAGONAL, (1, "fsdp", 4)]  # each two of them together in a cell
 # Families that share their base with others, and a count of processes that divides nothing.
 FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
-BY_PAIRS, BY_FEW = ("occupation_coder",), tuple(SEO)
+BY_PAIRS, BY_FEW = ("occupation_coder",), ("seq2seq", *SEO)
 IN_HALF = [family for family in FAMILIES if family != "toy"]
 UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
 
@@ -60,6 +61,7 @@ def write_tables(folder: Path) -> None:
     text_files(folder)
     story_files(folder)
     seo_files(folder)
+    pair_files(folder)
 
 
 def run_world(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> str:

@@ -17,8 +17,9 @@ from tests.distributed.launch import ROOT, finished, free_port, started
 pytestmark = pytest.mark.slow
 CONFIGS = ("occupation_coder/debug", "causal_lm/debug", "consistency_lens/debug")
 CONFIGS += ("seo/retriever_debug", "seo/ranker_debug", "seo/scorer_debug", "seo/writer_debug")
+CONFIGS += ("seq2seq/debug",)
 VIEWS = ("/", "/run?name=occupation_coder-debug&beside=causal_lm-debug", "/code", "/search")
-VIEWS += ("/language", "/lens", "/pages", "/errors?name=occupation_coder-debug")
+VIEWS += ("/language", "/lens", "/pages", "/translate", "/errors?name=occupation_coder-debug")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 MOST_S = 60.0  # until the page answers, beside other work

@@ -1,0 +1,1 @@
+"""Source texts and the target texts that they become."""

@@ -1,0 +1,1 @@
+"""Source texts to target texts by an encoder and a decoder."""

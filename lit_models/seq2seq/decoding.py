@@ -1,0 +1,240 @@
+"""Targets written by a network: greedily, drawn, or by beam search; records of a batch together.
+
+Shapes: B records, O hypotheses of each, N tokens at most, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.core.plan import rng_for
+from datamodules.text.prompts import NO_TOKEN
+from lit_models.causal_lm.generation import draw
+
+AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between two looks of the host, which wait for a GPU
+
+
+@dataclass(frozen=True)
+class Seq2SeqDecoding:
+    """How a target is written.
+
+    Args:
+        max_new_tokens: longest target in tokens, the end mark not counted.
+        num_beams: hypotheses of beam search; 1 is greedy, or drawn.
+        length_penalty: of beam search: the logarithm of a target's probability is divided by its
+            number of tokens, the end mark included, to this power; 0 favours short ones.
+        temperature: divides the logits; 0 takes the most probable token each time.
+        top_k: draw among the most probable tokens only; `None` draws among all.
+        top_p: draw among the fewest tokens with this share of the probability; 1 for all.
+        seed: of the draws; each record has its own numbers, whatever stands beside it.
+
+    Raises:
+        ValueError: a value outside its range, or draws of a beam search.
+    """
+
+    max_new_tokens: int = 64
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        is_wrong = {
+            "max_new_tokens must be at least 1": self.max_new_tokens < 1,
+            "num_beams must be at least 1": self.num_beams < 1,
+            "length_penalty must be 0 or more": not 0 <= self.length_penalty < float("inf"),
+            "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
+            "top_k must be at least 1 or None for all": self.top_k is not None and self.top_k < 1,
+            "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
+            "temperature must be 0 beside num_beams above 1, which draws nothing": (
+                self.num_beams > 1 and self.temperature > 0
+            ),
+        }
+        rule = next((rule for rule, is_broken in is_wrong.items() if is_broken), None)
+        if rule is not None:
+            raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
+
+
+class Written(NamedTuple):
+    """Targets of B sources.
+
+    Args:
+        token_ids: [B, N] int64, without the end mark; -1 after the end.
+        log_probability: [B] float64, of the target with its end mark, in nats; of one that was cut
+            at N tokens, without.
+    """
+
+    token_ids: Tensor
+    log_probability: Tensor
+
+
+@torch.no_grad()
+def write(
+    network: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    sample_ids: Tensor,
+    options: Seq2SeqDecoding,
+    end_id: int,
+    vocab_size: int,
+) -> Written:
+    """Return the targets of sources.
+
+    Args:
+        network: in eval mode.
+        input_ids: [B, S] int64.
+        attention_mask: [B, S] bool.
+        sample_ids: [B], keys of the draws.
+        options: of decoding.
+        end_id: token that ends a target.
+        vocab_size: of the tokenizer; a network may have more rows, which are no text.
+
+    Raises:
+        RuntimeError: the network returns logits that are not finite.
+    """
+    cache = network.start(input_ids, attention_mask, options.num_beams)
+    search = _Beams if options.num_beams > 1 else _Lines
+    state = search(network, cache, sample_ids, options, end_id, vocab_size)
+    at_once = AT_ONCE_ON_CPU if input_ids.device.type == "cpu" else AT_ONCE
+    for step in range(options.max_new_tokens + 1):  # the last one for the end mark
+        state.go_on(step)
+        if (step + 1) % at_once == 0 and not state.drop_finished():
+            break
+    if not bool(state.is_sound):
+        raise RuntimeError(
+            "the network returns logits that are not finite; its weights are damaged, or the "
+            "precision is too low for them: try trainer.precision=32-true."
+        )
+    return Written(state.ids, state.nats)
+
+
+class _Writing:
+    """The records that are written at the moment. R = B x O rows of those that are left."""
+
+    def __init__(
+        self,
+        network: Any,
+        cache: Any,
+        sample_ids: Tensor,
+        options: Seq2SeqDecoding,
+        end_id: int,
+        vocab_size: int,
+    ) -> None:
+        self.network, self.cache, self.options = network, cache, options
+        self.end_id, self.vocab_size = end_id, vocab_size
+        number, device = len(sample_ids), sample_ids.device
+        self.records = torch.arange(number, device=device)  # those that are left, [B']
+        self.is_done = torch.zeros(number, dtype=torch.bool, device=device)  # [B']
+        self.ids = torch.full((number, options.max_new_tokens), NO_TOKEN, device=device)
+        self.nats = torch.zeros(number, dtype=torch.float64, device=device)
+        self.is_sound = torch.ones((), dtype=torch.bool, device=device)
+        rows = number * options.num_beams
+        self.tokens = torch.full((rows,), network.start_id, device=device)
+
+    def logits(self) -> Tensor:
+        """Return those of the next tokens [R, V], float32 at least."""
+        hidden = self.network.step(self.tokens, self.cache)
+        logits = F.linear(hidden, self.network.head.weight)[:, : self.vocab_size]
+        self.is_sound &= logits.isfinite().all()
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def drop_finished(self) -> bool:
+        """Write records that are finished no more, and return whether others are left; the cache
+        is copied where half of them are."""
+        going = (~self.is_done).nonzero()[:, 0]
+        if len(going) and 2 * len(going) <= len(self.records):
+            self.cache.keep_records(going, self.options.num_beams)
+            self.keep(going)
+        return len(going) > 0
+
+    def keep(self, going: Tensor) -> None:
+        """Keep what belongs to some of the records that are left [B'] int64."""
+        self.records, self.is_done = self.records[going], self.is_done[going]
+        self.tokens = self.tokens.view(-1, self.options.num_beams)[going].flatten()
+
+
+class _Lines(_Writing):
+    """One hypothesis of each record: the most probable next token, or a drawn one."""
+
+    def __init__(self, network: Any, cache: Any, sample_ids: Tensor, *options: Any) -> None:
+        super().__init__(network, cache, sample_ids, *options)
+        seed, most = self.options.seed, self.options.max_new_tokens + 1
+        numbers = [rng_for(seed, 0, key).random(most) for key in sample_ids.tolist()]
+        self.uniforms = torch.from_numpy(np.stack(numbers)).to(sample_ids.device)  # [B, N + 1]
+
+    def go_on(self, step: int) -> None:
+        """Write the next token of each."""
+        logits, options = self.logits(), self.options
+        how = (options.temperature, options.top_k, options.top_p)
+        chosen = draw(logits, self.uniforms[self.records, step], *how).clamp(min=0)
+        nats = logits.double().log_softmax(1).gather(1, chosen[:, None])[:, 0]
+        is_end, is_last = chosen == self.end_id, step == options.max_new_tokens
+        counts = ~self.is_done & is_end if is_last else ~self.is_done
+        self.nats[self.records] += nats.where(counts, 0)
+        self.is_done |= is_end | is_last
+        if not is_last:
+            self.ids[self.records, step] = chosen.where(~self.is_done, NO_TOKEN)
+        self.tokens = chosen
+
+
+class _Beams(_Writing):
+    """The best hypotheses of each record, and the best finished target so far.
+
+    A hypothesis ends where the end mark is among the O best continuations of its record. A record
+    is finished when no hypothesis could still do better than its best target.
+    """
+
+    def __init__(self, network: Any, cache: Any, sample_ids: Tensor, *options: Any) -> None:
+        super().__init__(network, cache, sample_ids, *options)
+        number, beams, most = len(self.records), self.options.num_beams, self.ids.shape[1]
+        self.sums = self.nats.new_full((number, beams), -torch.inf)  # [B', O]
+        self.sums[:, 0] = 0
+        self.hypotheses = self.ids[:, None].expand(-1, beams, most).contiguous()  # [B', O, N]
+        self.best = self.nats.new_full((number,), -torch.inf)  # [B], after the penalty
+
+    def go_on(self, step: int) -> None:
+        """Go on by one token with the best hypotheses of each."""
+        beams, most = self.options.num_beams, self.options.max_new_tokens
+        nats = self.logits().double().log_softmax(1).unflatten(0, (-1, beams))  # [B', O, V]
+        # Twice as many: where some end, as many as before go on.
+        number = min(2 * beams, nats.shape[1] * nats.shape[2])
+        sums, places = (self.sums[:, :, None] + nats).flatten(1).topk(number)
+        beam, token = places // nats.shape[2], places % nats.shape[2]
+        is_end = token == self.end_id
+        may_end = is_end & (torch.arange(number, device=sums.device) < beams)
+        self._finish(sums.masked_fill(~may_end, -torch.inf), step + 1, beam)
+        if step == most:  # of a record without any end, the best hypothesis is cut
+            has_end = self.best[self.records].isfinite()
+            cut = self.sums.masked_fill(has_end[:, None], -torch.inf)
+            self._finish(cut, step, torch.arange(beams, device=cut.device).expand_as(cut))
+            self.is_done[:] = True
+            return
+        self.sums, kept = sums.masked_fill(is_end, -torch.inf).topk(beams)
+        beam, token = beam.gather(1, kept), token.gather(1, kept)
+        rows = torch.arange(len(beam), device=beam.device)[:, None]
+        self.hypotheses = self.hypotheses[rows, beam]
+        self.hypotheses[:, :, step], self.tokens = token, token.flatten()
+        self.cache.reorder((rows * beams + beam).flatten())
+        # The longest would have the largest divisor.
+        hope = self.sums[:, 0] / (most + 1) ** self.options.length_penalty
+        self.is_done |= self.best[self.records] >= hope
+
+    def _finish(self, sums: Tensor, length: int, beam: Tensor) -> None:
+        """Take the best of some targets [B', n], which are hypotheses [B', n] and have so many
+        tokens, where it is better than all before."""
+        values, places = (sums / length**self.options.length_penalty).max(1)
+        rows = torch.arange(len(sums), device=sums.device)
+        better = ~self.is_done & (values > self.best[self.records])
+        records, ids = self.records[better], self.hypotheses[rows, beam[rows, places]]
+        self.best[records], self.ids[records] = values[better], ids[better]
+        self.nats[records] = sums[rows, places][better]
+
+    def keep(self, going: Tensor) -> None:
+        super().keep(going)
+        self.sums, self.hypotheses = self.sums[going], self.hypotheses[going]

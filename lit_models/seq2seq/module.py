@@ -1,0 +1,208 @@
+"""A sequence-to-sequence model as a LightningModule. Batch: PairBatch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from datamodules.core.batches import TERM, padded_texts
+from datamodules.core.planned import ModelFacts
+from datamodules.pairs.datamodule import PairBatch, cut, framed
+from datamodules.text.prompts import NO_TOKEN
+from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
+from lit_models.causal_lm.pretrained import Recipe
+from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
+from lit_models.seq2seq.export import RECIPE_KEY, model_layout, restored_weights
+from lit_models.seq2seq.metrics import WrittenMetrics
+from lit_models.seq2seq.network import Seq2SeqConfig, network_of, read_recipe
+from lit_models.training.exact import ExactModule, flops_per_position
+from lit_models.training.metrics import LossSum, SampleResult, evaluating
+from lit_models.training.optim import configured, parameter_groups
+
+TEXTS_AT_ONCE = 64
+
+
+class LitSeq2Seq(ExactModule):
+    """Source texts to target texts. Logs losses in nats per target token, end marks included.
+
+    Args:
+        optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
+        lr_scheduler: factory; `None` keeps the rate constant.
+        network: the shape of a network from scratch.
+        pretrained: folder of a Hugging Face model (T5, mT5, ByT5, BART) to start from instead.
+        decoding: how targets are written in validation, test and prediction.
+        init_from: checkpoint to take weights from.
+    """
+
+    monitor: ClassVar[str] = "val/chrf"
+    monitor_mode: ClassVar[str] = "max"
+    recipe_key: ClassVar[str] = RECIPE_KEY
+    settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained")
+    exported_layout = staticmethod(model_layout)
+    restored_weights = staticmethod(restored_weights)
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        network: Seq2SeqConfig | None = None,
+        pretrained: str | None = None,
+        decoding: Seq2SeqDecoding | None = None,
+        init_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.config, self.pretrained = network or Seq2SeqConfig(), pretrained
+        self.decoding, self.init_from = decoding or Seq2SeqDecoding(), init_from
+        self.network: Any = None  # once the recipe is known
+
+    def blocks(self) -> list[nn.Module]:
+        return self.network.blocks()
+
+    def flops(self, lengths: np.ndarray) -> float:
+        """As ExactModule, as if each position passed half of the layers."""
+        return flops_per_position(self) / 2 * float(lengths.sum())
+
+    def model_facts(self) -> ModelFacts:
+        return replace(super().model_facts(), tokenizer=self.pretrained)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the model was trained with; there after `setup`."""
+        return TextTokenizer.from_dict(self.recipe["tokenizer"])
+
+    def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
+        """Return the checkpoint's recipe, or in a training one for the data by today's options.
+
+        Raises:
+            FileNotFoundError: there is no folder of `pretrained`.
+            ValueError: the folder's model has no encoder with a decoder, or fewer tokens than the
+                data.
+        """
+        if trained is not None and not self.is_training_run:
+            return trained
+        tokenizer: TextTokenizer = data.tokenizer
+        if self.pretrained is None:
+            size = self.config.vocab_size or tokenizer.vocab_size
+            network = replace(self.config, vocab_size=size).recipe
+            network["start_id"] = tokenizer.end_id
+        elif trained is not None and not Path(self.pretrained).expanduser().exists():
+            network = trained["network"]  # its folder has gone, and is not needed any more
+        else:
+            network = read_recipe(self.pretrained)
+            size = network["config"]["vocab_size"]
+        if tokenizer.vocab_size > size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens and the network embeds {size}; "
+                "take the model's own tokenizer, or leave model.network.vocab_size out."
+            )
+        names = ("max_source_tokens", "max_target_tokens")
+        limits = {name: getattr(data, name) for name in names}
+        return {"tokenizer": tokenizer.to_dict(), "network": network, **limits}
+
+    def meanings(self, recipe: Recipe) -> dict[str, Any]:
+        return {"tokenizer": recipe["tokenizer"]}
+
+    def build(self, recipe: Recipe, data: Any) -> None:
+        self.network = network_of(recipe["network"], None if data is None else self.pretrained)
+        sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
+        self.val_metrics, self.test_metrics = TextMetrics(*sizes), TextMetrics(*sizes)
+        self.val_written, self.test_written = WrittenMetrics(), WrittenMetrics()
+
+    def prepare(self, data: Any, is_new: bool) -> None:
+        """Refuse data of another tokenizer."""
+        if not self.trainer.predicting:
+            self.check_meanings({"tokenizer": data.tokenizer.to_dict()})
+
+    def forward(self, batch: PairBatch) -> Tensor:
+        """Return the hidden states [B, T, D] of the targets."""
+        labels = batch["labels"].clamp(min=0)
+        start = labels.new_full((len(labels), 1), self.network.start_id)
+        before = torch.cat([start, labels[:, :-1]], dim=1)
+        return self.network(batch["input_ids"], batch["attention_mask"], before)
+
+    def training_terms(self, batch: Any) -> dict[str, LossSum]:
+        return {TERM: language_model_loss(self(batch), self.network.head.weight, batch)}
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> SampleResult:
+        return self._evaluate("test", batch)
+
+    def predict_step(self, batch: PairBatch, batch_idx: int) -> dict[str, Tensor]:
+        """Return the written targets, see `Written`."""
+        return self.written(batch, self.decoding)._asdict()
+
+    def written(self, batch: PairBatch, decoding: Seq2SeqDecoding) -> Written:
+        """Return the targets of a batch's sources."""
+        sources = (batch["input_ids"], batch["attention_mask"], batch["sample_id"])
+        ends = (self.tokenizer.end_id, self.tokenizer.vocab_size)
+        return write(self.network, *sources, decoding, *ends)
+
+    def texts_of(self, ids: np.ndarray) -> list[str]:
+        """Return the texts of tokens [B, N], -1 behind their ends."""
+        return [self.tokenizer.decode(row[row != NO_TOKEN]).strip() for row in ids]
+
+    def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
+        """Return the target of each text.
+
+        Args:
+            texts: sources.
+            options: fields of Seq2SeqDecoding that shall differ, such as num_beams=4.
+
+        Raises:
+            RuntimeError: the module has no trained network yet.
+            ValueError: a single string instead of a list.
+        """
+        return [text for text, _ in self.translations(texts, **options)]
+
+    def translations(self, texts: Sequence[str], **options: Any) -> list[tuple[str, float]]:
+        """Return the target of each text and its probability; see `translate`."""
+        if self.network is None:
+            raise RuntimeError(
+                "this LitSeq2Seq has not been trained: load one with "
+                "LitSeq2Seq.load_from_checkpoint(path), or fit it first."
+            )
+        if isinstance(texts, str):
+            raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
+        decoding, most = replace(self.decoding, **options), self.recipe["max_source_tokens"]
+        found: list[tuple[str, float]] = []
+        with evaluating(self):
+            for first in range(0, len(texts), TEXTS_AT_ONCE):
+                some = texts[first : first + TEXTS_AT_ONCE]
+                batch: Any = padded_texts([cut(i, most) for i in framed(self.tokenizer, some)])
+                batch["sample_id"] = torch.arange(first, first + len(some))
+                batch = self.transfer_batch_to_device(batch, self.device, 0)
+                done = self.written(batch, decoding)
+                written = self.texts_of(done.token_ids.cpu().numpy())
+                found += zip(written, done.log_probability.exp().tolist(), strict=True)
+        return found
+
+    def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
+        return {"written": self.texts_of(np.array([answers["written"]], np.int64))[0]}
+
+    def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self, heads=[self.network.head.weight])
+        return configured(self, self.optimizer(groups), self.lr_scheduler)
+
+    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
+        metrics: TextMetrics = getattr(self, f"{split}_metrics")
+        scores: WrittenMetrics = getattr(self, f"{split}_written")
+        nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch)
+        metrics.add_batch(nats, batch)
+        done = self.written(batch, self.decoding)
+        texts = self.texts_of(done.token_ids.cpu().numpy())
+        is_right = scores.add_batch(texts, batch["targets"], batch["weight"])
+        for name, metric in [*metrics.items(), *scores.items()]:
+            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+        answers = {"written": done.token_ids}
+        return SampleResult(of_sample, answers, ~is_right, done.log_probability.exp())

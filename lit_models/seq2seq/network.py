@@ -1,0 +1,278 @@
+"""An encoder and a decoder over one vocabulary, from scratch or of transformers.
+
+Shapes: B batch, S source positions, T target positions, D hidden, H heads, K head size, V
+vocabulary, O hypotheses of a record.
+"""
+
+from dataclasses import asdict, dataclass
+from inspect import signature
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_models.blocks import DecoderCache, DecoderLayer, EncoderLayer, rotary_table
+from lit_models.causal_lm.pretrained import Recipe, model_of, read_config, weight_files
+from lit_models.training.metrics import evaluating
+
+INITIAL_STD = 0.02
+PRETRAINED_TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus")
+TOLERANCE = 1e-4  # of the largest logit
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """The shape of a network from scratch.
+
+    Args:
+        vocab_size: rows of the embedding; `None` takes the tokenizer's.
+        width: D.
+        num_encoder_layers: layers that read the source.
+        num_decoder_layers: layers that write the target.
+        num_heads: H; twice of it divides D, for positions are rotary.
+        feed_forward: inner width; `None` is 4 D.
+        dropout: after embeddings and blocks, 0 to below 1.
+
+    Raises:
+        ValueError: a size or the rate is out of its range, or sizes do not fit each other.
+    """
+
+    vocab_size: int | None = None
+    width: int = 256
+    num_encoder_layers: int = 4
+    num_decoder_layers: int = 4
+    num_heads: int = 4
+    feed_forward: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is int and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self.width % (2 * self.num_heads):
+            raise ValueError(
+                f"width {self.width} must be a multiple of 2 x num_heads {self.num_heads}; change "
+                "one of them."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be 0 to below 1, got {self.dropout}.")
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of this network, see `network_of`."""
+        return {"kind": "own", "config": asdict(self)}
+
+
+class Seq2SeqNetwork(nn.Module):
+    """Pre-norm transformer whose embedding, encoder, decoder and head share one vocabulary.
+
+    Args:
+        config: with its vocabulary.
+        start_id: token before the first of a target.
+    """
+
+    def __init__(self, config: Seq2SeqConfig, start_id: int) -> None:
+        super().__init__()
+        assert config.vocab_size is not None
+        width = config.width
+        self.config, self.start_id = config, start_id
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        sizes = (config.num_heads, config.feed_forward or 4 * width, config.dropout)
+        self.encoder = nn.ModuleList(
+            EncoderLayer(width, *sizes) for _ in range(config.num_encoder_layers)
+        )
+        self.encoder_norm = nn.LayerNorm(width)
+        self.decoder = nn.ModuleList(
+            DecoderLayer(width, width, *sizes) for _ in range(config.num_decoder_layers)
+        )
+        self.decoder_norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(width, config.vocab_size, bias=False)
+        nn.init.normal_(self.embedding.weight, std=INITIAL_STD)
+        self.head.weight = self.embedding.weight
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers from the lowest to the highest."""
+        return [*self.encoder, *self.decoder]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, before: Tensor) -> Tensor:
+        """Return the hidden states [B, T, D] whose product with the head's weight [V, D] are the
+        logits of a target.
+
+        Args:
+            input_ids: [B, S] int64.
+            attention_mask: [B, S] bool.
+            before: [B, T] int64, the token before each of the target.
+        """
+        memory = self.encode(input_ids, attention_mask)
+        hidden, mask = self.dropout(self.embedding(before)), attention_mask[:, None, None, :]
+        rotary = self._rotary(before.shape[1], hidden)
+        for layer in self.decoder:
+            hidden, _ = layer(hidden, layer.project(memory), mask, rotary=rotary)
+        return self.decoder_norm(hidden)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the memory [B, S, D] of sources."""
+        hidden = self.dropout(self.embedding(input_ids))
+        rotary = self._rotary(input_ids.shape[1], hidden)
+        for layer in self.encoder:
+            hidden = layer(hidden, attention_mask, rotary)
+        return self.encoder_norm(hidden)
+
+    def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> DecoderCache:
+        """Return what writing the targets of these sources goes on from."""
+        memory = self.encode(input_ids, attention_mask)
+        memory_kv = [layer.project(memory) for layer in self.decoder]
+        return DecoderCache(memory_kv, attention_mask[:, None, None, :])
+
+    def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states [B x O, D] behind the next tokens [B x O]; the cache grows."""
+        hidden = self.dropout(self.embedding(tokens[:, None]))
+        rotary = self._rotary(cache.position + 1, hidden)[:, -1:]
+        pasts, grown = cache.past_kv or repeat(None), []
+        for layer, kv, past in zip(self.decoder, cache.memory_kv, pasts, strict=False):
+            hidden, whole = layer(hidden, kv, cache.mask, past, rotary)
+            grown.append(whole)
+        cache.past_kv, cache.position = grown, cache.position + 1
+        return self.decoder_norm(hidden)[:, 0]
+
+    def _rotary(self, positions: int, like: Tensor) -> Tensor:
+        return rotary_table(positions, self.config.width // self.config.num_heads, like)
+
+
+class PretrainedCache:
+    """What a network of transformers goes on from: encoded sources, and its own cache."""
+
+    def __init__(self, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        self.memory, self.mask = (x.repeat_interleave(hypotheses, 0) for x in (memory, mask))
+        self.past = EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+    def reorder(self, rows: Tensor) -> None:
+        """Hypotheses continue from others of the same record [B x O]."""
+        self.past.reorder_cache(rows)
+
+    def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
+        """Goes on with some records only. Args: rows [B'] int64."""
+        kept = (rows[:, None] * hypotheses + torch.arange(hypotheses, device=rows.device)).flatten()
+        self.memory, self.mask = self.memory[kept], self.mask[kept]
+        self.past.batch_select_indices(kept)
+
+
+class PretrainedSeq2Seq(nn.Module):
+    """A sequence-to-sequence model of transformers with the interface of `Seq2SeqNetwork`.
+
+    Args:
+        model: of a ...ForConditionalGeneration class.
+        content: of its config.json, as it is exported.
+
+    Raises:
+        ValueError: its logits are not those that the head gives here.
+    """
+
+    def __init__(self, model: Any, content: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.content = model, content
+        config = model.config
+        self.start_id: int = config.decoder_start_token_id
+        # T5 with a tied head scales the hidden states before it.
+        is_scaled = getattr(config, "scale_decoder_outputs", config.model_type == "t5")
+        is_scaled = is_scaled and config.tie_word_embeddings
+        self.scale = config.d_model**-0.5 if is_scaled else 1.0
+        names = signature(model.get_decoder().forward).parameters
+        self.cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in 5.24
+
+    @property
+    def head(self) -> nn.Module:
+        return self.model.get_output_embeddings()
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers from the lowest to the highest."""
+        encoder, decoder = self.model.get_encoder(), self.model.get_decoder()
+        layers = [getattr(part, "block", None) or part.layers for part in (encoder, decoder)]
+        return [*layers[0], *layers[1]]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, before: Tensor) -> Tensor:
+        """As of `Seq2SeqNetwork`."""
+        memory = self.encode(input_ids, attention_mask)
+        decoder = self.model.get_decoder()
+        given = {"encoder_hidden_states": memory, "encoder_attention_mask": attention_mask.long()}
+        return decoder(before, use_cache=False, **given).last_hidden_state * self.scale
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """As of `Seq2SeqNetwork`."""
+        return self.model.get_encoder()(input_ids, attention_mask.long()).last_hidden_state
+
+    def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> PretrainedCache:
+        """As of `Seq2SeqNetwork`."""
+        memory = self.encode(input_ids, attention_mask)
+        return PretrainedCache(memory, attention_mask.long(), hypotheses)
+
+    def step(self, tokens: Tensor, cache: PretrainedCache) -> Tensor:
+        """As of `Seq2SeqNetwork`."""
+        decoder = self.model.get_decoder()
+        given = {"encoder_hidden_states": cache.memory, "encoder_attention_mask": cache.mask}
+        given[self.cache_name] = cache.past
+        done = decoder(tokens[:, None], use_cache=True, **given)
+        return done.last_hidden_state[:, 0] * self.scale
+
+
+Network = Seq2SeqNetwork | PretrainedSeq2Seq
+
+
+def network_of(recipe: Recipe, folder: str | Path | None = None, checks: bool = True) -> Network:
+    """Return the network of a recipe, with random weights or those of a model's folder; its head
+    cannot be checked where it has no values.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a file is damaged, does not fit the others, or the model cannot be computed.
+    """
+    config = recipe["config"]
+    if recipe["kind"] == "own":
+        return Seq2SeqNetwork(Seq2SeqConfig(**config), recipe["start_id"])
+    if folder is not None:
+        weight_files(folder)  # refuses pickles
+    model = model_of(config, folder, auto_class="AutoModelForSeq2SeqLM")
+    network = PretrainedSeq2Seq(model, config).train()
+    if checks:
+        check_head(network)
+    return network
+
+
+def read_recipe(folder: str | Path) -> Recipe:
+    """Return the recipe of a model's folder, from its config.json alone.
+
+    Raises:
+        FileNotFoundError: there is no such folder or no config.json in it.
+        ValueError: it is damaged, or of a model of another kind.
+    """
+    content = read_config(folder)
+    if content["model_type"] not in PRETRAINED_TYPES:
+        raise ValueError(
+            f'{folder} has model_type "{content["model_type"]}"; an encoder with a decoder is one '
+            f"of {', '.join(PRETRAINED_TYPES)} (ByT5 is t5)."
+        )
+    return {"kind": "transformers", "config": content}
+
+
+@torch.no_grad()
+def check_head(network: PretrainedSeq2Seq) -> None:
+    """Refuse a model whose logits are not the head's product with the hidden states: a
+    ValueError."""
+    device = network.head.weight.device
+    source, before = (torch.arange(n, device=device)[None] for n in (4, 3))
+    mask = torch.ones_like(source, dtype=torch.bool)
+    with evaluating(network):
+        given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": before}
+        logits = network.model(**given).logits
+        hidden = network(source, mask, before)
+    difference = (hidden @ network.head.weight.T - logits).abs().max()
+    if not difference <= TOLERANCE * logits.abs().max():
+        raise ValueError(
+            f"the logits of {type(network.model).__name__} are not the product of its head and "
+            "its hidden states (they are scaled or shifted): the loss here could not be its own."
+        )

@@ -1,0 +1,159 @@
+"""A T5 on ragged pairs beside the Seq2SeqTrainer of transformers, and its greedy decoding beside
+`generate`."""
+
+import csv
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+
+from datamodules import Seq2SeqDataModule
+from datamodules.core.batches import padded_texts
+from datamodules.core.planned import LoaderOptions
+from datamodules.tokenizers.text import byte_tokenizer
+from lit_models import LitSeq2Seq
+from lit_models.seq2seq.decoding import Seq2SeqDecoding, write
+from lit_models.seq2seq.network import PretrainedSeq2Seq
+from lit_models.training import default_callbacks
+from lit_models.training.run import ProgressLine
+from tests.benchmarks.figures import Aim
+from tests.benchmarks.language_models import Clock, trainer_of
+from tests.text_corpora import saved_tokenizer
+
+pytestmark = pytest.mark.benchmark
+FAMILY, ROUNDS, STEPS, WARM_UP, BATCH, PAIRS = "seq2seq", 3, 20, 3, 16, 1600
+WORK = "T5, 4 + 4 layers x 256, pairs of 60 and 50 bytes in the mean"
+ROWS, TOKENS = 32, 48
+adamw = partial(torch.optim.AdamW, lr=1e-3, fused=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T5 with random weights and its tokenizer of bytes, and ragged pairs beside it."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 4, "num_heads": 4}
+    ids = {"decoder_start_token_id": 256, "eos_token_id": 256, "pad_token_id": 256}
+    config = T5Config(vocab_size=257, dropout_rate=0.0, **ids, **sizes)
+    made = tmp_path_factory.mktemp("seq2seq")
+    T5ForConditionalGeneration(config).save_pretrained(made / "t5")
+    saved_tokenizer(byte_tokenizer(), made / "t5")
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(np.log(60) - 0.25, 0.7, PAIRS).astype(int).clip(2, 250)
+    targets = (lengths * rng.lognormal(-0.2, 0.2, PAIRS)).astype(int).clip(1, 250)
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
+    with (made / "pairs.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("source", "target"))
+        for number, sizes_of in enumerate(zip(lengths, targets, strict=True)):
+            a, b = ("x" + rng.choice(letters, n).tobytes().decode() + "x" for n in sizes_of)
+            rows.writerow((f"{number}{a}", b))
+    return made
+
+
+class PairClock(Clock):
+    """Counts the tokens of sources and targets."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, _: Any):
+        super().on_train_batch_end(trainer, module, outputs, batch, _)
+        self.tokens[-1] += int(batch["attention_mask"].sum())
+
+
+def own_speed(folder: Path, place: Path) -> float:
+    """Return the useful tokens per second of a run here."""
+    seed_everything(0, verbose=False)
+    pairs, clock = str(folder / "pairs.csv"), PairClock()
+    options: Any = {"global_batch_size": BATCH, "loader": LoaderOptions(num_workers=0)}
+    data = Seq2SeqDataModule(pairs, max_target_tokens=256, validation_files=pairs, **options)
+    module = LitSeq2Seq(adamw, pretrained=str(folder / "t5"))
+    on = [*default_callbacks(), ProgressLine(), clock]
+    trainer_of(place, on, max_steps=STEPS).fit(module, data)
+    return sum(clock.tokens[WARM_UP:]) / (clock.ends[-1] - clock.ends[WARM_UP - 1])
+
+
+def peer_speed(folder: Path, place: Path, is_grouped: bool) -> float:
+    """Return that of the Seq2SeqTrainer, with its own padding of each batch."""
+    from transformers import (
+        AutoModelForSeq2SeqLM,
+        Seq2SeqTrainer,
+        Seq2SeqTrainingArguments,
+        TrainerCallback,
+    )
+
+    ends, useful = [], []
+
+    class Ends(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+    def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+        sources, targets = ([np.array(e[n]) for e in examples] for n in ("input_ids", "labels"))
+        batch = padded_texts(sources)
+        labels = torch.full((len(targets), max(map(len, targets))), -100)
+        for row, ids in enumerate(targets):
+            labels[row, : len(ids)] = torch.from_numpy(ids)
+        useful.append(sum(map(len, [*sources, *targets])))
+        batch["attention_mask"] = batch["attention_mask"].long()
+        return {**batch, "labels": labels}
+
+    with (folder / "pairs.csv").open(newline="") as file:
+        rows = [[[*text.encode(), 256] for text in row] for row in csv.reader(file)][1:]
+    data = [{"input_ids": a, "labels": b, "length": len(a) + len(b)} for a, b in rows]
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(place),
+        per_device_train_batch_size=BATCH,
+        max_steps=STEPS,
+        learning_rate=1e-3,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1000,
+        use_cpu=True,
+        **({"train_sampling_strategy": "group_by_length"} if is_grouped else {}),
+    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "t5")
+    given: Any = {"train_dataset": data, "data_collator": collate, "callbacks": [Ends()]}
+    Seq2SeqTrainer(model=model, args=arguments, **given).train()
+    return float(np.sum(useful[WARM_UP:STEPS]) / (ends[-1] - ends[WARM_UP - 1]))
+
+
+def test_ragged_pairs_beside_the_trainer_of_transformers(folder, tmp_path, figures):
+    pytest.importorskip("accelerate", reason="the peer needs accelerate")
+    torch.set_num_threads(2)
+    speeds: dict[str, list[float]] = {"padding": [], "grouped by length": [], "unisono": []}
+    for turn in range(ROUNDS):
+        for way in ("padding", "grouped by length"):
+            place = tmp_path / f"{way} {turn}"
+            speeds[way].append(peer_speed(folder, place, way != "padding"))
+        speeds["unisono"].append(own_speed(folder, tmp_path / str(turn)))
+    for way, aim in (("padding", Aim(1.2, is_least=True)), ("grouped by length", None)):
+        row = (FAMILY, "ragged pairs", "useful tokens/s", speeds["unisono"])
+        figures.add(*row, f"Seq2SeqTrainer, {way}", speeds[way], aim, note=WORK)
+
+
+@torch.no_grad()
+def test_greedy_decoding_beside_generate(folder, figures):
+    from transformers import AutoModelForSeq2SeqLM
+
+    torch.set_num_threads(2)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "t5").eval()
+    network, rng = PretrainedSeq2Seq(model, model.config.to_dict()).eval(), np.random.default_rng(0)
+    batch = padded_texts([rng.integers(97, 123, n) for n in rng.integers(20, 80, ROWS)])
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    ours, theirs = [], []
+    for _ in range(2 * ROUNDS + 1):
+        begun = time.perf_counter()
+        found = write(network, ids, mask, torch.arange(ROWS), Seq2SeqDecoding(TOKENS), -1, 257)
+        ours.append(found.token_ids.numel() / (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        options: Any = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+        answer = model.generate(input_ids=ids, attention_mask=mask.long(), **options)
+        theirs.append((answer.numel() - ROWS) / (time.perf_counter() - begun))
+    aim, what = Aim(2.0, is_least=True), f"greedy decoding, {ROWS} x {TOKENS} tokens"
+    figures.add(FAMILY, what, "tokens/s", ours[1:], "generate", theirs[1:], aim, note=WORK)

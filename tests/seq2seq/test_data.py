@@ -1,0 +1,136 @@
+"""Pairs are read whole or refused by name, and predictions stand beside their rows."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datamodules import Seq2SeqDataModule
+from datamodules.files.splitting import TextSplit
+from datamodules.pairs.datamodule import PairColumns
+from datamodules.tokenizers.text import TokenizerOptions
+
+PAIRS = [("smd", "smith"), ("bkr", "baker"), ("wvr of wool", "wool weaver"), ("smd", "smith")]
+
+
+def table(path, rows, names=("source", "target")):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return str(path)
+
+
+def data_of(files, **options):
+    if "split" not in options:
+        options.setdefault("validation_files", files)
+    return Seq2SeqDataModule(train_files=files, **{"global_batch_size": 2, **options})
+
+
+def examples(data, stage="fit"):
+    data.prepare_data()
+    data.setup(stage)
+    dataset = data.datasets["train"]
+    return dataset, [dataset.example(i, 0) for i in range(len(dataset.lengths))]
+
+
+def test_a_sample_is_both_texts_with_their_ends(tmp_path):
+    data = data_of(table(tmp_path / "pairs.csv", PAIRS))
+    dataset, found = examples(data)
+    read = [tuple(map(data.tokenizer.decode, pair)) for pair in found]
+    assert read == PAIRS
+    end = data.tokenizer.end_id
+    assert all(source[-1] == target[-1] == end for source, target in found)
+    assert dataset.lengths.tolist() == [len(s) + len(t) for s, t in found]
+    assert dataset.target_counts["tokens"].tolist() == [len(target) for _, target in found]
+    batch = dataset.batch(np.array([0, 2]), 0)
+    assert batch["input_ids"].shape == (2, 12)
+    assert batch["attention_mask"].sum(1).tolist() == [4, 12]
+    assert batch["labels"][0].tolist() == [*found[0][1], *[-100] * 6]
+    assert "targets" not in batch
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "tsv", "parquet"])
+def test_files_of_every_kind_hold_the_same_pairs(tmp_path, suffix):
+    path, names = tmp_path / f"pairs.{suffix}", ("old", "new")
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(dict(zip(names, p, strict=True))) + "\n" for p in PAIRS))
+    elif suffix == "tsv":
+        path.write_text("".join("\t".join(row) + "\n" for row in [names, *PAIRS]))
+    else:
+        pq.write_table(pa.table(dict(zip(names, zip(*PAIRS, strict=True), strict=True))), path)
+    data = data_of(str(path), columns=PairColumns("old", "new"))
+    _, found = examples(data)
+    assert [tuple(map(data.tokenizer.decode, pair)) for pair in found] == PAIRS
+
+
+def test_limits_cut_sources_and_leave_out_targets_and_say_so(tmp_path, caplog):
+    data = data_of(table(tmp_path / "pairs.csv", PAIRS), max_source_tokens=6, max_target_tokens=8)
+    _, found = examples(data)
+    assert [data.tokenizer.decode(source) for source, _ in found] == ["smd", "bkr", "smd"]
+    assert "1 train targets exceed data.max_target_tokens 8: the pairs are left out" in caplog.text
+    data = data_of(table(tmp_path / "more.csv", PAIRS[2:3]), max_source_tokens=6)
+    _, [(source, _)] = examples(data)
+    assert data.tokenizer.decode(source) == "wvr o"
+    assert source[-1] == data.tokenizer.end_id
+    assert "1 train sources exceed data.max_source_tokens 6: their ends are cut" in caplog.text
+
+
+def test_rows_of_one_source_are_in_one_part(tmp_path):
+    rows = [(f"text {n % 20}", f"target {n}") for n in range(100)]
+    data = data_of(table(tmp_path / "pairs.csv", rows), split=TextSplit(0.3, 0.2))
+    data.prepare_data()
+    data.setup("fit")
+    of_part = []
+    for part in range(3):
+        dataset = data.part_dataset(part)
+        ids = (dataset.example(i, 0)[0] for i in range(len(dataset.lengths)))
+        of_part.append({data.tokenizer.decode(one) for one in ids})
+    assert [len(texts) for texts in of_part] == [10, 6, 4]
+    assert len(set.union(*of_part)) == 20
+    batch = data.datasets["validation"].batch(np.array([0, 1]), 0)
+    assert all(text.startswith("target ") for text in batch["targets"])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("smd", " "), r'pairs.csv:4: "": "target" holds no text; fill it in'),
+        (("", "smith"), r'pairs.csv:4: "": "source" holds no text'),
+        (("smd",), r"pairs.csv:4: .*the row has 1 values, the header 2"),
+    ],
+)
+def test_bad_rows_are_named_or_listed(tmp_path, monkeypatch, row, message):
+    monkeypatch.chdir(tmp_path)
+    path = table(tmp_path / "pairs.csv", [*PAIRS[:2], row, PAIRS[2]])
+    sound = table(tmp_path / "sound.csv", PAIRS)
+    with pytest.raises(ValueError, match=message):
+        data_of(path, validation_files=sound).prepare_data()
+    data = data_of(path, validation_files=sound, on_bad_rows="reject")
+    assert len(examples(data)[1]) == 3
+    assert (tmp_path / "rejected.csv").read_text().count("\n") == 2
+
+
+def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
+    path = table(tmp_path / "pairs.csv", PAIRS, ("source", "normal"))
+    with pytest.raises(ValueError, match='has no column "target".*it has: source, normal'):
+        data_of(path).prepare_data()
+
+
+def test_words_that_a_vocabulary_lacks_are_refused_with_their_place(tmp_path):
+    train, other = (tmp_path / f"{name}.csv" for name in ("train", "other"))
+    data = data_of(
+        table(train, PAIRS),
+        validation_files=table(other, [("öl", "beer")]),
+        tokenizer=TokenizerOptions("characters"),
+    )
+    with pytest.raises(ValueError, match=r"other.csv:2.*ö"):
+        data.prepare_data()
+
+
+def test_the_rows_of_a_file_are_not_lost_in_jsonl(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"source": "smd", "target": 7}) + '\n{"source": ["a"]}\n')
+    with pytest.raises(ValueError, match=r'pairs.jsonl:2: .*"source" must be a text'):
+        data_of(str(path)).prepare_data()

@@ -1,0 +1,97 @@
+"""The module learns, writes tables, answers from Python, and refuses what cannot be."""
+
+import csv
+from functools import partial
+
+import pytest
+import torch
+
+from datamodules import Seq2SeqDataModule
+from datamodules.core.planned import LoaderOptions
+from datamodules.files.splitting import TextSplit
+from lit_models import LitSeq2Seq
+from lit_models.seq2seq.decoding import Seq2SeqDecoding
+from lit_models.seq2seq.network import Seq2SeqConfig
+from tests.seq2seq.test_data import table
+from tests.seq2seq.tiny import saved
+from tests.toy import toy_trainer
+
+ADAMW = partial(torch.optim.AdamW, lr=0.01)
+SMALL = Seq2SeqConfig(width=32, num_encoder_layers=1, num_decoder_layers=1, num_heads=2)
+WORDS = ("smith", "baker", "weaver", "tailor", "miller", "tanner")
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """A table of words without their vowels."""
+    rows = [
+        (f"{''.join(c for c in w if c not in 'aeiou')} {n}", w) for n in range(9) for w in WORDS
+    ]
+    return table(tmp_path / "pairs.csv", rows)
+
+
+def data_of(files, **options):
+    options = {"global_batch_size": 9, "loader": LoaderOptions(num_workers=0), **options}
+    return Seq2SeqDataModule(train_files=files, split=TextSplit(0.2, 0.1), **options)
+
+
+def trained(folder, files, epochs=40, **options):
+    module = LitSeq2Seq(
+        ADAMW, decoding=Seq2SeqDecoding(max_new_tokens=8), **{"network": SMALL, **options}
+    )
+    trainer = toy_trainer(folder, max_epochs=epochs, check_val_every_n_epoch=epochs)
+    trainer.fit(module, data_of(files))
+    return module, trainer
+
+
+def test_it_learns_writes_every_row_and_answers_from_python(tmp_path, pairs):
+    torch.manual_seed(0)
+    module, trainer = trained(tmp_path, pairs)
+    metrics = trainer.callback_metrics
+    assert metrics["val/exact_match"] == 1
+    assert metrics["val/chrf"] == metrics["val/bleu"] * 0 + 100
+    asked = [("smth 3", "a"), ("bkr 77", "b"), ("smth 3", "c")]
+    path, output = table(tmp_path / "asked.csv", asked, ("source", "note")), tmp_path / "done.csv"
+    data = data_of(pairs, predict_files=path, predict_output=str(output))
+    trainer.predict(module, data)
+    with output.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["source"], row["note"]) for row in rows] == asked
+    assert [row["translation"] for row in rows] == ["smith", "baker", "smith"]
+    assert all(0.5 < float(row["confidence"]) <= 1 for row in rows)
+    assert module.translate(["bkr 77", "smth 3"]) == ["baker", "smith"]
+    again = LitSeq2Seq.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert again.translate(["bkr 77"], num_beams=3) == ["baker"]
+
+
+def test_a_pretrained_folder_is_fine_tuned_and_exported(tmp_path, pairs, unisono):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = saved(tmp_path / "t5")
+    module, _ = trained(tmp_path, pairs, epochs=1, network=None, pretrained=str(folder))
+    assert module.recipe["network"]["config"]["model_type"] == "t5"
+    exported, words = tmp_path / "exported", ["export", str(tmp_path / "checkpoints/last.ckpt")]
+    status, output = unisono(*words, "--to", str(exported), "--class_path=lit_models.LitSeq2Seq")
+    assert status == 0, output
+    assert "AutoModelForSeq2SeqLM" in output
+    again = LitSeq2Seq.from_exported(exported)
+    asked = ["bkr", "smth 3"]
+    expected = module.float().translations(asked)
+    assert again.translations(asked) == expected
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(exported, dtype=torch.float32)
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(weight, again.network.model.state_dict()[name]), name
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    assert tokenizer("bkr").input_ids == module.tokenizer.encode("bkr").tolist()
+    more, _ = trained(tmp_path / "more", pairs, epochs=1, network=None, pretrained=str(exported))
+    assert more.recipe["tokenizer"] == module.recipe["tokenizer"]
+
+
+def test_wrong_use_is_refused(tmp_path, pairs):
+    with pytest.raises(RuntimeError, match="has not been trained"):
+        LitSeq2Seq(ADAMW).translate(["smth"])
+    module, _ = trained(tmp_path, pairs, epochs=1)
+    with pytest.raises(ValueError, match="got one string"):
+        module.translate("smth")
+    with pytest.raises(ValueError, match="the tokenizer has 257 tokens and the network embeds 9"):
+        trained(tmp_path / "b", pairs, 1, network=Seq2SeqConfig(vocab_size=9, width=8))
