@@ -185,9 +185,7 @@ class ShardDataModule(LanguageModelDataModule):
                 for one in some
             ]
         for store in self._stores.get(TRAIN, ()):
-            sizes = sorted(
-                one.num_bytes for one in store.shards if not isinstance(one.folder, Path)
-            )
+            sizes = sorted(one.num_bytes for one in store.shards if one.is_remote)
             needed = sum(sizes[-2 * (self.shuffle_shards or len(sizes)) :]) / 2**30
             if needed > self.cache_gib:
                 raise ValueError(
@@ -224,12 +222,13 @@ class ShardDataModule(LanguageModelDataModule):
 
     def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
         """Yield what this replica takes, and fetch from object storage what comes behind it."""
-        ahead, dataset = deque[MicroBatch](), self.datasets[stage]
+        ahead, rows = deque[MicroBatch](), self.datasets[stage].lengths
+        is_remote = isinstance(rows, ShardRows) and rows.is_remote
         for batch in super().micro_batches(stage):
-            if isinstance(dataset, ShardDataset):
-                dataset.lengths.prefetch(batch.ids)
             ahead.append(batch)
-            if len(ahead) > FETCHED_AHEAD:
+            if is_remote:
+                rows.prefetch(batch.ids)
+            if not is_remote or len(ahead) > FETCHED_AHEAD:
                 yield ahead.popleft()
         yield from ahead
 

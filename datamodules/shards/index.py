@@ -15,7 +15,6 @@ import numpy as np
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import ArrayFile, cache_root, digest_of, made_once
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
-from datamodules.shards.remote import RemoteShards
 from datamodules.text.packing import best_fit, cut_into_pieces
 from datamodules.text.store import TokenStream
 
@@ -57,13 +56,13 @@ class Shard:
 
     Args:
         name: of X.ds in its folder.
-        folder: on this machine or in object storage.
+        folder: of this machine, a path, or in object storage.
         digest: of the content of both.
         num_bytes: of X.ds.
     """
 
     name: str
-    folder: Path | RemoteShards
+    folder: Any  # a Path, or `RemoteShards`
     digest: str
     num_bytes: int
 
@@ -72,9 +71,13 @@ class Shard:
 
     def file(self, suffix: str = "") -> Path:
         """Return the path of a file on this machine, to be opened at once."""
-        if isinstance(self.folder, RemoteShards):
-            return self.folder.local_file(self.name + suffix)
-        return self.folder / (self.name + suffix)
+        name = self.name + suffix
+        return self.folder.local_file(name) if self.is_remote else self.folder / name
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is in object storage."""
+        return not isinstance(self.folder, Path)
 
     def ends(self) -> np.ndarray:
         """Return where each document ends, [D] uint64, memory-mapped."""

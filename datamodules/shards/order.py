@@ -16,7 +16,7 @@ from datamodules.core.plan import Plan, PlanRequest, hash_ids, keys_for, make_pl
 from datamodules.core.store import ArrayFile
 
 ROUNDS = 8  # of the network that scrambles places; four are called pseudo-random
-LENGTHS_AT_ONCE = 1 << 20
+LENGTHS_AT_ONCE, KEPT_WINDOWS = 1 << 20, 4
 ORDER_OF_STEPS = 1 << 32  # by which the key of a window differs from those of rounds
 
 
@@ -100,7 +100,7 @@ class WindowedOrder:
 
     def __init__(self, request: ShardedRequest, lengths: Any, epoch: int) -> None:
         self.request, self.lengths, self.epoch = request, lengths, epoch
-        self._kept: dict[int, np.ndarray] = {}  # the last two windows, by their first places
+        self._kept: dict[int, np.ndarray] = {}  # the last windows, by their first places
 
     def __len__(self) -> int:
         return self.request.num_samples
@@ -116,7 +116,8 @@ class WindowedOrder:
         if stop > last:
             return np.concatenate([self[start:last], self[last:stop]])
         if first not in self._kept:  # the ledger asks for a step behind the loader
-            self._kept = dict([*self._kept.items()][-1:]) | {first: self._window(first, last)}
+            before = [*self._kept.items()][1 - KEPT_WINDOWS :]
+            self._kept = dict(before) | {first: self._window(first, last)}
         return self._kept[first][start - first : max(start, stop) - first]
 
     def _window(self, first: int, last: int) -> np.ndarray:
@@ -226,9 +227,9 @@ def write_lengths(path: Path, lengths: Any) -> None:
 
 def longest_rows(lengths: Any, count: int) -> np.ndarray:
     """Return the ids of the `count` longest, of equal ones the first."""
-    found, start = np.empty(0, np.int64), 0
+    found, start, least = np.empty(0, np.int64), 0, -1
     for some in stretches(lengths):
-        ids = np.concatenate([found, np.arange(start, start + len(some))])
+        ids = np.append(found, start + np.flatnonzero(some > least))
         found = ids[np.argsort(-lengths[ids].astype(np.int64), kind="stable")[:count]]
-        start += len(some)
+        start, least = start + len(some), lengths[found[-1]] if len(found) == count else -1
     return found

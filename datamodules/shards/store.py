@@ -167,6 +167,7 @@ class ShardRows:
         self.shards = [shard for store in stores for shard in store.shards]
         self.counts = np.concatenate([store.counts[:, part] for store in stores])
         self.ends, self.dtype = np.cumsum(self.counts[:, ROWS]), self.options.dtype
+        self.is_remote = any(shard.is_remote for shard in self.shards)
         self.begins = self.ends - self.counts[:, ROWS]
 
     def __len__(self) -> int:
@@ -213,7 +214,6 @@ class ShardRows:
 
     def prefetch(self, ids: np.ndarray) -> None:
         """Begin to fetch the shards of these samples [n] that are in object storage."""
-        for shard in np.unique(self.located(ids)[0]).tolist():
-            folder = self.shards[shard].folder
-            if isinstance(folder, RemoteShards):
-                folder.prefetch([self.shards[shard].name])
+        for number in np.unique(self.located(ids)[0]).tolist():
+            if (shard := self.shards[number]).is_remote:
+                shard.folder.prefetch([shard.name])
