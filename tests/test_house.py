@@ -23,7 +23,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/seq2seq": 1_000,
     "datamodules": 12_500,
     "datamodules/pairs": 560,
-    "datamodules/shards": 1_195,
+    "datamodules/shards": 1_200,
     "tests": 31_000,
     "tests/seq2seq": 700,
     "tests/benchmarks/seq2seq": 160,
@@ -31,7 +31,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "tests/engines": 450,
     "tests/certify": 300,
     "tests/prepare": 300,
-    "tests/shards": 665,
+    "tests/shards": 725,
     "tests/nearest": 200,
 }
 LATER = ("page", "engines", "certify", "prepare", "shards", "nearest", "seq2seq", "pairs")

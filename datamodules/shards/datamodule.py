@@ -49,11 +49,11 @@ class ShardDataset(TokenDataset):
         self.store, self.seed, self.lengths = store, seed, ShardRows(stores, part)
         self.target_counts, options = {TERM: self.lengths}, store.options
         self.layout, self.context_length = options.layout, options.context_length
-        self.is_padded = options.layout != "documents"
+        self.is_padded, self.vocab_size = options.layout != "documents", store.tokenizer.vocab_size
         self.fingerprint = "-".join([*(s.fingerprint for s in stores), PART_NAMES[part]])
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
-        """Return the pieces of one row; a ValueError for a token that the tokenizer lacks."""
+        """Return the pieces of one row."""
         ((shard,), (row,)) = self.lengths.located(np.array([sample_id]))
         tokens, stops = self.lengths.tokens(shard), self.lengths.array(shard, "stops")
         own = slice(stops[row - 1] if row else 0, stops[row])
@@ -63,17 +63,19 @@ class ShardDataset(TokenDataset):
             ((start, size),), end = pieces, len(tokens) - 1
             start = (start + int(rng_for(self.seed, epoch, shard).integers(end))) % end
             pieces = [(start, min(size, end - start)), (0, start + size - end)]
-        found = []
-        for start, size in pieces:
-            some = tokens[start : start + size + 1].astype(np.int64)
-            if size > 0:
-                found.append(Piece(some[:-1], some[1:]))
-            if some.max() >= self.store.tokenizer.vocab_size:
-                raise ValueError(
-                    f"{self.lengths.shards[shard]} holds token {some.max()}, the tokenizer "
-                    f"has {self.store.tokenizer.vocab_size}: name its own with data.tokenizer."
-                )
-        return found
+        texts = [tokens[s : s + size + 1].astype(np.int64) for s, size in pieces if size > 0]
+        return [Piece(text[:-1], text[1:]) for text in texts]
+
+    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
+        """Return the rows; a ValueError for a token that the tokenizer lacks."""
+        batch = super().collate(examples)
+        largest = int(max(batch["input_ids"].max(), batch["labels"].max()))
+        if largest >= self.vocab_size:
+            raise ValueError(
+                f"the shards hold token {largest}, and their tokenizer has {self.vocab_size}: name "
+                "the one that made them with data.tokenizer."
+            )
+        return batch
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class ShardDataModule(LanguageModelDataModule):
 
     def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
         """Yield what this replica takes, and fetch from object storage what comes behind it."""
-        ahead, rows = deque[MicroBatch](), self.datasets[stage].lengths
+        ahead = deque[MicroBatch]()
+        rows: Any = self.datasets[stage].lengths
         is_remote = isinstance(rows, ShardRows) and rows.is_remote
         for batch in super().micro_batches(stage):
             ahead.append(batch)

@@ -111,7 +111,8 @@ class ShardStore:
         tokenizer: that made the tokens.
 
     Attributes:
-        fingerprint: hex digest of their content, as `folder` of it and the options.
+        fingerprint: hex digest of their content and the options, the name of `folder`.
+        folders: of the indices.
         counts: [shards, parts, COUNTS] int64.
     """
 
@@ -121,7 +122,8 @@ class ShardStore:
         self.shards, self.options, self.tokenizer = list(shards), options, tokenizer
         self.folder = options.folder(digest_of([shard.digest for shard in shards]))
         self.fingerprint = self.folder.name
-        lacking = [one for one in shards if not options.folder(one.digest).is_dir()]
+        self.folders = [options.folder(shard.digest) for shard in shards]
+        lacking = [s for s, path in zip(shards, self.folders, strict=True) if not path.is_dir()]
         if lacking:
             self._make_indices(lacking)
         made_once(self.folder, self._gather_counts)
@@ -129,11 +131,8 @@ class ShardStore:
 
     def _make_indices(self, shards: list[Shard]) -> None:
         """Make these indices by all CPUs; other machines with the same cache begin elsewhere."""
-        start, make = (
-            text_hash(platform.node()) % len(shards),
-            partial(Shard.index, options=self.options),
-        )
-        shards = [*shards[start:], *shards[:start]]
+        start = text_hash(platform.node()) % len(shards)
+        shards, make = shards[start:] + shards[:start], partial(Shard.index, options=self.options)
         workers, num_documents = usable_cpus(), sum(len(shard.ends()) for shard in shards)
         if min(workers, len(shards)) == 1 or num_documents < SERIAL_DOCUMENTS:
             list(map(make, shards))
@@ -144,8 +143,8 @@ class ShardStore:
             list(pool.map(make, shards))
 
     def _gather_counts(self, folder: Path) -> None:
-        paths = [self.options.folder(shard.digest) / "counts.npy" for shard in self.shards]
-        np.save(folder / "counts.npy", np.stack([np.load(path) for path in paths]))
+        counts = [np.load(path / "counts.npy") for path in self.folders]
+        np.save(folder / "counts.npy", np.stack(counts))
 
 
 class ShardRows:
@@ -165,6 +164,7 @@ class ShardRows:
     def __init__(self, stores: Sequence[ShardStore], part: int) -> None:
         self.options, self.name = stores[0].options, PART_NAMES[part]
         self.shards = [shard for store in stores for shard in store.shards]
+        self.folders = [folder for store in stores for folder in store.folders]
         self.counts = np.concatenate([store.counts[:, part] for store in stores])
         self.ends, self.dtype = np.cumsum(self.counts[:, ROWS]), self.options.dtype
         self.is_remote = any(shard.is_remote for shard in self.shards)
@@ -205,8 +205,7 @@ class ShardRows:
 
     def array(self, shard: int, name: str) -> np.ndarray:
         """Return an array of a shard's index, memory-mapped."""
-        folder = self.options.folder(self.shards[shard].digest)
-        return opened(folder / f"{self.name}.{name}.npy")
+        return opened(self.folders[shard] / f"{self.name}.{name}.npy")
 
     def tokens(self, shard: int) -> np.ndarray:
         """Return the tokens of a shard, memory-mapped: [n] uint16 or uint32."""

@@ -156,7 +156,7 @@ def test_a_manifest_gives_digests_and_its_sizes_are_checked(tmp_path):
         ("other", {}, "are different tokenizers; name shards of one tokenizer"),
         ("ends", {}, "its index ends at token 9,999: tokens have 2 or 4 bytes"),
         ("order", {}, "is damaged: its ends do not ascend"),
-        ("token", {}, "holds token 5000, the tokenizer has 257: name its own"),
+        ("token", {}, "hold token 5000, and their tokenizer has 257: name"),
         ("", {"layout": "blocks", "split": TextSplit(0.1)}, "layout blocks joins documents"),
         ("", {"shuffle_shards": 0}, "data.shuffle_shards must be at least 1, got 0"),
     ],
@@ -178,7 +178,7 @@ def test_wrong_shards_and_options_are_named(tmp_path, change, options, message):
     elif change == "token":
         write_shard(path, [np.array([1, 5000, 2])])
     with pytest.raises(ValueError, match=message):
-        module(folder, **options).datasets["train"].example(0, 0)
+        module(folder, **options).datasets["train"].batch(np.zeros(1, int), 0)
 
 
 def test_missing_folders_are_named(tmp_path):
