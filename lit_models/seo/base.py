@@ -25,8 +25,6 @@ from lit_models.training.optim import configured, parameter_groups
 log = logging.getLogger(__name__)
 ENCODER = "network.encoder."
 TEXTS_AT_ONCE = 64  # that a script hands in
-
-
 EncoderFactory = Callable[[int], TextEncoder]  # tokens of the vocabulary -> encoder
 
 
@@ -193,13 +191,15 @@ class Finder:
             for place, query in enumerate(data.queries(judged.queries)):
                 self.grades[query.text] = dict(zip(*judged.judged(place), strict=True))
         if hasattr(module, "encode"):
-            self.vectors = module.encode([document.whole for document in self.documents], False)
+            vectors = module.encode([document.whole for document in self.documents], False)
+            asked = [query.text for query in data.collection.queries][:TEXTS_AT_ONCE]
+            self.index = module.index(vectors, module.encode(asked, True), FIRST_DEPTH)
 
     def find(self, query: str) -> dict[str, Any]:
         """Return way -> what the datamodule shows of its ten best documents."""
         found: dict[str, Any] = {"BM25": (first := self.bm25.search([query], FIRST_DEPTH))}
         if hasattr(self.module, "encode"):
-            found["Retriever"] = own = self.module.search([query], self.vectors, FIRST_DEPTH)
+            found["Retriever"] = own = self.module.search([query], self.index, FIRST_DEPTH)
             if (weight := self.module.fusion_weight()) is not None:
                 found[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
         elif size := min(self.data.candidates.top, (first.documents >= 0).sum()):

@@ -36,10 +36,10 @@ from lit_models.seo.metrics import (
     measure,
     rank_queries,
 )
-from lit_models.seo.nearest.ivf import SearchOptions
+from lit_models.seo.nearest.exact import ExactSearch, Feedback, Found, Vectors
+from lit_models.seo.nearest.ivf import IvfSearch, SearchOptions
 from lit_models.seo.nearest.sharded import ShardedSearch
 from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
-from lit_models.seo.search import ExactSearch, Feedback, Found, Vectors
 from lit_models.training.metrics import LossSum
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
@@ -245,7 +245,6 @@ class LitRetriever(EncodedTextModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self.search_options.check()
         if self.fusion is not None and self.trainer.datamodule.bm25 is None:
             raise ValueError(
                 "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
@@ -311,11 +310,10 @@ class LitRetriever(EncodedTextModule):
             return torch.zeros(0, 0, device=self.device)
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
-    def index(self, documents: Vectors, queries: Sequence[str], k: int) -> ExactSearch:
-        """Return encoded documents [D, W] for `search`, as the options say: for many of them an
-        index, tuned by a sample of these queries for k found documents."""
-        encoded = self.encode(queries, True)
-        return self.search_options.opened(documents, encoded, k, self.device)
+    def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:
+        """Return encoded documents [D, W] for `search`, as the options say: of very many an index,
+        tuned by some of these encoded queries for k found documents."""
+        return self.search_options.opened(documents, queries, k, self.device, self.feedback)
 
     def search(self, queries: Sequence[str], documents: Vectors | ExactSearch, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query, by exact search where
@@ -342,8 +340,8 @@ class LitRetriever(EncodedTextModule):
         bm25 = None if self.fusion is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, FIRST_DEPTH)
         asked = list(data.datasets["predict"].queries)
-        opened = self.search_options.opened(documents, queries, depth, self.device)
-        if opened.facts:
+        opened = self.index(documents, queries, depth)
+        if isinstance(opened, IvfSearch):
             write_whole(folder / "search.json", json.dumps(opened.facts, indent=1) + "\n")
         for start in range(0, len(asked), QUERIES_OF_RUN):
             part = slice(start, start + QUERIES_OF_RUN)

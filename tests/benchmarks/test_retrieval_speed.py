@@ -29,8 +29,8 @@ from datamodules.search.collection import CollectionRequest
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
+from lit_models.seo.nearest.exact import ExactSearch
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
-from lit_models.seo.search import ExactSearch
 from lit_models.training import PredictionWriter
 from tests.benchmarks.figures import Aim, Figures
 from tests.distributed.launch import run

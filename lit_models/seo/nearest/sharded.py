@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules.search.queries import NO_DOCUMENT
 from lit_models.seo.metrics import GatheredRows
-from lit_models.seo.search import ExactSearch, Found
+from lit_models.seo.nearest.exact import ExactSearch, Found
 
 
 def gathered(**columns: Tensor) -> SimpleNamespace:
@@ -37,14 +37,13 @@ class ShardedSearch(ExactSearch):
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return what `ExactSearch` does, of the documents of all ranks; a collective."""
         k, own = min(k, len(self.all_ids)), super().nearest(queries, k)
-        padding = (0, k - own.scores.shape[1])
-        numbers = self.ids[own.documents.to(self.device)]
-        columns = {
-            "id": torch.arange(len(queries), device=self.device),
-            "number": F.pad(numbers, padding, value=NO_DOCUMENT),
-            "score": F.pad(own.scores.to(self.device), padding, value=-torch.inf),
-        }
-        ranks = gathered(**columns)  # those of a query stand together
+        asked, padding = (
+            torch.arange(len(queries), device=self.device),
+            (0, k - own.scores.shape[1]),
+        )
+        number = F.pad(self.ids[own.documents.to(self.device)], padding, value=NO_DOCUMENT)
+        score = F.pad(own.scores.to(self.device), padding, value=-torch.inf)
+        ranks = gathered(id=asked, number=number, score=score)  # those of a query stand together
         num_ranks = max(1, len(ranks.id) // max(1, len(queries)))
         shape = (len(queries), num_ranks * k)
         numbers, order = ranks.number.view(shape).sort(dim=1)

@@ -3,9 +3,8 @@
 Shapes: Q queries, D documents, W width of vectors, k documents found of each query, C candidates.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -58,23 +57,13 @@ class ExactSearch:
     Args:
         documents: [D, W]; a memory-mapped matrix is read in chunks.
         device: where it is computed.
-
-    Attributes:
-        facts: plain values of a search that may miss documents; of this one there are none.
     """
-
-    facts: Mapping[str, Any] = {}
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         self.documents, self.device = documents, device
 
     def search(self, queries: Vectors, k: int, feedback: Feedback | None = None) -> Found:
-        """Return the k best documents of each query, at most D.
-
-        Args:
-            queries: [Q, W].
-            feedback: how queries are moved first; None leaves them.
-        """
+        """Return the k best documents of each query [Q, W], moved first where there is feedback."""
         exact = on_device(queries, self.device, torch.float64)
         if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
             found = self.nearest(exact, feedback.documents)
@@ -88,13 +77,9 @@ class ExactSearch:
         return on_device(self.documents[numbers.numpy()], "cpu", torch.float64)
 
     def scored(self, queries: Tensor, numbers: Tensor) -> Found:
-        """Return documents in the order of their scores, which are taken in float64, pair by pair,
-        and rounded to float32: nothing but the pair decides the bits.
-
-        Args:
-            queries: [Q, W] float64.
-            numbers: [Q, C] of each query in ascending order; -1 = none, whose score is -inf.
-        """
+        """Return documents [Q, C], given in ascending order, -1 = none, in that of their scores for
+        queries [Q, W]: taken in float64, pair by pair, and rounded to float32, so that nothing but
+        the pair decides the bits."""
         at_once = 1 + NUMBERS_AT_ONCE // (numbers.shape[1] * queries.shape[1] + 1)
         scores = torch.empty(numbers.shape, dtype=torch.float32, device=queries.device)
         for start in range(0, len(queries), at_once):
@@ -115,7 +100,7 @@ class ExactSearch:
         Stability of Numerical Algorithms, 3.1). Queries of which this cannot be said are searched
         again in float64.
         """
-        (num_documents, width), tried = self.documents.shape, k + SPARE
+        (num_documents, width), tried = self.documents.shape, k + min(SPARE, 7 * k)
         with torch.autocast(queries.device.type, enabled=False):
             near, longest = _nearest(queries.float(), self.documents, tried)
         numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
