@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {  # lines of Python, docstrings included
-    "lit_models": 19_500,
+    "lit_models": 19_412,
     "lit_models/training": 5_500,
     "lit_models/commands": 3_300,
     "lit_models/occupation_coder": 3_000,
@@ -19,7 +19,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/engines": 600,
     "lit_models/certify": 718,
     "lit_models/prepare": 600,
-    "lit_models/seo/nearest": 260,
+    "lit_models/seo/nearest": 373,
     "lit_models/seq2seq": 1_000,
     "datamodules": 12_500,
     "datamodules/pairs": 560,

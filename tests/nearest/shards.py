@@ -8,8 +8,7 @@ from lit_models.seo.nearest.sharded import ShardedSearch
 
 
 def assert_sharded_search_is_exact(rank: int, num_ranks: int) -> None:
-    """Search few different numbers, and so many equal scores, on this rank and on all; one rank
-    has no document of the last matrix. A collective."""
+    """Search few different numbers, so that scores are equal; a rank has none of the last."""
     generator = torch.Generator().manual_seed(0)
     for number in (60, 7, num_ranks - 1):
         documents, queries = (

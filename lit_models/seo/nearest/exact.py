@@ -42,8 +42,7 @@ class Found(NamedTuple):
     """The best documents of each query, best first; equal scores in the order of documents.
 
     Args:
-        documents: [Q, k] int64, rows of the searched matrix; -1 = there are fewer, of fused ones
-            and of those that an index finds.
+        documents: [Q, k] int64, rows of the searched matrix; -1 = fewer were fused or found.
         scores: [Q, k] float32, -inf where there is none.
     """
 

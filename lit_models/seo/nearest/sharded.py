@@ -25,14 +25,11 @@ class ShardedSearch(ExactSearch):
     Args:
         ids: [D of this rank] of its documents, ascending.
         documents: [D of this rank, W].
-
-    Attributes:
-        all_ids: [D] of all ranks, ascending.
     """
 
     def __init__(self, ids: Tensor, documents: Tensor) -> None:
         super().__init__(documents, documents.device)
-        self.ids, self.all_ids = ids, gathered(id=ids).id
+        self.ids, self.all_ids = ids, gathered(id=ids).id  # ascending, too
 
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return what `ExactSearch` does, of the documents of all ranks; a collective."""
