@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {  # lines of Python, docstrings included
-    "lit_models": 19_412,
+    "lit_models": 19_425,
     "lit_models/training": 5_500,
     "lit_models/commands": 3_300,
     "lit_models/occupation_coder": 3_000,
@@ -32,7 +32,7 @@ BUDGETS = {  # lines of Python, docstrings included
     "tests/certify": 300,
     "tests/prepare": 300,
     "tests/shards": 725,
-    "tests/nearest": 200,
+    "tests/nearest": 198,
 }
 LATER = ("page", "engines", "certify", "prepare", "shards", "nearest", "seq2seq", "pairs")
 TOPS = ("lit_models", "lit_models/seo", "datamodules", "tests", "tests/benchmarks")
