@@ -125,7 +125,7 @@ class Marker:
         texts = [text.text for text in marked]
         places = [f"{text.row.file}:{text.row.line}" for text in marked]
         encodings = self.tokenizer.encode_with_offsets(texts, places)
-        begin_id, found = self.tokenizer.begin_id, []
+        begin_id, special_ids, found = self.tokenizer.begin_id, self.tokenizer.special_ids, []
         for text, encoding in zip(marked, encodings, strict=True):
             ids = np.array(encoding.ids, np.int64)
             offsets = np.array(encoding.offsets).reshape(-1, 2)
@@ -136,7 +136,7 @@ class Marker:
             is_trained = np.zeros(len(ids), bool)
             for start, end in text.spans:
                 of_span = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
-                is_special = text.row.messages and np.isin(ids[of_span], self.tokenizer.special_ids)
+                is_special: Any = text.row.messages and np.isin(ids[of_span], special_ids)
                 if np.any(is_special):
                     last = of_span[np.flatnonzero(is_special)[-1]]
                     if not text.text[offsets[last, 1] : end].strip():  # a template's line break

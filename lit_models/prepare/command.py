@@ -5,20 +5,18 @@ import json
 import os
 import shutil
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datamodules.core.store import digest_of, write_whole
 from datamodules.files.documents import text_files
 from datamodules.shards.remote import is_url, list_urls
-from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.config_files import did_you_mean, find_config, near_names, read_config
 from lit_models.errors import UsageError, say, usage_errors
 
-RECIPE: dict[
-    str, Any
-] = {  # its keys, which configs/prepare/text.yaml explains, and their values by default
+# The keys of a recipe, which configs/prepare/text.yaml explains, with their values by default.
+RECIPE: dict[str, Any] = {
     "sources": [],
     "to": None,
     "text_column": "text",
@@ -29,7 +27,6 @@ RECIPE: dict[
     "executor": {"kind": "local"},
 }
 TOKENIZERS = ("bytes", "bpe", "folder")  # a sample of texts has not all of their words
-Stage = tuple[str, list[Any], int]  # name, steps and tasks
 
 
 def prepare(recipe: str, *, sources: list[str] | None = None, to: str | None = None) -> int:
@@ -87,14 +84,12 @@ class Preparation:
     """
 
     def __init__(self, recipe: dict[str, Any]) -> None:
-        from lit_models.prepare.steps import SUFFIXES
+        from lit_models.prepare.steps import SUFFIXES, Work
 
-        self.recipe = recipe
         if not recipe["sources"] or not recipe["to"]:
             raise ValueError("name what is read with --sources=…, and a new folder with --to=….")
         self.to = Path(recipe["to"]).expanduser().absolute()
-        sources = recipe["sources"]
-        named = [sources] if isinstance(sources, str) else sources
+        named = [recipe["sources"]] if isinstance(recipe["sources"], str) else recipe["sources"]
         paths = text_files([name for name in named if not is_url(name)], "sources", SUFFIXES)
         sizes = {str(path.absolute()): path.stat().st_size for path in paths}
         for name in filter(is_url, named):
@@ -103,14 +98,15 @@ class Preparation:
         self.kind = self.options.pop("kind", "local")
         workers = self.options.get("workers", os.cpu_count() or 1)
         self.tasks = min(self.options.pop("tasks", 8 * workers), len(sizes))
-        options = dict(recipe["tokenizer"])
-        self.sample_megabytes = options.pop("sample_megabytes", 100)
-        self.tokenizer: TokenizerOptions = made(TokenizerOptions, "tokenizer", options)
-        if self.tokenizer.kind not in TOKENIZERS:
-            kinds = ", ".join(TOKENIZERS)
-            raise ValueError(f"tokenizer.kind must be {kinds}, got {self.tokenizer.kind}.")
+        options = {k: v for k, v in recipe["tokenizer"].items() if k != "sample_megabytes"}
+        tokenizer = made(TokenizerOptions, "tokenizer", options)
+        if tokenizer.kind not in TOKENIZERS:
+            raise ValueError(
+                f"tokenizer.kind must be {', '.join(TOKENIZERS)}, got {tokenizer.kind}."
+            )
+        self.work = Work(self.to, recipe, tokenizer)
         self.executors = dict[str, Any]()
-        for name, pipeline, tasks in self._stages():
+        for name, (pipeline, tasks) in self._stages(recipe, self.work).items():
             self.executors[name] = self._executor(name, pipeline, tasks)
         facts = {name: value for name, value in recipe.items() if name not in ("executor", "to")}
         facts |= {"sources": digest_of(sorted(sizes)), "executor.tasks": self.tasks}
@@ -125,13 +121,12 @@ class Preparation:
             # Large files first, dealt out in turns: tasks of like size.
             files = sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0]))
             write_whole(self.to / "work" / "files.json", json.dumps(files))
-            if self.tokenizer.kind != "bpe":
-                values = make_tokenizer(self.tokenizer, iter(())).to_dict()
-                write_whole(self.to / "work" / "tokenizer.json", json.dumps(values))
+            if self.work.options.kind != "bpe":
+                self.work.write_tokenizer(iter(()))
             write_whole(path, json.dumps(facts, indent=1) + "\n")
         old = json.loads(path.read_text("utf-8"))
         changed = [name for name in facts if old[name] != facts[name]]
-        for account in (self.to / "audit").glob("read/*.json"):
+        for account in self.work.audit.glob("read/*.json"):
             read = json.loads(account.read_text("utf-8"))["files"]
             changed += [name for name, size in read if sizes.get(name, size) != size]
         if changed:
@@ -140,8 +135,8 @@ class Preparation:
                 "--to, or delete that one."
             )
 
-    def _stages(self) -> list[Stage]:
-        """Return the stages in order.
+    def _stages(self, recipe: dict[str, Any], work: Any) -> dict[str, tuple[list[Any], int]]:
+        """Return steps and number of tasks of each stage, in order.
 
         Where near-duplicates are looked for or a tokenizer is trained, the texts that are left are
         written down and read again; else one stage does all.
@@ -151,51 +146,40 @@ class Preparation:
 
         from lit_models.prepare import steps
 
-        recipe, audit, work, size = self.recipe, self.to / "audit", self.to / "work", self.tasks
-        texts, tokenizer, near = work / "texts", work / "tokenizer.json", recipe["near_duplicates"]
-        source = {"files": work / "files.json", "text_column": recipe["text_column"]}
-        first: list[Any] = [partial(steps.read_files, **source, accounts=audit)]
         own = {"Language": steps.Language, "WithoutTests": steps.WithoutTests}
         known = [name for name in dir(filters) if name.endswith("Filter") and name != "BaseFilter"]
-        names = ["read"]
+        first, last = [work.read_files], [work.read_texts]
         for entry in recipe["filters"]:
             ((name, values),) = checked("filters", entry, [*own, *known]).items()
             factory = own.get(name) or getattr(filters, name)
-            names.append(f"{len(names)} {name}")
-            ours: dict[str, Any] = {"exclusion_writer": steps.Account(audit / names[-1])}
+            ours: dict[str, Any] = {"exclusion_writer": work.account(name)}
             if "language" in inspect.signature(factory).parameters:
                 ours["language"] = steps.Words()
             first.append(made(factory, f"filters.{name}", values, **ours))
-        write = partial(steps.tokenise, to=self.to, tokenizer=tokenizer)
-        write = partial(write, tokens_per_shard=recipe["tokens_per_shard"])
-        last: list[Any] = [partial(steps.read_texts, folder=texts), write]
-        stages: list[Stage] = [("read", first, size)]
-        if near is not None or self.tokenizer.kind == "bpe":
-            first.append(JsonlWriter(str(texts), None, "zstd", steps.text_and_place))
+        is_trained, near = work.options.kind == "bpe", recipe["near_duplicates"]
+        stages: dict[str, tuple[list[Any], int]] = {}
+        if near is None and not is_trained:
+            stages["tokenise"] = ([*first, work.tokenise], self.tasks)
+        else:
+            first.append(JsonlWriter(str(work.texts), None, "zstd", steps.text_and_place))
+            stages["read"] = (first, self.tasks)
         if near is not None:
             config = made(dedup.MinhashConfig, "near_duplicates", near)
-            folders = [str(work / name) for name in ("signatures", "pairs", "clusters")]
+            folders = [f"{self.to}/work/{name}" for name in ("signatures", "pairs", "clusters")]
             first.append(dedup.MinhashDedupSignature(folders[0], config, steps.Words()))
             buckets = dedup.MinhashDedupBuckets(*folders[:2], config=config)
-            stages.append(("buckets", [buckets], config.num_buckets))
-            stages.append(("clusters", [dedup.MinhashDedupCluster(*folders[1:], config)], 1))
-            names.append("near duplicates")
-            account = steps.Account(audit / names[-1])
-            last.insert(1, dedup.MinhashDedupFilter(folders[2], account))
-        if self.tokenizer.kind == "bpe":
-            train = partial(steps.train_tokenizer, texts=texts, options=self.tokenizer)
-            train = partial(train, megabytes=self.sample_megabytes, target=tokenizer)
-            stages.append(("tokenizer", [train], 1))
-        if len(stages) == 1:
-            stages = [("tokenise", [*first, write], size)]
-        else:
-            stages.append(("tokenise", last, size))
-        finish = partial(steps.finish, to=self.to, tasks=size, steps=names)
-        return [*stages, ("finish", [finish], 1)]
+            stages["buckets"] = ([buckets], config.num_buckets)
+            stages["clusters"] = ([dedup.MinhashDedupCluster(*folders[1:], config)], 1)
+            last.append(dedup.MinhashDedupFilter(folders[2], work.account("near duplicates")))
+        if is_trained:
+            stages["tokenizer"] = ([work.train_tokenizer], 1)
+        stages.setdefault("tokenise", ([*last, work.tokenise], self.tasks))
+        return stages | {"finish": ([work.finish], 1)}
 
     def _executor(self, stage: str, pipeline: list[Any], tasks: int) -> Any:
         """Return datatrove's executor of one stage; on SLURM it waits for the one before."""
         from datatrove import executor
+        from loguru import logger
 
         from lit_models.prepare.steps import QuietExecutor
 
@@ -208,9 +192,10 @@ class Preparation:
         options, ours = dict(self.options), {"pipeline": pipeline, "tasks": tasks}
         ours |= {"logging_dir": f"{self.to}/work/logs/{stage}", "depends": None}
         if self.kind == "slurm":
-            before = [*self.executors.values()][-1:]
-            ours |= {"depends": before[0] if before else None, "job_name": f"prepare-{stage}"}
+            before = next(reversed(self.executors.values()), None)
+            ours |= {"depends": before, "job_name": f"prepare-{stage}"}
         if self.kind == "local":
+            logger.disable("datatrove")
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process has a core
             options["workers"] = min(options.get("workers", os.cpu_count() or 1), tasks)
         return made(kinds[self.kind], "executor", options, **ours)

@@ -50,11 +50,6 @@ class Words(WhitespaceTokenizer):
 class QuietExecutor(LocalPipelineExecutor):
     """Runs tasks on this machine without a log in the terminal, which errors reach anyway."""
 
-    def run(self) -> Any:
-        """Run the tasks that are not complete."""
-        logger.disable("datatrove")
-        return super().run()
-
     def get_distributed_env(self, node_rank: int = -1) -> Any:
         """Return what each task asks for in its process, before anything is logged there."""
         logger.disable("datatrove")
@@ -66,38 +61,32 @@ class Account:
 
     Args:
         folder: of all accounts of the step, whose name it has.
+        rank: of the task; `None` where there is an account only if something is dropped.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.rank = folder, 0
+    def __init__(self, folder: Path, rank: int | None = None) -> None:
+        self.folder, self.rank, self._lines = folder, rank, list[str]()
         self.facts: dict[str, Any] = {"dropped": {}}
-        self._lines: Any = None
 
     def __enter__(self) -> "Account":
         return self
 
     def write(self, document: Document, rank: int) -> None:
         """Take a document that is dropped, with the reason in its metadata."""
-        reason = document.metadata.get("filter_reason", self.folder.name)
+        self.rank, reason = rank, document.metadata.get("filter_reason", "not kept")
         entry = {"documents": 0, "bytes": 0, "examples": []}
         entry = self.facts["dropped"].setdefault(reason, entry)
         entry["documents"] += 1
         entry["bytes"] += len(document.text.encode())
         if len(entry["examples"]) < NUM_EXAMPLES:
             entry["examples"].append(f"{document.id}: {document.text[:EXAMPLE_CHARACTERS]}")
-        if self._lines is None:
-            self.rank = rank
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"{rank:05d}.dropped.jsonl.gz"
-            self._lines = gzip.open(path, "wt", encoding="utf-8")  # noqa: SIM115
-        self._lines.write(json.dumps({"document": document.id, "reason": reason}) + "\n")
+        self._lines.append(json.dumps({"document": document.id, "reason": reason}) + "\n")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None
-        if kind is None and self.facts != {"dropped": {}}:  # else the task is not known
+        if kind is None and self.rank is not None:
             write_whole(self.folder / f"{self.rank:05d}.json", json.dumps(self.facts))
+            with gzip.open(self.folder / f"{self.rank:05d}.dropped.jsonl.gz", "wt") as file:
+                file.writelines(self._lines)
 
 
 class Language(BaseFilter):
@@ -118,10 +107,7 @@ class Language(BaseFilter):
         super().__init__(exclusion_writer)
         self.path, self.keep, self.threshold = model, keep, threshold
         if not Path(model).is_file():
-            raise ValueError(
-                f"filters.Language.model: {model} is no file; name a model of fastText that knows "
-                "languages, such as lid.176.bin. Nothing is downloaded."
-            )
+            raise ValueError(f"filters.Language.model: {model} is no file. Nothing is downloaded.")
 
     @cached_property
     def model(self) -> Any:
@@ -192,128 +178,122 @@ class WithoutTests(BaseFilter):
         return True if shared is None else (False, f"shares words with {self.tests[shared]}")
 
 
-def read_files(
-    data: Data | None, rank: int, world_size: int, files: Path, text_column: str, accounts: Path
-) -> Data:
-    """Yield the documents of a task's files, with their places as ids; those without text are
-    dropped.
+class Work:
+    """The folder of a preparation, and the steps that read and write there, each a callable of
+    datatrove: of data, number of the task, number of all tasks.
 
     Args:
-        files: JSON of all files, name and size; a task has every `world_size`-th.
-        text_column: of rows.
-        accounts: folder of the accounts.
+        to: the folder.
+        recipe: its values.
+        tokenizer: options of one that is trained or made.
 
-    Raises:
-        ValueError: a file or a row is not what it should be; names the place.
+    Attributes:
+        steps: names of those that may drop documents, in order.
     """
-    with Account(accounts / "read") as account:
-        own = json.loads(files.read_text("utf-8"))[rank::world_size]
-        account.rank = rank
-        account.facts |= {"files": own, "documents": 0, "bytes": 0}
-        for name, _ in own:
-            with local_copy(name) as path:
-                for place, text in read_documents(path, text_column):
-                    placed(place, check_characters, text)
-                    account.facts["documents"] += 1
-                    account.facts["bytes"] += len(text.encode())
-                    document = Document(text, place.replace(str(path), name))
-                    if text.strip():
-                        yield document
-                    else:
-                        document.metadata["filter_reason"] = "empty"
-                        account.write(document, rank)
+
+    def __init__(self, to: Path, recipe: dict[str, Any], tokenizer: TokenizerOptions) -> None:
+        self.to, self.recipe, self.options = to, recipe, tokenizer
+        self.audit, self.texts = to / "audit", to / "work" / "texts"
+        self.tokenizer, self.steps = to / "work" / "tokenizer.json", ["read"]
+
+    def account(self, name: str) -> Account:
+        """Return the account of one more step, which datatrove fills."""
+        self.steps.append(f"{len(self.steps)} {name}")
+        return Account(self.audit / self.steps[-1])
+
+    def read_files(self, data: Data | None, rank: int, world_size: int) -> Data:
+        """Yield the documents of every `world_size`-th file, with their places as ids; drop those
+        without text. A ValueError names the place of a fault."""
+        with Account(self.audit / "read", rank) as account:
+            files = json.loads((self.to / "work" / "files.json").read_text("utf-8"))
+            facts = account.facts
+            facts |= {"files": files[rank::world_size], "documents": 0, "bytes": 0}
+            for name, _ in facts["files"]:
+                with local_copy(name) as path:
+                    for place, text in read_documents(path, self.recipe["text_column"]):
+                        placed(place, check_characters, text)
+                        facts["documents"] += 1
+                        facts["bytes"] += len(text.encode())
+                        document = Document(text, place.replace(str(path), name))
+                        if text.strip():
+                            yield document
+                        else:
+                            document.metadata["filter_reason"] = "empty"
+                            account.write(document, rank)
+
+    def read_texts(self, data: Data | None, rank: int, world_size: int) -> Data:
+        """Yield the documents that this task wrote in an earlier stage."""
+        name = f"{rank:05d}.jsonl.zst"
+        if (self.texts / name).exists():  # else it kept none
+            yield from JsonlReader(str(self.texts)).read_files_shard([name])
+
+    def train_tokenizer(self, data: None, rank: int, world_size: int) -> None:
+        """Write the tokenizer of the first documents of each file of texts."""
+        files = sorted(self.texts.glob("*.jsonl.zst"))
+        if not files:
+            raise ValueError(NOTHING_LEFT.format(self.to))
+
+        def sample() -> Iterator[str]:
+            for path in files:
+                rest = 1e6 * self.recipe["tokenizer"].get("sample_megabytes", 100) / len(files)
+                for document in JsonlReader(str(self.texts)).read_files_shard([path.name]):
+                    yield document.text
+                    rest -= len(document.text.encode())
+                    if rest <= 0:
+                        break
+
+        self.write_tokenizer(sample())
+
+    def write_tokenizer(self, texts: Iterator[str]) -> None:
+        """Write the tokenizer, which may be trained on these texts."""
+        write_whole(self.tokenizer, json.dumps(make_tokenizer(self.options, texts).to_dict()))
+
+    def tokenise(self, data: Data, rank: int, world_size: int) -> None:
+        """Write a task's documents as shards in a folder of its own; see `write_shards`."""
+        tokenizer = TextTokenizer.from_dict(json.loads(self.tokenizer.read_text("utf-8")))
+        pairs = ((document.id, document.text) for document in data)
+        places = self.to, f"shards/{rank:05d}"
+        with Account(self.audit / "tokenise", rank) as account:
+            made = write_shards(pairs, tokenizer, *places, self.recipe["tokens_per_shard"])
+            account.facts |= dict(zip(("shards", "bytes"), made, strict=True))
+
+    def finish(self, data: None, rank: int, world_size: int) -> None:
+        """Write `audit.json`, `tokenizer.json` and, last of all, `manifest.json`; one task.
+
+        Raises:
+            ValueError: no document is left.
+            RuntimeError: a document is neither in the shards nor in the audit.
+        """
+        dropped = {step: reasons_of(self._accounts(step)) for step in self.steps}
+        readers, writers = self._accounts("read"), self._accounts("tokenise")
+        shards = [shard for account in writers for shard in account["shards"]]
+        read = {name: sum(one[name] for one in readers) for name in ("documents", "bytes")}
+        kept = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
+        lost = read["documents"] - kept["documents"]
+        lost -= sum(one["documents"] for reasons in dropped.values() for one in reasons.values())
+        if lost or len(readers) != len(writers):
+            raise RuntimeError(
+                f"{lost:,} of {read['documents']:,} documents are neither in the shards nor in the "
+                f"audit of {self.to}; delete that folder and start again."
+            )
+        read["files"] = sum(len(account["files"]) for account in readers)
+        kept |= {"bytes": sum(one["bytes"] for one in writers), "shards": len(shards)}
+        audit = {"read": read, "dropped": dropped, "kept": kept}
+        write_whole(self.to / "audit.json", json.dumps(audit, indent=1) + "\n")
+        if not shards:
+            raise ValueError(NOTHING_LEFT.format(self.to))
+        write_whole(self.to / "tokenizer.json", self.tokenizer.read_text("utf-8"))
+        write_whole(self.to / "manifest.json", json.dumps({"shards": shards}, indent=1) + "\n")
+
+    def _accounts(self, step: str) -> list[dict[str, Any]]:
+        return [
+            json.loads(p.read_text("utf-8")) for p in sorted((self.audit / step).glob("*.json"))
+        ]
 
 
 def text_and_place(writer: Any, document: Document) -> dict[str, str]:
     """Return what is written of a document for a later stage."""
     return {"text": document.text, "id": document.id}
-
-
-def read_texts(data: Data | None, rank: int, world_size: int, folder: Path) -> Data:
-    """Yield the documents that this task of an earlier stage wrote."""
-    name = f"{rank:05d}.jsonl.zst"
-    if (folder / name).exists():  # else it kept none
-        yield from JsonlReader(str(folder)).read_files_shard([name])
-
-
-def train_tokenizer(
-    data: None,
-    rank: int,
-    world_size: int,
-    texts: Path,
-    options: TokenizerOptions,
-    megabytes: float,
-    target: Path,
-) -> None:
-    """Write the tokenizer of the first documents of each file, so many megabytes of all."""
-    files = sorted(texts.glob("*.jsonl.zst"))
-    if not files:
-        raise ValueError(NOTHING_LEFT.format(texts.parents[1]))
-
-    def sample() -> Iterator[str]:
-        for path in files:
-            rest = megabytes * 1e6 / len(files)
-            for document in JsonlReader(str(texts)).read_files_shard([path.name]):
-                yield document.text
-                rest -= len(document.text.encode())
-                if rest <= 0:
-                    break
-
-    write_whole(target, json.dumps(make_tokenizer(options, sample()).to_dict()))
-
-
-def tokenise(
-    data: Data, rank: int, world_size: int, to: Path, tokenizer: Path, tokens_per_shard: int
-) -> None:
-    """Write a task's documents as shards in a folder of its own; see `write_shards`."""
-    values = json.loads(tokenizer.read_text("utf-8"))
-    with Account(to / "audit" / "tokenise") as account:
-        pairs = ((document.id, document.text) for document in data)
-        folder = f"shards/{rank:05d}"
-        made = TextTokenizer.from_dict(values)
-        shards, num_bytes = write_shards(pairs, made, to, folder, tokens_per_shard)
-        account.rank = rank
-        account.facts |= {"shards": shards, "bytes": num_bytes}
-
-
-def finish(data: None, rank: int, world_size: int, to: Path, tasks: int, steps: list[str]) -> None:
-    """Write `audit.json`, `tokenizer.json` and, last of all, `manifest.json`.
-
-    Args:
-        to: folder of shards and accounts.
-        tasks: that read files.
-        steps: that may drop documents, in order.
-
-    Raises:
-        ValueError: no document is left.
-        RuntimeError: a document is neither in the shards nor in the audit.
-    """
-    accounts = {
-        step: [
-            json.loads(p.read_text("utf-8")) for p in sorted((to / "audit" / step).glob("*.json"))
-        ]
-        for step in (*steps, "tokenise")
-    }
-    dropped = {step: reasons_of(accounts[step]) for step in steps}
-    readers, writers = accounts["read"], accounts["tokenise"]
-    shards = [shard for account in writers for shard in account["shards"]]
-    read = {name: sum(one[name] for one in readers) for name in ("documents", "bytes")}
-    kept = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens")}
-    lost = read["documents"] - kept["documents"]
-    lost -= sum(found["documents"] for reasons in dropped.values() for found in reasons.values())
-    if lost or not len(readers) == len(writers) == tasks:
-        raise RuntimeError(
-            f"{lost:,} of {read['documents']:,} documents are neither in the shards nor in the "
-            f"audit of {to}; delete that folder and start again."
-        )
-    read["files"] = sum(len(account["files"]) for account in readers)
-    kept |= {"bytes": sum(one["bytes"] for one in writers), "shards": len(shards)}
-    audit = {"read": read, "dropped": dropped, "kept": kept}
-    write_whole(to / "audit.json", json.dumps(audit, indent=1) + "\n")
-    if not shards:
-        raise ValueError(NOTHING_LEFT.format(to))
-    write_whole(to / "tokenizer.json", (to / "work" / "tokenizer.json").read_text("utf-8"))
-    write_whole(to / "manifest.json", json.dumps({"shards": shards}, indent=1) + "\n")
 
 
 def reasons_of(accounts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

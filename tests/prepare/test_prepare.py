@@ -105,7 +105,7 @@ def test_each_document_is_in_the_shards_or_in_the_audit(tmp_path, capsys):
     a, b = f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"
     places = {f"{a}:10": TWINS[0], f"{b}:10": TWINS[1], f"{b}:12": TWINS[2]}
     assert dropped_lines(tmp_path / "out") == {
-        **{place: "near duplicates" for place, text in places.items() if text != twin},
+        **{place: "not kept" for place, text in places.items() if text != twin},
         **{f"{a}:9": "empty", f"{b}:9": "empty", f"{b}:11": "gopher_short_doc"},
         f"{a}:11": "shares words with exam.txt",
     }
