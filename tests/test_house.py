@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUDGETS = {  # lines of Python, docstrings included
+AREAS = {  # lines of Python, docstrings included
     "lit_models": 19_425,
     "lit_models/training": 5_500,
     "lit_models/commands": 3_300,
@@ -15,16 +15,18 @@ BUDGETS = {  # lines of Python, docstrings included
     "lit_models/causal_lm": 3_000,
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_000,
+    "datamodules": 12_500,
+    "tests": 31_000,
+}
+LATER_ROOMS = {
     "lit_models/page": 925,
     "lit_models/engines": 600,
     "lit_models/certify": 718,
     "lit_models/prepare": 551,
     "lit_models/seo/nearest": 373,
     "lit_models/seq2seq": 1_000,
-    "datamodules": 12_500,
     "datamodules/pairs": 560,
     "datamodules/shards": 1_200,
-    "tests": 31_000,
     "tests/seq2seq": 700,
     "tests/benchmarks/seq2seq": 160,
     "tests/page": 731,
@@ -34,9 +36,6 @@ BUDGETS = {  # lines of Python, docstrings included
     "tests/shards": 725,
     "tests/nearest": 198,
 }
-LATER = ("page", "engines", "certify", "prepare", "shards", "nearest", "seq2seq", "pairs")
-TOPS = ("lit_models", "lit_models/seo", "datamodules", "tests", "tests/benchmarks")
-LATER_ROOMS = [f"{top}/{room}" for top in TOPS for room in LATER]
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 
@@ -51,10 +50,10 @@ def lines_of(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-@pytest.mark.parametrize("folder", BUDGETS)
-def test_an_area_keeps_its_budget(folder: str) -> None:
+@pytest.mark.parametrize(("folder", "most"), [*AREAS.items(), *LATER_ROOMS.items()])
+def test_an_area_keeps_its_budget(folder: str, most: int) -> None:
     lines = sum(map(lines_of, sources(folder)))
-    assert lines <= BUDGETS[folder], f"{folder} has {lines:,} lines: delete before you add"
+    assert lines <= most, f"{folder} has {lines:,} lines: delete before you add"
 
 
 def test_files_are_few_and_no_folder_is_flat() -> None:
@@ -65,7 +64,7 @@ def test_files_are_few_and_no_folder_is_flat() -> None:
 
 def test_the_formatter_lays_out_every_line() -> None:
     squeezed = re.compile("# fmt" + ": (off|skip)")
-    files = [path for folder in BUDGETS for path in sources(folder)]
+    files = [path for folder in (*AREAS, *LATER_ROOMS) for path in sources(folder)]
     assert [p.name for p in files if squeezed.search(p.read_text("utf-8"))] == []
 
 

@@ -300,7 +300,6 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     suffixes = (*SUFFIXES, *JSON_SUFFIXES)
     output_suffixes = suffixes
     noun = "pairs"
-    room = ", or raise data.max_target_tokens"
 
     def __init__(
         self,

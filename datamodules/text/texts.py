@@ -54,9 +54,6 @@ class LanguageModelDataModule(CorpusDataModule):
 
     output_suffixes: tuple[str, ...] = JSON_SUFFIXES
     separator = ""  # between a prompt and its completion
-    room = (
-        ", raise data.context_length, or divide a single text with data.split.by=tail"  # for more
-    )
     on_bad_rows: OnBadRows = "error"
 
     def __init__(
@@ -150,7 +147,7 @@ class LanguageModelDataModule(CorpusDataModule):
             more = losses and f" ({losses})"
             raise ValueError(
                 f"no {self.noun} are for {stage}{more}; name data.{stage}_files, give it a share "
-                f"in data.split{self.room}."
+                "in data.split, divide a single text with by=tail, or raise what limits them."
             )
         if losses:
             rank_zero_only(log.warning)(losses)

@@ -32,7 +32,7 @@ DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fs
 PAIRS = [*DIAGONAL, (1, "fsdp", 4)]  # each two of them together in a cell
 # Families that share their base with others, and a count of processes that divides nothing.
 FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
-BY_PAIRS, BY_FEW = ("occupation_coder",), ("seq2seq", *SEO)
+SHAPES_OF = {"occupation_coder": PAIRS, **dict.fromkeys(("seq2seq", *SEO), FEW)}
 IN_HALF = [family for family in FAMILIES if family != "toy"]
 UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
 
@@ -41,13 +41,7 @@ def cells_of(family: str, shapes: list[tuple[int, str, int]]) -> list[Cell]:
     return [(family, *shape) for shape in shapes if family not in UNCUT or shape[2] == 1]
 
 
-def first_shapes(family: str) -> list[tuple[int, str, int]]:
-    if family in BY_PAIRS:
-        return PAIRS
-    return FEW if family in BY_FEW else DIAGONAL
-
-
-FIRST_CELLS = [cell for family in FAMILIES for cell in cells_of(family, first_shapes(family))]
+FIRST_CELLS = [cell for name in FAMILIES for cell in cells_of(name, SHAPES_OF.get(name, DIAGONAL))]
 FIRST_CELLS.append(("consistency_lens", 3, "ddp", 1))
 for special in ("linear_coder", "documents"):
     FIRST_CELLS += [(special, 1, "ddp", 1), (special, 2, "ddp", 4)]
