@@ -85,8 +85,9 @@ class Account:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self.rank is not None:
             write_whole(self.folder / f"{self.rank:05d}.json", json.dumps(self.facts))
-            with gzip.open(self.folder / f"{self.rank:05d}.dropped.jsonl.gz", "wt") as file:
-                file.writelines(self._lines)
+            if self._lines:
+                path = self.folder / f"{self.rank:05d}.dropped.jsonl.gz"
+                path.write_bytes(gzip.compress("".join(self._lines).encode()))
 
 
 class Language(BaseFilter):

@@ -185,6 +185,19 @@ def test_the_shipped_recipe_says_all_keys():
     assert read_config(find_config("prepare/text.yaml")).keys() == RECIPE.keys()
 
 
+def test_documents_of_other_languages_are_dropped(tmp_path):
+    fasttext = pytest.importorskip("fasttext", reason="extra: prepare")
+    texts = ["the owl and the hen", "uglen og hønen er her"]
+    (tmp_path / "texts.txt").write_text("__label__en {}\n__label__da {}\n".format(*texts) * 99)
+    model = fasttext.train_supervised(f"{tmp_path}/texts.txt", dim=4, thread=1, lr=0.5, verbose=0)
+    model.save_model(f"{tmp_path}/lid.bin")
+    written(tmp_path / "a.jsonl", texts)
+    options = {"model": f"{tmp_path}/lid.bin", "keep": ["en"], "threshold": 0.5}
+    assert prepare(recipe_in(tmp_path, filters=[{"Language": options}])) == 0
+    assert shards_of(tmp_path / "out")[0] == texts[:1]
+    assert dropped_lines(tmp_path / "out") == {f"{tmp_path}/a.jsonl:2": "is da"}
+
+
 SBATCH = r"""#!/bin/bash
 # Runs the tasks of a job at once: its script is the last word.
 script="${@: -1}"; export SLURM_NODELIST=here
