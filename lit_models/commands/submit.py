@@ -80,7 +80,7 @@ def submit(
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
         target: slurm, ray, skypilot, kubernetes, or torchrun, which is started by hand on each
-            machine. Those that name none below are for all.
+            machine. Options that name no target are for all.
         nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks: torchrun,
             ray, kubernetes.
         gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
@@ -106,7 +106,8 @@ def submit(
             "pip install --editable ." by default; skypilot.
         activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable; all
             but ray, whose workers have the cluster's Python.
-        name: of the job, of its scripts' folder, jobs/NAME, and of its run, runs/NAME_JOBID.
+        name: of the job, of its scripts' folder, jobs/NAME, and of its run: runs/NAME, with SLURM
+            runs/NAME_JOBID.
         dry_run: write the scripts and submit nothing; all but torchrun.
 
     Raises:
