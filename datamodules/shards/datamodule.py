@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +14,9 @@ from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
-from datamodules.shards.index import IndexOptions
+from datamodules.shards.index import IndexOptions, documents_of
 from datamodules.shards.order import ShardedRequest
 from datamodules.shards.store import (
-    DOCUMENTS,
     POSITIONS,
     ROWS,
     ShardRows,
@@ -236,18 +235,25 @@ class ShardDataModule(LanguageModelDataModule):
         yield from ahead
 
     def audit(self) -> Audit:
-        """Return how much is in the shards."""
+        """Return what is in the shards, whose documents are compared by hashes of their tokens."""
         self.store = self.open_store("fit")
-        audit = Audit("rows", "tokens", limit=self.context_length)
+        audit = Audit("documents", "tokens", limit=self.context_length + 1)
         audit.notes.append(("tokenizer", f"{self.store.tokenizer.vocab_size:,} tokens"))
+        sizes, keys = ([[np.empty(0, np.uint64)] for _ in PART_NAMES] for _ in range(2))
+        for part, stores in self._stores.items():
+            options = replace(stores[0].options, layout="documents")
+            for shard in (shard for store in stores for shard in store.shards):
+                for _, positions, parts, hashes in documents_of(shard, options, are_hashed=True):
+                    for own in np.unique(parts).tolist():
+                        sizes[part or own].append(positions[parts == own].astype(np.uint64) + 1)
+                        keys[part or own].append(hashes[parts == own])
         for part, name in enumerate(PART_NAMES):
             rows = self.part_dataset(part).lengths
+            columns: Any = {"trained on": rows.sum(), "rows": len(rows)}
             if len(rows):
-                documents = int(rows.counts[:, DOCUMENTS].sum())
-                columns: Any = {"documents": documents, "trained on": rows.sum()}
-                share = rows.sum() / (len(rows) * self.context_length)
-                columns["used"] = f"{100 * share:.1f} %"
-                audit.parts.append(AuditPart(name, np.asarray(rows), (), columns))
+                columns["used"] = f"{100 * rows.sum() / len(rows) / self.context_length:.1f} %"
+                lengths, hashed = np.concatenate(sizes[part]), np.concatenate(keys[part])
+                audit.parts.append(AuditPart(name, lengths, hashed, columns))
         return audit
 
 

@@ -18,9 +18,9 @@ from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, Tex
 from datamodules.text.packing import best_fit, cut_into_pieces
 from datamodules.text.store import TokenStream
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 DOCUMENTS_AT_ONCE, PIECES_AT_ONCE, TOKENS_AT_ONCE = 1 << 18, 1 << 20, 1 << 20
-COUNTS = ("rows", "positions", "documents", "bytes of a token")  # of each part
+COUNTS = ("rows", "positions", "bytes of a token")  # of each part
 
 
 @dataclass(frozen=True)
@@ -128,28 +128,35 @@ def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndar
     return hashes
 
 
-def _documents(shard: Shard, options: IndexOptions) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield first token, positions and part of some successive documents at a time; in blocks a
-    whole shard is one document, which is cut here into what fits into memory."""
+def documents_of(
+    shard: Shard, options: IndexOptions, are_hashed: bool = False
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield first token, positions, part, and hash or 0 of some successive documents at a time; in
+    blocks a whole shard is one document, which is cut here into what fits into memory."""
     ends, before, last = shard.ends(), 0, shard.num_bytes // shard.token_bytes() - 1
     if options.layout == "blocks":
         size = PIECES_AT_ONCE * options.context_length
         for first in range(0, last, size):
             positions = np.array([min(size, last - first)])
-            yield np.array([first]), positions, np.zeros(1, np.int64)
+            yield np.array([first]), positions, np.zeros(1, np.int64), np.zeros(1, np.uint64)
         return
     for first in range(0, len(ends), DOCUMENTS_AT_ONCE):
         stops = ends[first : first + DOCUMENTS_AT_ONCE].astype(np.int64)
         starts = np.append(before, stops[:-1])
         if (stops < starts).any():
             raise ValueError(f"{shard}.index is damaged: its ends do not ascend.")
-        parts, split = np.full(len(stops), TRAIN), options.split
+        parts, hashes, split = (
+            np.full(len(stops), TRAIN),
+            np.zeros(len(stops), np.uint64),
+            options.split,
+        )
+        if split is not None or are_hashed:
+            hashes = content_hashes(open_tokens(shard, shard.token_bytes()), stops, before)
         if split is not None:
-            tokens = open_tokens(shard, shard.token_bytes())
-            lots = hash_ids(content_hashes(tokens, stops, before), split.seed) / 2.0**64
+            lots = hash_ids(hashes, split.seed) / 2.0**64
             parts[lots < split.test_share + split.validation_share] = VALIDATION
             parts[lots < split.test_share] = TEST
-        yield starts, np.maximum(stops - starts - 1, 0), parts
+        yield starts, np.maximum(stops - starts - 1, 0), parts, hashes
         before = int(stops[-1])
 
 
@@ -165,14 +172,13 @@ class _Part:
             for key, dtype in dtypes.items()
         }
         self.options, self.pending = options, np.empty((2, 0), np.int64)
-        self.num_documents = self.num_positions = 0
+        self.num_positions = 0
 
     def add(self, starts: np.ndarray, num_positions: np.ndarray) -> None:
         """Add documents [D]."""
         documents = TokenStream(np.empty(0), starts, num_positions, np.empty(0))
         pieces = cut_into_pieces(documents, self.options.context_length)
         self.pending = np.concatenate([self.pending, pieces], axis=1)
-        self.num_documents += len(starts)
         self.num_positions += int(num_positions.sum())
         while self.pending.shape[1] >= PIECES_AT_ONCE:
             self.fill()
@@ -195,11 +201,10 @@ def _write(folder: Path, shard: Shard, options: IndexOptions) -> None:
     with ExitStack() as stack:
         names = PART_NAMES if options.split else PART_NAMES[:1]
         files = [_Part(folder, name, options, stack) for name in names]
-        for starts, num_positions, parts in _documents(shard, options):
+        for starts, num_positions, parts, _ in documents_of(shard, options):
             for part, own in enumerate(files):
                 own.add(starts[parts == part], num_positions[parts == part])
         for part, own in enumerate(files):
             own.fill()
-            sizes = own.files["lengths"].length, own.num_positions, own.num_documents
-            counts[part] = *sizes, shard.token_bytes()
+            counts[part] = own.files["lengths"].length, own.num_positions, shard.token_bytes()
     np.save(folder / "counts.npy", counts)

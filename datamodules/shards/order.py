@@ -85,9 +85,14 @@ def epoch_of_sources(request: PlanRequest, lengths: Any, epoch: int) -> dict[str
     plan, found = planned_epoch(request, lengths, epoch), dict[str, list[int]]()
     has_names = any(name for name, *_ in getattr(request, "sources", ()))
     for step in range(plan.num_steps if has_names else 0):
-        for name, counts in of_sources(request, lengths, plan.step_ids(step)).items():
-            found[name] = [a + b for a, b in zip(found.get(name, (0, 0)), counts, strict=True)]
+        add_sources(found, of_sources(request, lengths, plan.step_ids(step)))
     return found
+
+
+def add_sources(totals: dict[str, list[int]], counts: dict[str, list[int]]) -> None:
+    """Add what `of_sources` found of some samples to what it found of others."""
+    for name, some in counts.items():
+        totals[name] = [a + b for a, b in zip(totals.get(name, (0, 0)), some, strict=True)]
 
 
 class WindowedOrder:

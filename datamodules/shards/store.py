@@ -23,7 +23,7 @@ from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_to
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
-ROWS, POSITIONS, DOCUMENTS, TOKEN_BYTES = range(len(COUNTS))
+ROWS, POSITIONS, TOKEN_BYTES = range(len(COUNTS))
 SERIAL_DOCUMENTS = 1 << 18  # fewer are indexed sooner than a process is started
 KEPT_OPEN = 1 << 13  # files that are mapped at a time; systems allow 65,530
 KEPT_SHARDS = 64  # likewise; what the cache of object storage drops keeps its place until then

@@ -195,7 +195,8 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
         _say("weights", f"{steps} older than the step's own; --advance trains the steps between")
     _say("dropout", "off here: where the run has it, losses differ from the ledger's")
 
-    names, terms = list(result.samples[0].description), list(result.samples[0].terms)
+    names = list({name: 0 for one in result.samples for name in one.description})
+    terms = list(result.samples[0].terms)
     rows = sorted(result.samples, key=lambda one: (math.isfinite(one.share), -one.share))
     table = Table(width=WIDTH, title="samples", title_justify="left", title_style="bold")
     table.add_column("id", justify="right", no_wrap=True)
@@ -206,7 +207,7 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
         table.add_column(name[:9], justify="right", no_wrap=True)
     for one in rows[:MOST_SAMPLES]:
         numbers = ["-" if v is None else f"{v:.4g}" for v in (*one.terms.values(), one.share)]
-        texts = (_printable(one.description[name]) for name in names)
+        texts = (_printable(one.description.get(name, "-")) for name in names)
         table.add_row(str(one.sample_id), *texts, *numbers)
     console = Console(width=WIDTH, highlight=False)
     console.print(table)

@@ -1,7 +1,6 @@
 """Proof of a run: its ledger, plan and checkpoints held against each other."""
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
@@ -12,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from datamodules.core.plan import digest_ids
-from datamodules.shards.order import num_rows, of_sources, planned_epoch, request_of
+from datamodules.shards.order import add_sources, num_rows, of_sources, planned_epoch, request_of
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.ledger import FILE_NAME, Row, chained, damaged_file, json_lines, plan_hash
 
@@ -95,7 +94,7 @@ class Proof:
     attempts: list[int] = field(default_factory=list)  # the world size of each
     checkpoints: list[str] = field(default_factory=list)  # name and step of each of this ledger
     # Samples and targets of each source of a mixture that are in the weights.
-    sources: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    sources: dict[str, list[int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # empty where all is proven
 
     def add(self, status: Status, text: str) -> None:
@@ -327,8 +326,7 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
                 text = f"{where}: by sources {line.get('sources')}, planned {sources}"
                 proof.add(Status.OFF_PLAN, text)
             elif number not in lineage.left_out:
-                for name, counts in sources.items():
-                    proof.sources[name] = [*map(sum, zip(proof.sources[name], counts, strict=True))]
+                add_sources(proof.sources, sources)
             if "planned_targets" in line:
                 text = f"{where}: the loss counted {line.get('targets')} targets, planned"
                 proof.add(Status.OFF_PLAN, f"{text} {line['planned_targets']}")
