@@ -7,7 +7,7 @@ import json
 import logging
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -45,6 +45,7 @@ from datamodules.files.tables import (
     value_rows,
     write_beside,
 )
+from datamodules.pairs.byt5 import byt5_folder
 from datamodules.pairs.demo import demo_titles
 from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store
 from datamodules.text.instructions import (
@@ -333,6 +334,11 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> PairRequest:
         columns = self.columns if any(self.files.values()) else PairColumns()
         return PairRequest(files, tokenizer, self.split, columns=columns, table=self.table)
+
+    def _options(self) -> TokenizerOptions:
+        options = super()._options()
+        made = None if options.path is None else byt5_folder(options.path)
+        return options if made is None else replace(options, path=made)
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo_titles()], VALIDATION: [], TEST: []}

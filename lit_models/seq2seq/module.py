@@ -1,5 +1,6 @@
 """A sequence-to-sequence model as a LightningModule. Batch: PairBatch."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -113,6 +114,8 @@ class LitSeq2Seq(ExactModule):
 
     def build(self, recipe: Recipe, data: Any) -> None:
         self.network = network_of(recipe["network"], None if data is None else self.pretrained)
+        # They are keys and values, and nothing changes them in place.
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
         self.val_metrics, self.test_metrics = TextMetrics(*sizes), TextMetrics(*sizes)
         self.val_written, self.test_written = WrittenMetrics(), WrittenMetrics()

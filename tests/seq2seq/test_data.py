@@ -134,3 +134,20 @@ def test_the_rows_of_a_file_are_not_lost_in_jsonl(tmp_path):
     path.write_text(json.dumps({"source": "smd", "target": 7}) + '\n{"source": ["a"]}\n')
     with pytest.raises(ValueError, match=r'pairs.jsonl:2: .*"source" must be a text'):
         data_of(str(path)).prepare_data()
+
+
+def test_byt5_has_its_own_bytes(tmp_path):
+    from transformers import ByT5Tokenizer
+
+    theirs = ByT5Tokenizer()
+    theirs.save_pretrained(tmp_path / "byt5")
+    path = table(tmp_path / "pairs.csv", [("smd på ö", "smith</s> 🙂"), *PAIRS])
+    folder = TokenizerOptions("folder", path=str(tmp_path / "byt5"))
+    data = data_of(path, tokenizer=folder)
+    _, [(source, target), *_] = examples(data)
+    assert source.tolist() == theirs("smd på ö").input_ids
+    assert target.tolist() == theirs("smith</s> 🙂").input_ids
+    assert data.tokenizer.decode(source) == "smd på ö"
+    assert data.tokenizer.vocab_size == len(theirs) == 384
+    for number in (0, 1, 2, 259, 383):
+        assert data.tokenizer.backend.id_to_token(number) == theirs.convert_ids_to_tokens(number)
