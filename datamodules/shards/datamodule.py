@@ -12,7 +12,7 @@ from datamodules.core.batches import TERM
 from datamodules.core.plan import MicroBatch, PlanRequest, check_range, rng_for
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
+from datamodules.files.splitting import PART_NAMES, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.shards.index import IndexOptions, documents_of
 from datamodules.shards.order import ShardedRequest
@@ -96,8 +96,14 @@ class SourceOptions:
         check_range("data.sources", 0, weight=self.weight, tokens=self.tokens)
 
     def num_samples(self, rows: int, positions: int) -> int:
-        """Return the samples of an epoch, of a source of so many rows with so many positions."""
+        """Return the samples of an epoch, of a source of so many rows with so many positions; a
+        ValueError where that is none."""
         share = self.weight if self.tokens is None else self.tokens / max(1, positions)
+        if not round(share * rows):
+            raise ValueError(
+                f"{self.files} has {rows:,} rows of {positions:,} positions, of which {self} takes "
+                "none; raise its weight or its tokens, or leave the source out."
+            )
         return round(share * rows)
 
 
@@ -157,11 +163,8 @@ class ShardDataModule(LanguageModelDataModule):
         """Return the first of the stores that a stage reads, with the `tokenizer` of them all;
         indices that lack are made."""
         sources = [listed(one.files) for one in self.sources.values()]
-        folders = {
-            TRAIN: sources,
-            **{part: [listed(self.files[part])] for part in (VALIDATION, TEST)},
-        }
-        named = {part: some for part, some in folders.items() if self.files[part]}
+        named = {part: [listed(some)] for part, some in self.files.items() if some}
+        named |= {TRAIN: sources} if TRAIN in named else {}
         if stage != "fit" and VALIDATION in named:  # then nothing of training is held out
             del named[TRAIN]
         files: Any = {part: some[0] for part, some in named.items()}

@@ -12,6 +12,7 @@ from datamodules.core.plan import deal
 from datamodules.core.store import content_digest
 from datamodules.files.splitting import TextSplit
 from datamodules.shards import index
+from datamodules.shards.datamodule import SourceOptions
 from datamodules.shards.index import IndexOptions, Shard
 from datamodules.text.packing import best_fit
 from datamodules.tokenizers.text import byte_tokenizer
@@ -181,12 +182,15 @@ def test_wrong_shards_and_options_are_named(tmp_path, change, options, message):
         module(folder, **options).datasets["train"].batch(np.zeros(1, int), 0)
 
 
-def test_missing_folders_are_named(tmp_path):
+def test_missing_folders_and_empty_sources_are_named(tmp_path):
     with pytest.raises(ValueError, match="in one of data.train_files, data.sources"):
         ShardDataModule()
     write_folder(tmp_path, 0)
     with pytest.raises(FileNotFoundError, match="data.train_files: the folder .* must end in .ds"):
         module(str(tmp_path))
+    sources = {"web": SourceOptions(write_folder(tmp_path), weight=0.001)}
+    with pytest.raises(ValueError, match=r"takes none; raise its weight or its tokens, or leave"):
+        module(None, sources=sources, validation_files=str(tmp_path)).request("train")
 
 
 def test_an_index_is_that_of_its_options_alone(tmp_path):
