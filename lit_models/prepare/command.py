@@ -55,7 +55,7 @@ def prepare(recipe: str, *, sources: list[str] | None = None, to: str | None = N
         try:
             preparation = Preparation(RECIPE | values)
         except ImportError as error:
-            raise UsageError(f"{error} It comes with pip install 'unisono[prepare]'.") from error
+            raise UsageError(f"{error}: pip install 'unisono[prepare]'.") from error
     return preparation.run()
 
 
@@ -86,8 +86,11 @@ class Preparation:
     def __init__(self, recipe: dict[str, Any]) -> None:
         from lit_models.prepare.steps import SUFFIXES, Work
 
-        if not recipe["sources"] or not recipe["to"]:
-            raise ValueError("name what is read with --sources=…, and a new folder with --to=….")
+        if not recipe["sources"] or not recipe["to"] or is_url(recipe["to"]):
+            raise ValueError(
+                "name what is read with --sources=…, and a new folder with --to=…, on storage that "
+                "all tasks share; what is in it may be copied to object storage afterwards."
+            )
         self.to = Path(recipe["to"]).expanduser().absolute()
         named = [recipe["sources"]] if isinstance(recipe["sources"], str) else recipe["sources"]
         paths = text_files([name for name in named if not is_url(name)], "sources", SUFFIXES)
@@ -161,7 +164,7 @@ class Preparation:
         if near is None and not is_trained:
             stages["tokenise"] = ([*first, work.tokenise], self.tasks)
         else:
-            first.append(JsonlWriter(str(work.texts), None, "zstd", steps.text_and_place))
+            first.append(JsonlWriter(str(work.texts), compression="zstd"))
             stages["read"] = (first, self.tasks)
         if near is not None:
             config = made(dedup.MinhashConfig, "near_duplicates", near)

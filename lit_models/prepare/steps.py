@@ -292,11 +292,6 @@ class Work:
         ]
 
 
-def text_and_place(writer: Any, document: Document) -> dict[str, str]:
-    """Return what is written of a document for a later stage."""
-    return {"text": document.text, "id": document.id}
-
-
 def reasons_of(accounts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what one step dropped in all tasks, by reasons, most documents first."""
     reasons: dict[str, dict[str, Any]] = {}

@@ -163,7 +163,7 @@ def test_what_was_interrupted_goes_on_and_a_changed_source_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"to": ""}, "name what is read with --sources="),
+        ({"to": "s3://bucket/x"}, "name what is read with --sources="),
         ({"sources": ["none.jsonl"]}, "sources: none.jsonl does not exist"),
         ({"filtres": []}, "has no `filtres`. Did you mean filters?"),
         ({"filters": [{"GopherFilter": {}}]}, "filters has no `GopherFilter`"),
