@@ -64,6 +64,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
 INTERRUPTED_GRACE_S = 2.0
 SMALL_NETWORK = 2**28  # parameters, which one device gathers at once with ease
+MOST_WRITERS = 64  # files of a sharded checkpoint; each rank that resumes opens all of them
 NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 
@@ -371,7 +372,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         """Write a file on rank 0, or a folder to which every rank adds its file; a collective."""
         path = Path(self.broadcast(filepath))
         may_wait = SAVES.may_wait(path)
-        num_writers = self.world_size if self.sharded_checkpoint else 1
+        num_writers = min(self.world_size, MOST_WRITERS) if self.sharded_checkpoint else 1
         rest, tensors = gathered(checkpoint, self.root_device, num_writers)
         if self.sharded_checkpoint:
             save = partial(write_folder, rest, tensors, path, self._writers)
