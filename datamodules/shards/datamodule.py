@@ -16,6 +16,7 @@ from datamodules.files.splitting import PART_NAMES, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.shards.index import IndexOptions, documents_of
 from datamodules.shards.order import ShardedRequest
+from datamodules.shards.remote import is_url
 from datamodules.shards.store import (
     POSITIONS,
     ROWS,
@@ -262,4 +263,5 @@ class ShardDataModule(LanguageModelDataModule):
 
 def listed(files: Files) -> list[str]:
     """Return the folders that an option names."""
-    return [files] if isinstance(files, str) else list(files or [])
+    names = [files] if isinstance(files, str) else files or []
+    return [name if is_url(name) else str(Path(name).expanduser()) for name in names]

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,7 +40,7 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
         FileNotFoundError: there is none.
         ValueError: a file has not the size that the manifest says.
     """
-    folder: Any = Path(named).expanduser()
+    folder: Any = Path(named)
     if is_url(named):
         folder = RemoteShards(named, cache_gib)
         entries = [*folder.entries.values()]
@@ -57,11 +58,10 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
                 f"{folder / name} has {own:,} bytes, and {folder / MANIFEST} says {size:,}: copy "
                 "it again, or prepare the folder again."
             )
-        digests = [
-            entry.get(key) or file_digest(folder / (name + suffix))
-            for key, suffix in (("digest", ""), ("index_digest", ".index"))
-        ]
-        return Shard(name, folder, digest_of(digests), own)
+        shard = Shard(name, folder, "", own)
+        digest = entry.get("digest") or file_digest(shard.file())
+        of_index = entry.get("index_digest") or file_digest(shard.file(".index"))
+        return replace(shard, digest=digest_of([digest, of_index]))
 
     entries.sort(key=lambda entry: PurePosixPath(entry["name"]))
     with ThreadPoolExecutor(usable_cpus()) as pool:  # files are read and hashed without the lock
@@ -81,12 +81,11 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
         if is_url(folder) or Path(name).is_file():
             with local_copy(name) as path:
                 values = json.loads(path.read_text("utf-8"))
-                of_hugging_face = TokenizerOptions("folder", path=str(path.parent))
-                named[name] = (
-                    TextTokenizer.from_dict(values)
-                    if "backend" in values
-                    else make_tokenizer(of_hugging_face, iter(()))
-                )
+                if "backend" in values:
+                    named[name] = TextTokenizer.from_dict(values)
+                else:
+                    of_hugging_face = TokenizerOptions("folder", path=str(path.parent))
+                    named[name] = make_tokenizer(of_hugging_face, iter(()))
     if not named:
         raise ValueError(
             f"{folders[0]} holds no {TOKENIZER}; name the tokenizer of the shards with "

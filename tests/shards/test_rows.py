@@ -13,7 +13,6 @@ from datamodules.core.store import content_digest
 from datamodules.files.splitting import TextSplit
 from datamodules.shards import index
 from datamodules.shards.datamodule import SourceOptions
-from datamodules.shards.index import IndexOptions, Shard
 from datamodules.text.packing import best_fit
 from datamodules.tokenizers.text import byte_tokenizer
 from tests.shards.small import write_folder, write_shard
@@ -191,16 +190,3 @@ def test_missing_folders_and_empty_sources_are_named(tmp_path):
     sources = {"web": SourceOptions(write_folder(tmp_path), weight=0.001)}
     with pytest.raises(ValueError, match=r"takes none; raise its weight or its tokens, or leave"):
         module(None, sources=sources, validation_files=str(tmp_path)).request("train")
-
-
-def test_an_index_is_that_of_its_options_alone(tmp_path):
-    write_shard(tmp_path / "a.ds", [np.arange(9)])
-    shard = Shard("a.ds", tmp_path, "digest", 18)
-    options = [
-        IndexOptions("packed", 16),
-        IndexOptions("packed", 8),
-        IndexOptions("packed", 16, NONE),
-    ]
-    assert len({shard.index(one) for one in options}) == 3
-    assert options[0].dtype.itemsize == 2
-    assert IndexOptions("packed", 1 << 16).dtype.itemsize == 4
