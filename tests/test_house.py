@@ -20,7 +20,7 @@ AREAS = {  # lines of Python, docstrings included
 }
 LATER_ROOMS = {
     "lit_models/page": 925,
-    "lit_models/engines": 598,
+    "lit_models/engines": 596,
     "lit_models/certify": 718,
     "lit_models/prepare": 550,
     "lit_models/seo/nearest": 373,

@@ -15,8 +15,6 @@ CPUS_BESIDE_A_GPU = 4  # which make its batches
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 LOCAL = "localhost:29400"  # torchrun's own port
-
-
 TAKERS = {  # target -> words of the command that takes its file
     "slurm": ("sbatch", "--parsable"),
     "torchrun": ("bash",),

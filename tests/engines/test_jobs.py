@@ -29,15 +29,14 @@ def shell_of(text: str) -> str:
 def test_torchrun_starts_an_elastic_run_that_goes_on_in_its_folder(submit) -> None:
     nodes = ["--nodes=1:4", "--gpus-per-node=2", "--rendezvous=n1:29400"]
     status, output = submit("torchrun", *nodes, "--max-restarts=3", "--activate=source a/b")
-    assert status == 0, output
-    assert "start it bash jobs/toy/job.sh, on each machine" in output
+    assert (status, "start it bash jobs/toy/job.sh, on each machine" in output) == (0, True)
     text = shell_of(Path("jobs/toy/job.sh").read_text())
     assert text.startswith("\nsource a/b\npython -c 'import lit_models'")
     assert (
         "\nexec python -m torch.distributed.run --nnodes=1:4 --nproc_per_node=2 --max_restarts=3 "
         "--rdzv_backend=c10d --rdzv_id=toy --rdzv_endpoint=n1:29400 --rdzv_conf=read_timeout=600 "
-        "-m lit_models fit --config=toy.yaml "
-        '--trainer.default_root_dir="$run" --ckpt_path=auto'
+        '-m lit_models fit --config=toy.yaml --trainer.default_root_dir="$run" --ckpt_path=auto '
+        "--trainer.num_nodes=auto --trainer.devices=auto"
     ) in text
 
 
@@ -92,6 +91,7 @@ def test_kubernetes_replaces_pods_that_find_the_first_by_name(submit, monkeypatc
     label = service["metadata"]["name"]
     assert label == service["spec"]["selector"]["job-name"] == "unisono-my-toy"
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
+    assert job["spec"]["successPolicy"]["rules"] == [{"succeededIndexes": "0"}]
     pod = job["spec"]["template"]["spec"]
     assert pod["subdomain"] == label == job["metadata"]["name"]
     container = pod["containers"][0]

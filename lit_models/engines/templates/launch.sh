@@ -19,4 +19,5 @@ exec {{ python }} -m torch.distributed.run --nnodes={{ resources.nodes_text }} -
   --rdzv_endpoint={{ rendezvous }} --rdzv_conf=read_timeout=600 \
 {% endif %}
   -m lit_models fit \
-  {{ command }}
+  {{ command }} \
+  --trainer.num_nodes=auto --trainer.devices=auto
