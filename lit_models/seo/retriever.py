@@ -37,7 +37,7 @@ from lit_models.seo.metrics import (
     rank_queries,
 )
 from lit_models.seo.nearest.exact import ExactSearch, Feedback, Found, Vectors
-from lit_models.seo.nearest.ivf import IvfSearch, SearchOptions
+from lit_models.seo.nearest.index import IndexSearch, SearchOptions
 from lit_models.seo.nearest.sharded import ShardedSearch
 from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
 from lit_models.training.metrics import LossSum
@@ -341,7 +341,7 @@ class LitRetriever(EncodedTextModule):
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, FIRST_DEPTH)
         asked = list(data.datasets["predict"].queries)
         opened = self.index(documents, queries, depth)
-        if isinstance(opened, IvfSearch):
+        if isinstance(opened, IndexSearch):
             write_whole(folder / "search.json", json.dumps(opened.facts, indent=1) + "\n")
         for start in range(0, len(asked), QUERIES_OF_RUN):
             part = slice(start, start + QUERIES_OF_RUN)

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from lit_models.seo.nearest import ivf
+from lit_models.seo.nearest import index as indices
 from lit_models.seo.nearest.exact import ExactSearch
-from lit_models.seo.nearest.ivf import IvfSearch, SearchOptions
+from lit_models.seo.nearest.index import IndexSearch, SearchOptions
 from tests.distributed.seo_retriever import retriever
 from tests.nearest.test_search_speed import clustered
 from tests.seo.retrieval_collection import write_collection
@@ -22,11 +22,12 @@ def faiss():
     return pytest.importorskip("faiss", reason="extra: search")
 
 
-def test_what_is_found_has_the_bits_of_the_exact_search_and_the_recall_that_is_told(faiss, caplog):
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, faiss, caplog):
     exact = ExactSearch(DOCUMENTS).search(QUERIES, len(DOCUMENTS))
     score_of = torch.empty_like(exact.scores).scatter(1, exact.documents, exact.scores)
-    opened, lists_read = IvfSearch(DOCUMENTS), []
-    for least in (0.5, 0.9, 1.0):
+    opened, work = IndexSearch(DOCUMENTS, kind), []
+    for least in (0.5, 0.9, 0.99):
         opened.tune(QUERIES, 10, least, None)
         found = opened.search(QUERIES, 10)
         assert torch.equal(found.scores, score_of.gather(1, found.documents))
@@ -35,33 +36,34 @@ def test_what_is_found_has_the_bits_of_the_exact_search_and_the_recall_that_is_t
         assert opened.facts["recall"] == pytest.approx(recall.mean().item())
         assert least <= opened.facts["recall"]
         assert f"approximate, measured with 200 queries: {opened.facts}" in caplog.text
-        lists_read.append(opened.facts["lists_read"])
+        work.append(opened.facts["work"])
         # Nothing but the query decides what it finds.
         alone = [opened.search(query[None], 10).documents for query in QUERIES[:20]]
         assert torch.equal(found.documents[:20], torch.cat(alone))
-    assert lists_read[0] < lists_read[1] < lists_read[2] <= opened.facts["lists"] == 219
-    few = IvfSearch(DOCUMENTS[:4])
+    assert work[0] <= work[1] <= work[2] <= opened.facts["most_work"]
+    few = IndexSearch(DOCUMENTS[:4], kind)
     few.tune(QUERIES, 9, 1.0, None)
     assert few.search(QUERIES, 9).documents.sort().values.tolist() == [[-1] * 5 + [*range(4)]] * 200
 
 
-def test_an_index_is_made_once_and_the_same_by_any_number_of_threads(faiss, tmp_path, monkeypatch):
-    written, write = [], ivf._write
-    monkeypatch.setattr(ivf, "_write", lambda *those: (write(*those), written.append(those[1])))
-    monkeypatch.setattr(ivf, "ROUNDS", 2)
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_an_index_is_made_once_and_the_same_by_any_threads(kind, faiss, tmp_path, monkeypatch):
+    written, write = [], indices._write
+    monkeypatch.setattr(indices, "_write", lambda *those: (write(*those), written.append(those)))
+    monkeypatch.setattr(indices, "ROUNDS", 2)
     for number in (1, 2, torch.get_num_threads()):  # the last as before
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / str(number)))
         torch.set_num_threads(number)
-        IvfSearch(DOCUMENTS[:500])
+        IndexSearch(DOCUMENTS[:500], kind)
     contents = {path.read_bytes() for path in tmp_path.glob("*/nearest/*/index.faiss")}
     assert (len(contents), len(written)) == (1, 2)
-    IvfSearch(DOCUMENTS[:501])
+    IndexSearch(DOCUMENTS[:501], kind)
     assert len(written) == 3
 
 
 def test_without_faiss_auto_is_exact_and_says_so_and_ivf_says_what_to_install(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(ivf, "MOST_EXACT", 100)
+    monkeypatch.setattr(indices, "MOST_EXACT", 100)
     opened = SearchOptions("auto").opened(DOCUMENTS, QUERIES, 10, "cpu", None)
     assert type(opened) is ExactSearch
     assert "3000 documents are searched exactly" in caplog.text
@@ -72,17 +74,17 @@ def test_without_faiss_auto_is_exact_and_says_so_and_ivf_says_what_to_install(mo
 
 
 def test_an_index_is_taken_above_a_number_of_documents_where_it_is_quicker(faiss, monkeypatch):
-    for most, k, kind in ((600, 10, ExactSearch), (599, 10, IvfSearch), (599, 400, ExactSearch)):
-        monkeypatch.setattr(ivf, "MOST_EXACT", most)
+    for most, k, kind in ((600, 10, ExactSearch), (599, 10, IndexSearch), (599, 400, ExactSearch)):
+        monkeypatch.setattr(indices, "MOST_EXACT", most)
         options = (DOCUMENTS[:600], QUERIES[:40], k, "cpu", None)
         assert type(SearchOptions("auto").opened(*options)) is kind  # of 400, it read most lists
 
 
 def test_a_prediction_says_what_it_may_miss(faiss, tmp_path, monkeypatch):
-    monkeypatch.setattr(ivf, "MOST_READ", 1.0)
+    monkeypatch.setattr(indices, "MOST_WORK", 1.0)
     write_collection(tmp_path / "collection")
     runs = {}
-    for kind in ("exact", "ivf"):
+    for kind in ("exact", "hnsw", "ivf"):
         folder = tmp_path / kind
         torch.manual_seed(1)
         module, data = retriever(folder, {}, search=SearchOptions(kind, recall=1.0))
@@ -93,7 +95,7 @@ def test_a_prediction_says_what_it_may_miss(faiss, tmp_path, monkeypatch):
     facts = json.loads((folder / "coded.encoded" / "search.json").read_text())
     assert (facts["kind"], facts["recall"], facts["documents"]) == ("ivf", 1.0, 40)
     assert not (tmp_path / "exact" / "coded.encoded" / "search.json").exists()
-    assert runs["exact"] == runs["ivf"]
+    assert runs["exact"] == runs["ivf"] == runs["hnsw"]
     vectors = module.encode(["salt", "old iron", "cheap mill by weight"], False)
     index = module.index(vectors, module.encode(["iron"], True), 2)
     found = module.search(["iron"], index, 2)
