@@ -64,7 +64,7 @@ def test_options_of_a_command_are_read_by_their_types(given, values):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("submit --nodes=two", "argument --nodes: invalid int value: 'two'. `unisono submit --h"),
+        ("submit --gpus-per-node=two", "argument --gpus-per-node: invalid int value: 'two'. `unis"),
         ("doctor --timeout_s x", "argument --timeout-s: invalid float value: 'x'. `unisono do"),
         ("submit --dry-run=maybe", "--dry-run must be true or false, got maybe"),
         (
