@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,11 +65,10 @@ def fetch(url: str, target: Path, size: int | None = None, digest: str | None = 
             system, path = url_to_fs(url)
             with replacing(target) as unfinished:
                 system.get_file(path, str(unfinished))
-                own, whole = unfinished.stat().st_size, system.info(path).get("size")
-                if whole is not None and own < whole:
-                    raise ConnectionError(f"it ended after {own:,} of {whole:,} bytes")
-                is_other = size not in (None, own)
-                if is_other or digest not in (None, content_digest(unfinished)):
+                own = unfinished.stat().st_size
+                if own != size and own < (system.info(path).get("size") or 0):
+                    raise ConnectionError(f"it ended after {own:,} bytes")
+                if size not in (None, own) or digest not in (None, content_digest(unfinished)):
                     raise ValueError(
                         f"{url} has {own:,} bytes and is not the file of {size:,} bytes in its "
                         "manifest: it was changed since. Put that one back, or prepare the shards "
@@ -178,13 +177,17 @@ class RemoteShards:
             if not path.exists():
                 self._make_room(size)
                 fetch(f"{self.url}/{name}", path, size, digest)
+                self._make_room(0)  # others may have come meanwhile
             os.utime(path, ns=(time.time_ns(), time.time_ns()))  # when it was used last
         return path
 
     def _make_room(self, size: int) -> None:
         """Remove the files that were used longest ago, until there is room for one more."""
         with FileLock(self.folder / ".room.lock"):
-            files = [(path.stat(), path) for path in self.folder.rglob("*.ds*")]
+            files = []
+            for path in self.folder.rglob("*.ds*"):
+                with suppress(FileNotFoundError):  # another process gave it its name meanwhile
+                    files.append((path.stat(), path))
             over = sum(status.st_size for status, _ in files) + size - self.limit
             for status, path in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
                 if over > 0 and not path.name.startswith("."):  # which another process writes
