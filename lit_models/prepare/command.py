@@ -214,8 +214,9 @@ class Preparation:
             for name, executor in self.executors.items():
                 try:
                     executor.run()
-                except (ValueError, OSError, RuntimeError) as error:
-                    raise type(error)(*error.args) from error  # of a task, in another process
+                except (ValueError, OSError, RuntimeError) as error:  # of a task's process
+                    kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                    raise kind(str(error)) from error
                 if missing := executor.get_incomplete_ranks():
                     raise RuntimeError(
                         f"{len(missing)} of {executor.world_size} tasks of {name} failed; "
