@@ -63,6 +63,8 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
         of_index = entry.get("index_digest") or file_digest(shard.file(".index"))
         return replace(shard, digest=digest_of([digest, of_index]))
 
+    if not entries:
+        raise FileNotFoundError(f"{option}: {named}/{MANIFEST} lists no shard; prepare it again.")
     entries.sort(key=lambda entry: PurePosixPath(entry["name"]))
     with ThreadPoolExecutor(usable_cpus()) as pool:  # files are read and hashed without the lock
         return list(pool.map(found, entries))

@@ -187,6 +187,10 @@ def test_missing_folders_and_empty_sources_are_named(tmp_path):
     write_folder(tmp_path, 0)
     with pytest.raises(FileNotFoundError, match="data.train_files: the folder .* must end in .ds"):
         module(str(tmp_path))
+    (tmp_path / "manifest.json").write_text('{"shards": []}')
+    with pytest.raises(FileNotFoundError, match=r"manifest.json lists no shard; prepare it again"):
+        module(str(tmp_path))
+    (tmp_path / "manifest.json").unlink()
     sources = {"web": SourceOptions(write_folder(tmp_path), weight=0.001)}
     with pytest.raises(ValueError, match=r"takes none; raise its weight or its tokens, or leave"):
         module(None, sources=sources, validation_files=str(tmp_path)).request("train")
