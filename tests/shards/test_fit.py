@@ -3,7 +3,6 @@
 import json
 import re
 
-import pytest
 import yaml
 
 from lit_models.commands.verify import Status
@@ -16,19 +15,20 @@ SMALL = (
 WHOLE = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=null")
 
 
-@pytest.mark.parametrize("more", [(), ("--data.layout=documents", "--data.shuffle_shards=1")])
-def test_a_folder_of_shards_trains_a_language_model(unisono, tmp_path, monkeypatch, more):
+def test_a_folder_of_shards_trains_a_language_model(unisono, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_folder(tmp_path / "shards")
     status, output = unisono(
         *("fit", *SMALL, *WHOLE, f"--data.train_files={folder}"),
-        *("--data.split.validation_share=0.1", *more),
+        *(
+            "--data.split.validation_share=0.1",
+            "--data.layout=documents",
+            "--data.shuffle_shards=1",
+        ),
     )
     assert status == 0, output
     status, output = unisono("verify", "runs/causal_lm-debug")
     assert status == Status.PROVEN, output
-    status, output = unisono("replay", "runs/causal_lm-debug", "--step=3")
-    assert status == 0, output
 
 
 def test_a_mixture_is_exact_in_the_forecast_the_ledger_and_the_proof(
@@ -60,6 +60,8 @@ def test_a_mixture_is_exact_in_the_forecast_the_ledger_and_the_proof(
     assert abs(sum(c[1] for c in own) / 2 - 9000) < 64
     status, output = unisono("verify", "runs/causal_lm-debug")
     assert status == Status.PROVEN, output
+    status, replayed = unisono("replay", "runs/causal_lm-debug", "--step=3")
+    assert status == 0, replayed  # rows of different numbers of documents in one table
     status, audit = unisono("check", *SMALL, "--config=mix.yaml", "--data.test_files=a")
     assert "120 different test documents are also in train" not in audit  # some are held out
     assert re.search(r"overlap +1\d\d different test documents are also in train", audit), audit
