@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from datamodules.core.plan import check_range
 from datamodules.core.store import digest_of, write_whole
 from datamodules.files.documents import text_files
 from datamodules.shards.remote import is_url, list_urls
@@ -101,12 +102,12 @@ class Preparation:
         self.kind = self.options.pop("kind", "local")
         workers = self.options.get("workers", os.cpu_count() or 1)
         self.tasks = min(self.options.pop("tasks", 8 * workers), len(sizes))
+        least = {"tasks": self.tasks, "tokens_per_shard": recipe["tokens_per_shard"]}
+        check_range("prepare", 1, **least)
         options = {k: v for k, v in recipe["tokenizer"].items() if k != "sample_megabytes"}
         tokenizer = made(TokenizerOptions, "tokenizer", options)
-        if tokenizer.kind not in TOKENIZERS:
-            raise ValueError(
-                f"tokenizer.kind must be {', '.join(TOKENIZERS)}, got {tokenizer.kind}."
-            )
+        if (kind := tokenizer.kind) not in TOKENIZERS:
+            raise ValueError(f"tokenizer.kind must be {', '.join(TOKENIZERS)}, got {kind}.")
         self.work = Work(self.to, recipe, tokenizer)
         self.executors = dict[str, Any]()
         for name, (pipeline, tasks) in self._stages(recipe, self.work).items():
@@ -223,9 +224,9 @@ class Preparation:
                         f"{self.to}/work/logs/{name} says why. The same command goes on."
                     )
                 say(f"{name}: {executor.world_size} tasks, {time.monotonic() - begun:.1f} s")
-            for folder in (self.to / "work").iterdir():
-                if folder.is_dir() and folder.name != "logs":
-                    shutil.rmtree(folder)
+        for folder in (self.to / "work").iterdir():  # of texts and signatures
+            if folder.is_dir() and folder.name != "logs":
+                shutil.rmtree(folder)
         audit = json.loads((self.to / "audit.json").read_text("utf-8"))
         print("\n".join([*table(audit), f"written to {self.to}"]))
         return 0

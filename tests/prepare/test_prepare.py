@@ -57,9 +57,9 @@ def shards_of(folder: Path) -> tuple[list[str], dict]:
         ends = np.fromfile(f"{path}.index", np.uint64).astype(int)
         assert (len(tokens), len(ends)) == (shard["tokens"], shard["documents"])
         assert path.with_suffix(".ds.metadata").read_text().splitlines()[1] == str(len(tokens))
-        for document in np.split(tokens, ends)[:-1]:
-            assert document[-1] == tokenizer.end_id
-            texts.append(tokenizer.decode(document[:-1]))
+        documents = np.split(tokens, ends)[:-1]
+        assert all(document[-1] == tokenizer.end_id for document in documents)
+        texts += [tokenizer.decode(document[:-1]) for document in documents]
     return texts, manifest
 
 
@@ -110,8 +110,7 @@ def test_each_document_is_in_the_shards_or_in_the_audit(tmp_path, capsys):
         f"{a}:11": "shares words with exam.txt",
     }
     audit = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert audit["read"]["documents"] == 23
-    assert audit["kept"]["documents"] == 17
+    assert (audit["read"]["documents"], audit["kept"]["documents"]) == (23, 17)
     assert audit["dropped"]["1 GopherQualityFilter"]["gopher_short_doc"] == {
         "documents": 1,
         "bytes": 5,
@@ -172,6 +171,7 @@ def test_what_was_interrupted_goes_on_and_a_changed_source_is_refused(tmp_path):
         ({"tokenizer": {"kind": "words"}}, "tokenizer.kind must be bytes, bpe, folder, got words"),
         ({"executor": {"kind": "dask"}}, "executor.kind has no `dask`"),
         ({"executor": {"worker": 2}}, "executor has no `worker`. Did you mean workers?"),
+        ({"executor": {"tasks": 0}}, "tasks must be at least 1"),
     ],
 )
 def test_a_recipe_that_cannot_be_meant_is_refused(tmp_path, values, message):
