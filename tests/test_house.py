@@ -23,7 +23,7 @@ LATER_ROOMS = {
     "lit_models/engines": 596,
     "lit_models/certify": 718,
     "lit_models/prepare": 552,
-    "lit_models/seo/nearest": 398,
+    "lit_models/seo/nearest": 392,
     "lit_models/seq2seq": 920,
     "datamodules/pairs": 590,
     "datamodules/shards": 1_224,

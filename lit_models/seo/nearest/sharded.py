@@ -34,10 +34,8 @@ class ShardedSearch(ExactSearch):
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return what `ExactSearch` does, of the documents of all ranks; a collective."""
         k, own = min(k, len(self.all_ids)), super().nearest(queries, k)
-        asked, padding = (
-            torch.arange(len(queries), device=self.device),
-            (0, k - own.scores.shape[1]),
-        )
+        asked = torch.arange(len(queries), device=self.device)
+        padding = (0, k - own.scores.shape[1])
         number = F.pad(self.ids[own.documents.to(self.device)], padding, value=NO_DOCUMENT)
         score = F.pad(own.scores.to(self.device), padding, value=-torch.inf)
         ranks = gathered(id=asked, number=number, score=score)  # those of a query stand together
@@ -53,9 +51,5 @@ class ShardedSearch(ExactSearch):
         flat = numbers.flatten().to(self.device)
         places = torch.isin(flat, self.ids).nonzero()[:, 0]  # each on one rank
         own = self.documents[torch.searchsorted(self.ids, flat[places])]
-        return (
-            gathered(id=places, vector=own)
-            .vector.view(*numbers.shape, self.documents.shape[1])
-            .double()
-            .cpu()
-        )
+        rows = gathered(id=places, vector=own).vector
+        return rows.view(*numbers.shape, rows.shape[1]).double().cpu()
