@@ -70,8 +70,9 @@ class SearchOptions:
         found = IndexSearch(documents, kind, device)
         found.tune(queries, k, self.recall, feedback)
         if found.work > MOST_WORK * found.most:
-            log.warning("so much work takes longer than exact search, which is taken.")
+            log.warning("search is exact, since an index would take longer: %s", found.facts)
             return exact
+        log.warning("search is approximate: %s", found.facts)
         return found
 
 
@@ -109,7 +110,7 @@ class IndexSearch(ExactSearch):
             self.lists = ExactSearch(self.index.quantizer.reconstruct_n(0, self.most))
 
     def tune(self, queries: Vectors, k: int, recall: float, feedback: Feedback | None) -> None:
-        """Take as much work as a sample of the queries [Q, W] needs, and say what it then finds.
+        """Take as much work as a sample of the queries [Q, W] needs, and keep the `facts` of it.
 
         Args:
             recall: share of k found documents whose score is one of the k best of the exact search.
@@ -122,8 +123,7 @@ class IndexSearch(ExactSearch):
             scores = self.search(asked, k, feedback).scores[:, : best.shape[1]]
             share = float((scores >= best[:, -1:]).double().mean())
         self.facts = {"kind": self.kind, "documents": len(self.documents), "work": self.work}
-        self.facts |= {"most_work": self.most, "k": k, "recall": share}
-        log.warning("search is approximate, measured with %d queries: %s", len(asked), self.facts)
+        self.facts |= {"most_work": self.most, "k": k, "recall": share, "queries": len(asked)}
 
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return the k best candidates of each query [Q, W] float64; -1 = there are fewer."""
