@@ -26,7 +26,7 @@ LATER_ROOMS = {
     "lit_models/seo/nearest": 392,
     "lit_models/seq2seq": 920,
     "datamodules/pairs": 590,
-    "datamodules/shards": 1_224,
+    "datamodules/shards": 1_222,
     "tests/seq2seq": 690,
     "tests/benchmarks/seq2seq": 180,
     "tests/page": 731,

@@ -126,7 +126,8 @@ class ShardDataModule(LanguageModelDataModule):
         shuffle_shards: shards whose rows are shuffled together, successive ones of an order that
             each pass draws; `None` shuffles the rows of all. Fewer bound what a node needs at a
             time.
-        split: shares of documents to be held out.
+        split: shares of documents to be held out; all tokens are then read once, also those of
+            object storage, for which validation files or shares of 0 are better.
         cache_gib: of object storage (s3://…, gs://…, https://…) at most so much is kept on each
             machine; a group of `shuffle_shards` and the next one must have room in it.
         language_model: tokenizer of shards without tokenizer.json, context, prediction, batches;

@@ -145,11 +145,8 @@ def documents_of(
         starts = np.append(before, stops[:-1])
         if (stops < starts).any():
             raise ValueError(f"{shard}.index is damaged: its ends do not ascend.")
-        parts, hashes, split = (
-            np.full(len(stops), TRAIN),
-            np.zeros(len(stops), np.uint64),
-            options.split,
-        )
+        parts, split = np.full(len(stops), TRAIN), options.split
+        hashes = np.zeros(len(stops), np.uint64)
         if split is not None or are_hashed:
             hashes = content_hashes(open_tokens(shard, shard.token_bytes()), stops, before)
         if split is not None:
