@@ -5,7 +5,8 @@ import re
 
 import yaml
 
-from lit_models.commands.verify import Status
+from lit_models.commands.verify import Status, verify_run
+from lit_models.training.ledger import chained
 from tests.shards.small import write_folder
 
 SMALL = (
@@ -67,3 +68,10 @@ def test_a_mixture_is_exact_in_the_forecast_the_ledger_and_the_proof(
     assert re.search(r"overlap +1\d\d different test documents are also in train", audit), audit
     samples, targets = (f"{sum(c[i] for c in own):,}" for i in range(2))
     assert f"of books          {samples} samples, {targets} targets" in output
+    rows, before = [json.loads(line) for line in ledger], ""
+    rows[1]["sources"]["web"][1] += 1
+    for row in rows:
+        row["hash"] = before = chained(row, before)
+    run = tmp_path / "runs/causal_lm-debug"
+    (run / "ledger.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert any("epoch 0, step 0: by sources" in fault for fault in verify_run(run).faults)

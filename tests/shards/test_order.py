@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from datamodules.core.plan import hash_ids, keys_for
+from datamodules.shards import order
 from datamodules.shards.order import (
     ORDER_OF_STEPS,
     ShardedRequest,
     bijection,
+    longest_rows,
     num_rows,
     of_sources,
     planned_epoch,
     request_of,
     rows_of_pass,
+    write_lengths,
 )
 
 
@@ -104,3 +107,13 @@ def test_a_mixture_takes_its_exact_share_everywhere_and_each_row_in_turn():
     (again,) = [request_of(json.loads(json.dumps(vars(wanted))))]
     assert again == wanted
     assert again.digest() == wanted.digest()
+
+
+def test_lengths_are_looked_at_in_stretches_of_any_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(order, "LENGTHS_AT_ONCE", 7)
+    lengths = np.random.default_rng(0).integers(0, 9, 100).astype(np.uint16)
+    for count in (1, 5, 40, 200):
+        expected = np.argsort(-lengths.astype(int), kind="stable")[:count]
+        assert longest_rows(lengths, count).tolist() == expected.tolist()
+    write_lengths(tmp_path / "lengths.npy", lengths)
+    assert np.array_equal(np.load(tmp_path / "lengths.npy"), lengths)
