@@ -22,7 +22,7 @@ LATER_ROOMS = {
     "lit_models/page": 925,
     "lit_models/engines": 596,
     "lit_models/certify": 718,
-    "lit_models/prepare": 552,
+    "lit_models/prepare": 553,
     "lit_models/seo/nearest": 392,
     "lit_models/seq2seq": 920,
     "datamodules/pairs": 590,

@@ -65,10 +65,11 @@ class Account:
     """
 
     def __init__(self, folder: Path, rank: int | None = None) -> None:
-        self.folder, self.rank, self._lines = folder, rank, list[str]()
-        self.facts: dict[str, Any] = {"dropped": {}}
+        self.folder, self.own_rank = folder, rank
 
     def __enter__(self) -> "Account":
+        self.rank, self._lines = self.own_rank, list[str]()
+        self.facts: dict[str, Any] = {"dropped": {}}
         return self
 
     def write(self, document: Document, rank: int) -> None:
