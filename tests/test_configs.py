@@ -36,7 +36,11 @@ ERRORS = {  # the columns of a table of errors before what is known of a sample
     "seo/writer_debug.yaml": ["place", "input", "truth", "answer"],
 }
 DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
-LARGE_DEMOS = ("consistency_lens/debug.yaml", "seo/writer_debug.yaml")  # data of many seconds
+LARGE_DEMOS = (
+    "consistency_lens/debug.yaml",
+    "seo/writer_debug.yaml",
+    "seq2seq/debug.yaml",
+)  # data of many seconds
 
 
 @pytest.mark.parametrize("name", CONFIGS)

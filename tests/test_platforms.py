@@ -32,7 +32,7 @@ def trained_without_posix(folder: Path) -> int:
             delattr(module, name)
     for package in map(importlib.import_module, ("datamodules", "lit_models")):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.endswith(("__main__", "on_ray")):  # of an extra
+            if not found.name.endswith(("__main__", "on_ray", "prepare.steps")):  # of extras
                 importlib.import_module(found.name)
     return unisono_here("fit", "--config", "occupation_coder/debug.yaml", "--trainer.devices=1")
 

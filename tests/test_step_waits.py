@@ -31,8 +31,8 @@ from lit_models.training.optim import MuonAdamW
 from lit_models.training.sharding import whole
 from lit_models.training.strategies import leave_group
 from tests.distributed import families
-from tests.distributed.lens_family import JOINT_START, story_files
-from tests.distributed.seo_family import seo_files
+from tests.distributed.lens_family import JOINT_START
+from tests.distributed.test_matrix import write_tables
 from tests.toy import toy_trainer
 
 META = torch.device("meta")
@@ -82,10 +82,7 @@ class LastBatch(Callback):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("waits")
-    families.occupation_table(folder / "occupations.csv")
-    families.text_files(folder)
-    story_files(folder)
-    seo_files(folder)
+    write_tables(folder)
     families.pretrained_files(folder)
     return folder
 

@@ -97,6 +97,7 @@ def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     assert found["group"]["what"].startswith("2 ranks by gloo")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_find_rank_0_says_so_itself(tmp_path):
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     environ["MASTER_PORT"] = str(free_port())

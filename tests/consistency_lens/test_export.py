@@ -76,6 +76,7 @@ def test_an_export_gives_the_lens_of_the_checkpoint(trained):
     assert all(torch.equal(a, b) and name == other for (name, a), (other, b) in same)
 
 
+@pytest.mark.slow
 def test_a_lens_from_a_checkpoint_is_tested_as_the_run_was(trained, tmp_path):
     data = story_data(trained, tokenizer=None)
     path = trained / "run" / "checkpoints" / "last.ckpt"

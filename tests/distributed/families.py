@@ -34,7 +34,7 @@ from tests.distributed.lens_family import LENS_LOSSES, consistency_lens
 from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
 from tests.seo.small_collection import bert_folder
-from tests.seq2seq.family import seq2seq
+from tests.seq2seq.family import pair_files, seq2seq
 from tests.text_corpora import saved_tokenizer
 from tests.toy import LitToy, ToyData
 
@@ -177,8 +177,9 @@ def write_documents(path: Path, number: int) -> None:
 
 
 def text_files(folder: Path) -> None:
-    """Write 60 documents, some longer than a row, and 9 prompts, two of them equal."""
+    """Write 60 documents, some longer than a row, 9 prompts, two of them equal, and pairs."""
     write_documents(folder / "documents.jsonl", number=60)
+    pair_files(folder)
     prompts = [f"the {word}" for word in ("old", "baker", "old", "", "b", "salt by", "and so on")]
     rows = [json.dumps({"prompt": f"{prompt} "}) for prompt in [*prompts, "x", "y"]]
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")

@@ -19,7 +19,6 @@ from tests.distributed.jobs import STEPS, run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.lens_family import story_files
 from tests.distributed.seo_family import SEO, seo_files
-from tests.seq2seq.family import pair_files
 from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
@@ -55,7 +54,6 @@ def write_tables(folder: Path) -> None:
     text_files(folder)
     story_files(folder)
     seo_files(folder)
-    pair_files(folder)
 
 
 def run_world(folder: Path, num_processes: int, jobs: list[dict[str, Any]]) -> str:

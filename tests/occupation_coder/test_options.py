@@ -19,6 +19,7 @@ from datamodules.tokenizers.codes import CodeBook
 from lit_models.cli import UnisonoCLI, launch
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import WarmupDecay
+from tests.seq2seq.test_data import table
 from tests.toy import ledger_lines
 
 QUIET = ["--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
@@ -44,17 +45,12 @@ EVERYTHING = [
 ]
 
 
-def write_table(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
-
-
 def write_tables(folder: Path) -> None:
     """Makes train.csv (32 rows) and dev.csv (4 rows)."""
     rows = [(f"{place} {trade}", "en", code) for place in PLACES for trade, code in TRADES.items()]
-    write_table(folder / "train.csv", rows, ("job", "lang", "occ"))
+    table(folder / "train.csv", rows, ("job", "lang", "occ"))
     dev = [(f"second {trade}", "da", code) for trade, code in TRADES.items()]
-    write_table(folder / "dev.csv", dev, ("job", "lang", "occ"))
+    table(folder / "dev.csv", dev, ("job", "lang", "occ"))
 
 
 class Gradients(Callback):
@@ -185,7 +181,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         file.write("captain,en,9x\n")
     (folder / "books").mkdir()
     rows = [(code, trade) for trade, code in {**TRADES, "tailor": "79100"}.items()]
-    write_table(folder / "books" / "book.csv", rows, ("code", "description"))
+    table(folder / "books" / "book.csv", rows, ("code", "description"))
     return ready(folder, *UNTRAINED)
 
 
@@ -231,7 +227,7 @@ def ready(folder: Path, *options: str) -> SimpleNamespace:
 def test_several_target_columns_or_one_with_a_separator(folder):
     header = ("job", "lang", "first", "second", "both")
     rows = [("smith and clerk", "en", "83110", "39310", "83110;39310")] * 2
-    write_table(folder / "train.csv", rows, header)
+    table(folder / "train.csv", rows, header)
     for codes in (
         ["--data.columns.codes=first,second"],
         ["--data.columns.codes=[both]", "--data.columns.code_separator=;"],
@@ -261,8 +257,8 @@ def test_several_target_columns_or_one_with_a_separator(folder):
 )
 def test_a_code_system(folder, options, codes, blocks):
     rows = [("smith", "en", codes[0]), ("clerk", "en", codes[1])]
-    write_table(folder / "train.csv", rows, ("job", "lang", "occ"))
-    write_table(folder / "dev.csv", rows, ("job", "lang", "occ"))
+    table(folder / "train.csv", rows, ("job", "lang", "occ"))
+    table(folder / "dev.csv", rows, ("job", "lang", "occ"))
     book = CodeBook.from_dict(ready(folder, *FILES, *options).data.recipe["code_book"])
     assert (book.table.shape[1], book.max_codes) == blocks
     assert book.codes == codes

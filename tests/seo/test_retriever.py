@@ -76,6 +76,7 @@ def test_a_test_measures_what_a_plain_reference_measures(retriever_run, trained)
     assert low <= mean <= high
 
 
+@pytest.mark.slow
 def test_one_batch_is_learnt_by_heart(retriever_run, tmp_path):
     module, data = retriever(retriever_run, {})
     options = {"overfit_batches": 1, "limit_val_batches": 0}

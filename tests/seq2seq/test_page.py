@@ -1,11 +1,13 @@
 """The page's view shows what the module says of each text."""
 
+import pytest
 from nicegui import ui
 
 from lit_models import LitSeq2Seq
 from tests.page.conftest import fit, visited  # noqa: F401 - a fixture
 
 
+@pytest.mark.slow
 def test_the_view_shows_each_text_with_what_it_becomes(tmp_path, visited):  # noqa: F811
     fit(tmp_path, "seq2seq/debug.yaml", "runs/a", "--trainer.max_steps=2")
     module = LitSeq2Seq.load_from_checkpoint(tmp_path / "runs/a/checkpoints/last.ckpt")

@@ -100,6 +100,7 @@ def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> Non
     assert FullyShardedStrategy().process_group_backend is None
 
 
+@pytest.mark.slow
 def test_a_script_s_fsdp_evaluates_beside_nccl_too(tmp_path, own_environment, monkeypatch) -> None:
     """Beside gloo Lightning leaves inference mode out by itself."""
     is_grouped = "lightning.pytorch.loops.utilities._distributed_is_initialized"
