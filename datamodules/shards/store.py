@@ -74,9 +74,13 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
     """Return the tokenizer of shards: of tokenizer.json in their folders, and the given one.
 
     Raises:
-        FileNotFoundError: a URL has none.
+        FileNotFoundError: there is no such folder, or a URL has none.
         ValueError: there is none, or they differ.
     """
+    if gone := [name for name in folders if not is_url(name) and not Path(name).is_dir()]:
+        raise FileNotFoundError(
+            f"there is no folder {gone[0]}; name one of shards, as `unisono prepare` writes them."
+        )
     named = {} if given is None else {"data.tokenizer": make_tokenizer(given, iter(()))}
     for folder in folders:
         name = f"{folder}/{TOKENIZER}"
