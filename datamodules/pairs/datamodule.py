@@ -368,8 +368,8 @@ class Seq2SeqDataModule(LanguageModelDataModule):
 
     @property
     def _most_read(self) -> int:
-        recipe: Any = self.trained_recipe("predict")
-        return recipe["max_source_tokens"]
+        recipe = self.model.recipe  # none of a pretrained folder that is not trained on
+        return self.max_source_tokens if recipe is None else recipe["max_source_tokens"]
 
     def _predict_paths(self) -> list[Path]:
         return files_to_predict(self.predict_files, suffixes=self.suffixes)

@@ -67,7 +67,10 @@ def test_it_learns_writes_every_row_and_answers_from_python(tmp_path, pairs):
 def test_a_pretrained_folder_is_fine_tuned_and_exported(tmp_path, pairs, unisono):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    folder = saved(tmp_path / "t5")
+    folder, output = saved(tmp_path / "t5"), tmp_path / "untrained.csv"
+    data = data_of(pairs, predict_files=pairs, predict_output=str(output))
+    toy_trainer(tmp_path / "a").predict(LitSeq2Seq(ADAMW, pretrained=str(folder)), data)
+    assert output.read_text().count("\n") == 9 * len(WORDS) + 1
     module, _ = trained(tmp_path, pairs, epochs=1, network=None, pretrained=str(folder))
     assert module.recipe["network"]["config"]["model_type"] == "t5"
     exported, words = tmp_path / "exported", ["export", str(tmp_path / "checkpoints/last.ckpt")]
