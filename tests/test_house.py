@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python, docstrings included
-    "lit_models": 19_425,
+    "lit_models": 19_500,
     "lit_models/training": 5_500,
     "lit_models/commands": 3_300,
     "lit_models/occupation_coder": 3_000,
@@ -24,10 +24,10 @@ LATER_ROOMS = {
     "lit_models/certify": 718,
     "lit_models/prepare": 553,
     "lit_models/seo/nearest": 392,
-    "lit_models/seq2seq": 920,
+    "lit_models/seq2seq": 962,
     "datamodules/pairs": 590,
     "datamodules/shards": 1_226,
-    "tests/seq2seq": 690,
+    "tests/seq2seq": 806,
     "tests/benchmarks/seq2seq": 180,
     "tests/page": 731,
     "tests/engines": 450,

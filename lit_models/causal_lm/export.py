@@ -229,12 +229,7 @@ def _twins(network: Network) -> dict[str, str]:
 def _adapter_layout(
     network: Network, recipe: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> Layout:
-    lora = recipe.get("lora")
-    if not lora:
-        raise ValueError(
-            "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
-            "export the whole model."
-        )
+    lora = adapter_recipe(recipe)
     names = {name: name.removeprefix(MODEL) for name in lora["layers"]}  # own -> transformers'
     is_transposed = any(getattr(module, "is_transposed", False) for module in network.modules())
     if isinstance(network, Decoder):
@@ -247,9 +242,38 @@ def _adapter_layout(
                 "PEFT has no place for these adapters; leave --adapter out to export the whole "
                 "model, and train adapters on it with model.pretrained."
             )
+    return peft_layout(lora, names, weights, is_transposed)
+
+
+def adapter_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the adapters of a recipe; a ValueError where it has none."""
+    if lora := recipe.get("lora"):
+        return lora
+    raise ValueError(
+        "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
+        "export the whole model."
+    )
+
+
+def peft_layout(
+    lora: Mapping[str, Any],
+    names: Mapping[str, str],
+    weights: Mapping[str, Tensor],
+    is_transposed: bool = False,
+    task: str = "CAUSAL_LM",
+) -> Layout:
+    """Return the folder of an adapter that PEFT puts on a model of transformers.
+
+    Args:
+        lora: of the recipe.
+        names: an adapted layer's name here -> its name there.
+        weights: of the network, adapters among them.
+        is_transposed: whether the layers' weights are [inputs, outputs].
+        task: PEFT's name of what the model is for.
+    """
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": lora["base"],
         "r": lora["rank"],
         "lora_alpha": lora["alpha"],

@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm.adapters import add_lora, merged_weights
+from lit_models.causal_lm.export import adapter_recipe, peft_layout
 from lit_models.causal_lm.pretrained import CONFIG
-from lit_models.seq2seq.network import network_of
+from lit_models.seq2seq.network import Network, network_of
 from lit_models.training.export import Layout
 
 RECIPE_KEY = "seq2seq_recipe"
-MODEL = "network.model."  # where LitSeq2Seq keeps one
+NETWORK = "network."  # where LitSeq2Seq keeps it
+MODEL = "model."  # where that keeps one of transformers
 
 
 def model_layout(
@@ -25,15 +28,29 @@ def model_layout(
     Args:
         content: of a checkpoint of LitSeq2Seq.
         weights: of the module.
-        adapter: refused with a ValueError.
+        adapter: write the adapter alone instead, as PEFT reads it.
+
+    Raises:
+        ValueError: there is no adapter, or transformers has no model for it.
     """
     recipe = content[RECIPE_KEY]
+    is_own = recipe["network"]["kind"] == "own"
+    own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
     if adapter:
-        raise ValueError("a LitSeq2Seq has no adapters; leave --adapter out.")
-    if recipe["network"]["kind"] == "own":
+        lora = adapter_recipe(recipe)
+        if is_own:
+            raise ValueError(
+                "transformers has no network from scratch of this family, so PEFT has none to put "
+                "the adapter on; leave --adapter out."
+            )
+        names = {name: name.removeprefix(MODEL) for name in lora["layers"]}
+        return peft_layout(lora, names, own, task="SEQ_2_SEQ_LM")
+    if is_own:
         return None
-    twins = _twins(recipe)
-    stored = {n.removeprefix(MODEL): t for n, t in weights.items() if n.startswith(MODEL)}
+    network = _described(recipe)
+    twins = _twins(network)
+    merged = merged_weights(network, own)
+    stored = {n.removeprefix(MODEL): t for n, t in merged.items()}
     stored = {name: tensor for name, tensor in stored.items() if name not in twins}
     dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
     config = {n: value for n, value in recipe["network"]["config"].items() if n != "dtype"}
@@ -43,8 +60,8 @@ def model_layout(
     return Layout(
         stored,
         {CONFIG: text, **tokenizer.hugging_face_files()},
-        values={"extra": {RECIPE_KEY: recipe}},
-        replaced=("network", "pretrained"),
+        values={"extra": {RECIPE_KEY: {**recipe, "lora": None}}},
+        replaced=("network", "pretrained", "lora"),
         reader='transformers: AutoModelForSeq2SeqLM.from_pretrained("{folder}")',
     )
 
@@ -52,20 +69,25 @@ def model_layout(
 def restored_weights(stored: Mapping[str, Tensor], extra: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights of LitSeq2Seq from those of a folder of `model_layout` and its recipe,
     which is in `extra`."""
-    weights = dict(stored)
-    weights |= {twin: stored[name] for twin, name in _twins(extra[RECIPE_KEY]).items()}
-    return {f"{MODEL}{name}": tensor for name, tensor in weights.items()}
+    twins = _twins(_described(extra[RECIPE_KEY]))
+    weights = {**stored, **{twin: stored[name] for twin, name in twins.items()}}
+    return {f"{NETWORK}{MODEL}{name}": tensor for name, tensor in weights.items()}
 
 
-def _twins(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Return names of weights that are others' -> the names of those."""
+def _described(recipe: Mapping[str, Any]) -> Network:
+    """Return the network of a recipe with its adapters, without values (on the meta device)."""
     with torch.device("meta"):
-        network: Any = network_of(recipe["network"], checks=False)
+        network = network_of(recipe["network"], checks=False)
+        if recipe.get("lora"):
+            add_lora(network, recipe["lora"])
+    return network
+
+
+def _twins(network: Any) -> dict[str, str]:
+    """Return names of the model's weights that are others' -> the names of those."""
     first: dict[int, str] = {}
     twins: dict[str, str] = {}
-    model: nn.Module = network.model
-    tensors = [*model.named_parameters(remove_duplicate=False)]
-    for name, tensor in tensors:
+    for name, tensor in network.model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(tensor), name) != name:
             twins[name] = first[id(tensor)]
     return twins

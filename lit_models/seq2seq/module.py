@@ -17,6 +17,7 @@ from datamodules.core.planned import ModelFacts
 from datamodules.pairs.datamodule import PairBatch, cut, framed
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, with_adapters
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
 from lit_models.causal_lm.pretrained import Recipe
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
@@ -38,14 +39,18 @@ class LitSeq2Seq(ExactModule):
         lr_scheduler: factory; `None` keeps the rate constant.
         network: the shape of a network from scratch.
         pretrained: folder of a Hugging Face model (T5, mT5, ByT5, BART) to start from instead.
+        lora: adapters on named layers; everything else stands still.
         decoding: how targets are written in validation, test and prediction.
         init_from: checkpoint to take weights from.
+
+    Raises:
+        ValueError: adapters on a base in bfloat16, which layers of T5 and BART do not all take.
     """
 
     monitor: ClassVar[str] = "val/chrf"
     monitor_mode: ClassVar[str] = "max"
     recipe_key: ClassVar[str] = RECIPE_KEY
-    settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained")
+    settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
     exported_layout = staticmethod(model_layout)
     restored_weights = staticmethod(restored_weights)
 
@@ -55,6 +60,7 @@ class LitSeq2Seq(ExactModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         network: Seq2SeqConfig | None = None,
         pretrained: str | None = None,
+        lora: LoraOptions | None = None,
         decoding: Seq2SeqDecoding | None = None,
         init_from: str | None = None,
     ) -> None:
@@ -63,6 +69,12 @@ class LitSeq2Seq(ExactModule):
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.config, self.pretrained = network or Seq2SeqConfig(), pretrained
         self.decoding, self.init_from = decoding or Seq2SeqDecoding(), init_from
+        if lora is not None and lora.base_dtype != "float32":
+            raise ValueError(
+                f"model.lora.base_dtype is {lora.base_dtype}; an encoder with a decoder computes "
+                "in float32 at least: leave base_dtype out, or give trainer.precision=bf16-mixed."
+            )
+        self.lora = lora
         self.network: Any = None  # once the recipe is known
 
     def blocks(self) -> list[nn.Module]:
@@ -107,13 +119,20 @@ class LitSeq2Seq(ExactModule):
             )
         names = ("max_source_tokens", "max_target_tokens")
         limits = {name: getattr(data, name) for name in names}
-        return {"tokenizer": tokenizer.to_dict(), "network": network, **limits}
+        lora = None
+        if self.lora is not None:
+            with torch.device("meta"):
+                plain = network_of(network, checks=False)
+            lora = lora_recipe(plain, self.lora, self.pretrained)
+        return {"tokenizer": tokenizer.to_dict(), "network": network, "lora": lora, **limits}
 
     def meanings(self, recipe: Recipe) -> dict[str, Any]:
         return {"tokenizer": recipe["tokenizer"]}
 
     def build(self, recipe: Recipe, data: Any) -> None:
         self.network = network_of(recipe["network"], None if data is None else self.pretrained)
+        if recipe.get("lora"):  # which older checkpoints lack
+            add_lora(self.network, recipe["lora"])
         # They are keys and values, and nothing changes them in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
@@ -192,6 +211,10 @@ class LitSeq2Seq(ExactModule):
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         return {"written": self.texts_of(np.array([answers["written"]], np.int64))[0]}
+
+    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights that `init_from` takes, and new adapters where it has none."""
+        return with_adapters(self, checkpoint["state_dict"])
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])
