@@ -42,14 +42,17 @@ SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 
 def kept_documents(collection: Collection, encoding: TextEncoding) -> TokenRows:
     """Return the tokens of all documents, whole, tokenised once into the cache."""
-    facts = ["documents", collection.fingerprint]
-    return kept_tokens(facts, encoding, lambda: (d.whole for d in collection.documents), None)
+    facts, prompt = ["documents", collection.fingerprint], encoding.prompts["document"]
+    return kept_tokens(
+        facts, encoding, lambda: (prompt + d.whole for d in collection.documents), None
+    )
 
 
 def kept_queries(queries: Queries, encoding: TextEncoding) -> TokenRows:
     """Return the tokens of queries, by their place, as `kept_documents`."""
     facts = ["queries", queries.digest]
-    return kept_tokens(facts, encoding, lambda: (query.text for query in queries), None)
+    prompt = encoding.prompts["query"]
+    return kept_tokens(facts, encoding, lambda: (prompt + query.text for query in queries), None)
 
 
 class SearchDataModule(EncodedTextDataModule):

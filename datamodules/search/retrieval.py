@@ -30,11 +30,12 @@ from datamodules.search.candidates import (
     Bm25Options,
     HardNegatives,
     Hits,
-    candidate_lists,
     open_bm25,
 )
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
+from datamodules.search.lists import candidate_lists
+from datamodules.search.prompts import prompts_of
 from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
@@ -172,12 +173,15 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
 
         def rows() -> Iterator[np.ndarray]:
             start = 0
+            query, document_prompt = encoding.prompts["query"], encoding.prompts["document"]
             for document in collection.documents:
                 title, (sentences, places) = document.title, document_sentences(document.text)
                 # Some texts begin with their title, by which they would be found without learning.
                 body = document.text.removeprefix(title)
                 heads = [document._replace(text=one).whole for one in sentences[1::-1]]
-                own = encoding.ids_of([title, body, *sentences, *heads])
+                asked = [title and query + title, *(query + one for one in sentences)]
+                heads = [document_prompt + one for one in (body, *heads)]
+                own = encoding.ids_of([asked[0], heads[0], *asked[1:], *heads[1:]])
                 own += encoding.ids_behind(sentences[1:])
                 yield from own
                 # Title, body, sentences, title and second sentence, title and first sentence, and
@@ -476,6 +480,9 @@ class RetrievalDataModule(SearchDataModule):
         check_range("data", 0, num_others=num_others)
         self.mix, self.negatives, self.num_others = mix, negatives, num_others
         self.predict_part, self.predict_depth = predict_part, predict_depth
+
+    def recipe_facts(self) -> dict[str, Any]:
+        return prompts_of(self.model.tokenizer)
 
     def check_stage(self, stage: Stage) -> None:
         """Raise where there is nothing to train on, or no query to evaluate or search with."""

@@ -172,11 +172,13 @@ class TextEncoding:
     Attributes:
         begin_id: token before a text; `None` for no such mark.
         separator_id: token behind each text.
+        prompts: words before a "query" and a "document", where a recipe has some.
     """
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         tokenizer = self.tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
         self.limits = TextLimits(**recipe["text"])
+        self.prompts: dict[str, str] = recipe.get("prompts", {"query": "", "document": ""})
         ids = {
             name: tokenizer.backend.token_to_id(t) for name, t in tokenizer.special_tokens.items()
         }
@@ -276,7 +278,8 @@ class TextEncoding:
     @cached_property
     def digest(self) -> str:
         """Hex digest of all that decides the ids of a text."""
-        return digest_of([self.tokenizer.digest, asdict(self.limits)])
+        facts = [self.tokenizer.digest, asdict(self.limits)]
+        return digest_of([*facts, self.prompts] if any(self.prompts.values()) else facts)
 
 
 class TokenRows(ArrayFolder):

@@ -429,7 +429,7 @@ def model_config(content: Content) -> Any:
     config = CONFIG_MAPPING[content["model_type"]].from_dict(dict(content))
     for name, value in config.to_dict().items():
         is_rate = "dropout" in name or name.endswith("pdrop")
-        if is_rate and isinstance(value, float | int):
+        if is_rate and type(value) in (float, int):
             setattr(config, name, 0.0)
     return config
 

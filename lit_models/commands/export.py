@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 def export(
@@ -12,6 +12,7 @@ def export(
     to: Path,
     class_path: str | None = None,
     adapter: bool = False,
+    format: Literal["sentence-transformers"] | None = None,
     trust_checkpoint: bool = False,
 ) -> int:
     """Write the weights of a checkpoint to DIR/model.safetensors and the rest to DIR/config.json.
@@ -25,6 +26,8 @@ def export(
         to: the folder to write; new or empty.
         class_path: the module's class, where a script wrote the checkpoint.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
+        format: of a retriever or ranker, the folder that this program reads, for
+            SentenceTransformer or CrossEncoder and --model.pretrained=DIR.
         trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
     """
     # torch is loaded by the command alone, not by its help.
@@ -53,6 +56,11 @@ def export(
     averaged = content.get(AVERAGED, {})
     weights = "averaged" if averaged else "last"
     chosen = content["state_dict"] | averaged
+    if format is not None:
+        from lit_models.seo.exchange.writing import exported
+
+        print(exported(ckpt, to, module_class, chosen, trust_checkpoint))
+        return 0
     recipe = module_class.stored_recipe(content)
     layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
     left_out = (*START_ONLY, *layout.replaced)

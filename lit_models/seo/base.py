@@ -18,6 +18,7 @@ from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, wi
 from lit_models.causal_lm.adapters import freeze as freeze_by_name
 from lit_models.causal_lm.pretrained import read_config, weight_files
 from lit_models.seo.encoders import Pooling, PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.seo.exchange.reading import read_head, stored_pooling
 from lit_models.training.checkpoints import misfits
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups
@@ -36,7 +37,7 @@ class EncodedTextModule(ExactModule):
         lr_scheduler: factory; none keeps the rate constant.
         encoder: factory of an encoder from scratch, given the size of the vocabulary.
         pretrained: folder of a Hugging Face encoder, instead of `encoder`.
-        pooling: how the tokens of a row become one vector.
+        pooling: how the tokens of a row become one vector, where `pretrained` does not say it.
         lora: adapters on layers of the encoder, which else stands still.
         freeze: parameters of the network that stand still, by patterns of their names.
         layer_decay: factor of the learning rate per encoder layer below the top.
@@ -111,16 +112,20 @@ class EncodedTextModule(ExactModule):
                 )
             encoder = PretrainedEncoder(content, self.pretrained)
             recipe["encoder"] = {"kind": "transformers", "config": content}
+            if (stored := stored_pooling(self.pretrained, self.kind == "LitRanker")) is not None:
+                recipe["encoder"]["pooling"] = stored
         if known is None:
             if data is not None and hasattr(encoder, "start_from"):
                 encoder.start_from(*data.token_counts())
             recipe.setdefault("encoder", {"kind": "own"})
             recipe["lora"] = self.lora and lora_recipe(encoder, self.lora, self.pretrained)
-        encoder.pooling = self.pooling
+        encoder.pooling = recipe["encoder"].get("pooling", self.pooling)
         recipe["kind"] = self.kind
         if recipe["lora"] is not None:
             add_lora(encoder, recipe["lora"])
         self.network = self.make_network(encoder)
+        if known is None and self.pretrained is not None:
+            read_head(self.network, self.pretrained)
         if self.freeze_patterns:
             freeze_by_name(self.network, self.freeze_patterns)
 

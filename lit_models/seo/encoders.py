@@ -132,6 +132,8 @@ class PretrainedEncoder(TextEncoder):
     def norm(self) -> nn.Module:
         """The norms behind the last layer, such as ModernBERT's `final_norm`; often none."""
         modules = list(self.model.modules())
+        if not self.blocks():  # of a bag of embeddings
+            return nn.ModuleList()
         *_, last = self.blocks()[-1].modules()
         behind = modules[modules.index(last) + 1 :]
         sizes = [[p.dim() for p in module.parameters(recurse=False)] for module in behind]

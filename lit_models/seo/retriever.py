@@ -298,11 +298,12 @@ class LitRetriever(EncodedTextModule):
         """Return unit vectors [n, W] of texts, in their order, on the device of the module; of
         a document, its title and its text with a line break between them."""
         encoding, parts = TextEncoding(self.recipe), []
+        prompt = encoding.prompts["query" if is_query else "document"]
         most = encoding.limits.max_query_length if is_query else None
         order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
         for start in range(0, len(order), TEXTS_AT_ONCE):
             chosen = order[start : start + TEXTS_AT_ONCE]
-            ids = encoding.ids_of([texts[n] for n in chosen])
+            ids = encoding.ids_of([prompt + texts[n] for n in chosen])
             rows = encoding.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
             parts.append(self.network.encode(*columns))

@@ -26,6 +26,5 @@ def retriever_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def trained(retriever_run: Path) -> LitRetriever:
     """The module of that run, in double precision."""
-    return (
-        LitRetriever.load_from_checkpoint(retriever_run / "checkpoints/last.ckpt").eval().double()
-    )
+    path = retriever_run / "checkpoints/last.ckpt"
+    return LitRetriever.load_from_checkpoint(path).eval().double()

@@ -1,0 +1,1 @@
+"""Retrievers and rankers in the layouts of other programs: sentence-transformers, ONNX."""

@@ -1,0 +1,263 @@
+"""Retrievers and rankers as folders of sentence-transformers, written without it.
+
+A folder holds an encoder in the layout of transformers, its tokenizer with the marks around texts,
+and `modules.json`: pooling, then unit length of a retriever, or the two layers of a ranker's score.
+Shapes: W width.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, normalizers, processors
+from torch import Tensor, nn
+
+from datamodules.core.store import replacing
+from datamodules.search.prompts import PROMPTS_FILE
+from datamodules.text.encoding import TextEncoding
+from lit_models.causal_lm.adapters import merged_weights
+from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.seo.exchange.reading import MODULES, POOLINGS
+from lit_models.seo.networks import BiEncoder, CrossEncoder
+
+Files = dict[str, dict[str, Any]]  # path in the folder -> content of a JSON file
+Weights = dict[str, dict[str, Tensor]]  # subfolder -> tensors of its model.safetensors
+NAMES = {own: theirs for theirs, own in POOLINGS.items()}
+KINDS = {  # of modules.json
+    "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
+    "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+    "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
+    "Dense": "sentence_transformers.base.modules.dense.Dense",
+}
+ACTIVATIONS = {"Tanh": "torch.nn.modules.activation.Tanh"}
+ACTIVATIONS |= {"Identity": "torch.nn.modules.linear.Identity"}
+ROPE_BASE = 1000.0  # of `rotary_table`
+NORM_EPSILON = 1e-5  # of nn.LayerNorm
+
+
+def exported(
+    ckpt: str | Path, folder: Path, kind: Any, weights: dict[str, Tensor], trust_checkpoint: bool
+) -> str:
+    """Write a checkpoint in the layout of another program, and return how to read it there.
+
+    Args:
+        ckpt: of a retriever or a ranker.
+        folder: new or empty.
+        kind: the module's class.
+        weights: of the module, such as averaged ones.
+        trust_checkpoint: as of `load_from_checkpoint`.
+
+    Raises:
+        ValueError: the other program cannot express the module.
+    """
+    module = kind.load_from_checkpoint(ckpt, trust_checkpoint=trust_checkpoint).eval()
+    module.load_state_dict(weights)
+    return write_folder(module, folder)
+
+
+def write_folder(module: Any, folder: Path) -> str:
+    """Write a retriever or a ranker as a folder that SentenceTransformer or CrossEncoder reads, and
+    return how.
+
+    Queries and documents have one limit there, `text.max_length`; a document is its title and its
+    text with a line break between them. Letters are made small one by one, so that a final sigma
+    of Greek capitals is another one than here.
+
+    Raises:
+        ValueError: the layout cannot express the module: a text that becomes stems, a bag that
+            counts tokens by logarithms, a prior of a first stage, segments beside rotary positions.
+    """
+    network, fault = getattr(module, "network", None), None
+    if not isinstance(network, BiEncoder | CrossEncoder):
+        raise ValueError(
+            f"a {type(module).__name__} is no LitRetriever and no LitRanker, which --format is "
+            "for; leave it out."
+        )
+    recipe, is_ranker = module.recipe, isinstance(network, CrossEncoder)
+    limits = TextEncoding(recipe).limits
+    if limits.stemmer or limits.stopwords:
+        fault = "data.text.stemmer and data.text.stopwords have no counterpart in a tokenizer there"
+    elif is_ranker and network.prior_weight is not None:
+        fault = "model.prior adds the score of a first stage, which CrossEncoder does not know"
+    if fault is not None:
+        raise ValueError(
+            f"sentence-transformers cannot express this model: {fault}. Export it without --format."
+        )
+    config, weights = _encoder_files(network.encoder, limits.max_length, is_ranker)
+    width, prompts = network.encoder.width, recipe.get("prompts") or {}
+    limit: dict[str, Any] = {"max_seq_length": limits.max_length}
+    if is_ranker:
+        limit["processing_kwargs"] = {"text": {"truncation": "only_second"}}
+    files: Files = {
+        "config.json": config,
+        "sentence_bert_config.json": limit,
+        "1_Pooling/config.json": {
+            "embedding_dimension": width,
+            "pooling_mode": NAMES[network.encoder.pooling],
+            "include_prompt": True,
+        },
+    }
+    kinds, tensors = ["Transformer", "Pooling"], {"": weights}
+    if is_ranker:
+        for place, (layer, activation) in enumerate(
+            ((network.dense, "Tanh"), (network.score, "Identity")), 2
+        ):
+            kinds.append("Dense")
+            tensors[f"{place}_Dense"] = {f"linear.{n}": t for n, t in layer.state_dict().items()}
+            files[f"{place}_Dense/config.json"] = {
+                "in_features": layer.in_features,
+                "out_features": layer.out_features,
+                "bias": layer.bias is not None,
+                "activation_function": ACTIVATIONS[activation],
+                "module_input_name": "sentence_embedding",
+                "module_output_name": "scores" if layer is network.score else "sentence_embedding",
+            }
+    else:
+        kinds.append("Normalize")
+        files["2_Normalize/config.json"] = {}
+    rows: Any = [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_{kind}" if place else "",
+            "type": KINDS[kind],
+        }
+        for place, kind in enumerate(kinds)
+    ]
+    files[MODULES] = rows
+    own = {"model_type": "CrossEncoder", "activation_fn": ACTIVATIONS["Identity"]}
+    if not is_ranker:
+        own = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
+        own["prompts"] = {
+            "query": prompts.get("query", ""),
+            "document": prompts.get("document", ""),
+        }
+    files[PROMPTS_FILE] = own
+    texts = _tokenizer_files(recipe, is_ranker)
+    with replacing(folder) as unfinished:
+        for subfolder, stored in tensors.items():
+            (unfinished / subfolder).mkdir(parents=True, exist_ok=True)
+            kept = {name: t.detach().cpu().contiguous().clone() for name, t in stored.items()}
+            save_file(kept, unfinished / subfolder / "model.safetensors", {"format": "pt"})
+        for name, content in files.items():
+            (unfinished / name).parent.mkdir(exist_ok=True)
+            (unfinished / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        for name, text in texts.items():
+            (unfinished / name).write_text(text, "utf-8")
+    return f'read      sentence_transformers: {own["model_type"]}("{folder}")'
+
+
+def _encoder_files(
+    encoder: TextEncoder, max_length: int, has_segments: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the content of config.json and the weights of the model of transformers that computes
+    what an encoder does."""
+    state = encoder.state_dict()
+    if isinstance(encoder, PretrainedEncoder):
+        merged = merged_weights(encoder, state)
+        names = {"architectures": [type(encoder.model).__name__]}
+        config = encoder.model.config.to_diff_dict() | names
+        return config, {name.removeprefix("model."): t for name, t in merged.items()}
+    if not isinstance(encoder, TransformerEncoder):
+        raise ValueError(
+            f"sentence-transformers cannot express a {type(encoder).__name__}: a token that comes "
+            "n times counts 1 + ln n times in a bag, which no module there does. Export it without "
+            "--format, or train a TransformerEncoder with num_layers 0."
+        )
+    size, width = encoder.tokens.weight.shape
+    config = {
+        "vocab_size": size,
+        "hidden_size": width,
+        "num_hidden_layers": len(encoder.layers),
+        "num_attention_heads": width // encoder.head_size,
+        "max_position_embeddings": max_length,
+        "layer_norm_eps": NORM_EPSILON,
+        "hidden_dropout_prob": encoder.dropout.p,
+        "attention_probs_dropout_prob": 0.0,
+        "pad_token_id": 0,
+    }
+    segments, norm = encoder.segments.weight, encoder.norm.state_dict()
+    if not encoder.layers:  # BERT without a layer is a bag of embeddings
+        config |= {"model_type": "bert", "architectures": ["BertModel"], "intermediate_size": width}
+        stored = {
+            "word_embeddings.weight": encoder.tokens.weight,
+            "token_type_embeddings.weight": segments,
+            "position_embeddings.weight": torch.zeros(max_length, width),
+            **{f"LayerNorm.{name}": tensor for name, tensor in norm.items()},
+        }
+        return config, {f"embeddings.{name}": tensor for name, tensor in stored.items()}
+    if has_segments:
+        raise ValueError(
+            "sentence-transformers cannot express this model: transformers has no encoder with "
+            "both segments and rotary positions, which a ranker of model.encoder reads. Export it "
+            "without --format, or fine-tune a folder with model.pretrained."
+        )
+    # ESM has the same layers: norms before them, rotary positions, biases, which are 0 here.
+    config |= {
+        "model_type": "esm",
+        "architectures": ["EsmModel"],
+        "position_embedding_type": "rotary",
+    }
+    config |= {"rope_theta": ROPE_BASE, "intermediate_size": encoder.layers[0].expand.out_features}
+    config |= {"emb_layer_norm_before": False, "token_dropout": False, "mask_token_id": None}
+    stored = {"embeddings.word_embeddings.weight": encoder.tokens.weight + segments[0]}
+    steps = torch.arange(0, encoder.head_size, 2) / encoder.head_size
+    stored["rotary_embeddings.inv_freq"] = ROPE_BASE**-steps
+    heads = len(encoder.layers) * config["num_attention_heads"]
+    stored["contact_head.regression.weight"] = torch.zeros(1, heads)  # of proteins: unused
+    stored["contact_head.regression.bias"] = torch.zeros(1)
+    stored |= {f"encoder.emb_layer_norm_after.{name}": tensor for name, tensor in norm.items()}
+    for number, layer in enumerate(encoder.layers):
+        parts: dict[str, nn.Module] = {
+            "attention.LayerNorm": layer.attention_norm,
+            "attention.output.dense": layer.attention.output,
+            "LayerNorm": layer.feed_forward_norm,
+            "intermediate.dense": layer.expand,
+            "output.dense": layer.contract,
+        }
+        place = f"encoder.layer.{number}."
+        for name, part in parts.items():
+            stored |= {
+                f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()
+            }
+        stored[f"{place}attention.output.dense.bias"] = torch.zeros(width)
+        for name, tensor in zip(
+            ("query", "key", "value"), layer.attention.qkv.weight.chunk(3), strict=True
+        ):
+            stored[f"{place}attention.self.{name}.weight"] = tensor
+            stored[f"{place}attention.self.{name}.bias"] = torch.zeros(width)
+    return config, stored
+
+
+def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, str]:
+    """Return the files of a tokenizer that puts the marks around texts that `TextEncoding` puts."""
+    encoding = TextEncoding(dict(recipe))
+    tokenizer, limits = encoding.tokenizer, encoding.limits
+    backend = Tokenizer.from_str(tokenizer.backend.to_str())
+    if limits.lower_case:
+        steps = [normalizers.Lowercase(), *filter(None, [backend.normalizer])]
+        backend.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+    ids = {
+        i: backend.id_to_token(i)
+        for i in (encoding.begin_id, encoding.separator_id)
+        if i is not None
+    }
+    begin = [] if encoding.begin_id is None else [f"{ids[encoding.begin_id]}:0"]
+    mark = ids[encoding.separator_id]
+    single = [*begin, "$A:0", f"{mark}:0"]
+    backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single=" ".join(single),
+        pair=" ".join([*single, "$B:1", f"{mark}:1"]),
+        special_tokens=[(token, i) for i, token in ids.items()],
+    )
+    files = tokenizer.hugging_face_files()
+    values = json.loads(files["tokenizer_config.json"])
+    values.setdefault("pad_token", mark)  # which the mask hides
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * is_ranker
+    values |= {"model_max_length": limits.max_length, "model_input_names": names}
+    files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
+    files["tokenizer_config.json"] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    return files
