@@ -563,7 +563,7 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     return {**model, "init_args": networks} if networks else {}
 
 
-def launch(argv: list[str], kind: type[UnisonoCLI] = UnisonoCLI) -> int:
+def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = UnisonoCLI) -> int:
     """Runs fit, validate, test or predict.
 
     Args:

@@ -16,7 +16,7 @@ from datamodules.core.batches import IGNORED, ChoiceBatch
 from datamodules.core.plan import rng_for
 from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.loss import nats_at
+from lit_models.causal_lm.loss import most_probable, nats_at
 from lit_models.causal_lm.network import as_written
 from lit_models.causal_lm.pretrained import Network, most_positions
 
@@ -300,19 +300,27 @@ def filtered(
 def score(hidden: Tensor, weight: Tensor, batch: ChoiceBatch) -> dict[str, Tensor]:
     """Return the scores of all choices of a batch by its hidden states [R, T, D] and the head's
     weight [V, D]: `scores` [B, C] float64, the natural logarithm of the probability of each
-    continuation after its prompt, NaN where the sample has fewer choices, and `num_tokens` [B, C]
-    int64 of it.
+    continuation after its prompt, NaN where the sample has fewer choices, `num_tokens` [B, C] int64
+    of it, and `is_greedy` [B, C] bool, whether each of them is the most probable one.
 
     A continuation's tokens are the labels of its document; the datamodule decides which they are,
     see `datamodules.text.prompts.joint_tokens`.
     """
     places = (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
     _, nats = nats_at(hidden, weight, batch["labels"], places)
-    size = (2, int(batch["document_ids"].max()) + 1)
-    values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)])
+    is_missed = most_probable(hidden, weight, places) != batch["labels"].flatten()[places]
+    size = (3, int(batch["document_ids"].max()) + 1)
+    values = torch.stack(
+        [nats.double(), torch.ones_like(nats, dtype=torch.float64), is_missed.double()]
+    )
     documents = batch["document_ids"].flatten()[places]
-    sums, counts = values.new_zeros(size).index_add_(1, documents, values)
+    sums, counts, misses = values.new_zeros(size).index_add_(1, documents, values)
     choices = batch["choice_documents"]
     there, choices = choices >= 0, choices.clamp(min=0)
     scores = (-sums[choices]).masked_fill(~there, torch.nan)
-    return {"scores": scores, "num_tokens": (counts[choices] * there).long()}
+    is_greedy = there & (misses[choices] == 0)
+    return {
+        "scores": scores,
+        "num_tokens": (counts[choices] * there).long(),
+        "is_greedy": is_greedy,
+    }

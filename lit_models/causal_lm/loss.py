@@ -84,6 +84,13 @@ def nats_at(
     return _ChunkedNats.apply(rows, head_weight, targets, torch.is_grad_enabled(), compiles)
 
 
+def most_probable(hidden: Tensor, head_weight: Tensor, places: Tensor) -> Tensor:
+    """Return the most probable tokens [N] int64 at places; arguments as of `nats_at`."""
+    rows = hidden.flatten(0, 1).index_select(0, places)
+    parts = rows.split(_chunk_rows(rows, head_weight))
+    return torch.cat([F.linear(part, head_weight).argmax(1) for part in parts])
+
+
 class _ChunkedNats(torch.autograd.Function):
     """Sum [] and nats [N] of rows of hidden states, chunk by chunk.
 

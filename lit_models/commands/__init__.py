@@ -20,6 +20,7 @@ COMMANDS = {  # name -> the file of its function, what it does
     "chain": ("commands.chain", "run stages one after the other, each on its own devices"),
     "check": ("commands.plan", "audit the data without training; exit status 1 on errors"),
     "doctor": ("commands.doctor", "look whether machine, job and process group are sound"),
+    "evaluate": ("evaluate.command", "run tasks of lm-eval on a language model, on any devices"),
     "export": ("commands.export", "write a checkpoint as safetensors and JSON that run alone"),
     "plan": ("commands.plan", "show steps, rates and memory on several device counts"),
     "prepare": ("prepare.command", "make shards of tokens from texts, on one machine or many"),

@@ -1,0 +1,62 @@
+"""The command `evaluate`: lm-eval's tasks on a checkpoint, on any number of devices."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+from pathlib import Path
+
+
+def evaluate(
+    *,
+    checkpoint: str,
+    tasks: list[str],
+    to: str | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    run_options: list[str] | None = None,
+) -> int:
+    """Run tasks of lm-eval on a language model, and write a table and results.json.
+
+    The figures are those of lm-eval's own `hf` model on the exported folder, on any number of
+    devices. Nothing is fetched: tasks read files of this machine (`dataset_path: json`), unless
+    HF_HUB_OFFLINE=0 allows the network. A task may name functions of Python files beside it, which
+    are run. The same command goes on with what was interrupted.
+
+    Args:
+        checkpoint: a checkpoint, an exported folder, or a model's folder of Hugging Face.
+        tasks: a folder of task files (.yaml), such a file, or a name that lm-eval knows; may be
+            given again.
+        to: folder of results.json and the answers; by default `evaluation` in the run's folder.
+        num_fewshot: examples before each question, where a task does not say 0 itself.
+        limit: take the first questions of each task alone, for a trial.
+        run_options: those of the trainer and the batches, such as --trainer.devices=2
+            --trainer.strategy=ddp --trainer.precision=bf16-true --data.global_batch_size=64.
+    """
+    # The libraries read these at import.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_OFFLINE", os.environ["HF_HUB_OFFLINE"])
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from lit_models.errors import UsageError
+
+    try:
+        harness = importlib.import_module("lit_models.evaluate.harness")
+    except ImportError as error:
+        raise UsageError(f"{error}: pip install 'unisono[eval]'.") from error
+    from lit_models.cli import launch
+
+    argv = ["predict", "--data=lit_models.evaluate.harness.RequestDataModule"]
+    config = Path(checkpoint).expanduser() / "config.json"
+    if config.exists() and "class_path" not in json.loads(config.read_text(encoding="utf-8")):
+        argv += ["--model=lit_models.LitCausalLM", "--model.optimizer=torch.optim.SGD"]
+        argv += [f"--model.pretrained={checkpoint}"]
+    else:
+        argv += [f"--ckpt_path={checkpoint}"]
+    how = functools.partial(
+        harness.EvaluationCLI, tasks=tasks, to=to, num_fewshot=num_fewshot, limit=limit
+    )
+    return launch([*argv, "--trainer.enable_progress_bar=false", *(run_options or [])], how)
