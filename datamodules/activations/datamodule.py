@@ -271,10 +271,10 @@ class ActivationDataModule(DocumentsDataModule):
         ]
         return audit
 
-    def training_sample(self) -> Iterator[dict[str, Any]]:
+    def training_sample(self, most: int = STATISTICS_SAMPLES) -> Iterator[dict[str, Any]]:
         """Yield batches of the first activations of the training part, always the same ones."""
         dataset = self.datasets.get("train") or self.build("train")
-        last = min(len(dataset.lengths), STATISTICS_SAMPLES)
+        last = min(len(dataset.lengths), most)
         for first in range(0, last, STATISTICS_BATCH):
             yield dataset.batch(np.arange(first, min(first + STATISTICS_BATCH, last)), 0)
 

@@ -26,8 +26,10 @@ from torchmetrics.utilities import dim_zero_cat
 from datamodules.core.batches import ALL, ActivationBatch
 from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
-from lit_models.consistency_lens.loss import TeacherText, recent_words, squared_error
+from lit_models.consistency_lens.loss import squared_error
+from lit_models.consistency_lens.readings.reading import DRAW, best_reading
 from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
+from lit_models.consistency_lens.teacher.text import TeacherText, recent_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
@@ -50,7 +52,7 @@ ROW_NAMES = (
 )
 # Rows that the reconstructor of the reference reads.
 REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
-_POISSON, _WORD_ORDER, _DRAW = 2, 3, 4  # keys of what is drawn
+_POISSON, _WORD_ORDER = 2, 3  # keys of what is drawn
 Row = dict[str, float]
 Rows = dict[str, Row]
 
@@ -116,6 +118,7 @@ class Case:
     activation: Tensor  # [B, D] of the batch
     other: Tensor  # [B, D] of the partners
     teacher: TeacherText
+    best_of: int = 1  # readings of a prediction
 
     @property
     def position(self) -> Tensor:
@@ -126,6 +129,14 @@ class Case:
         return self.lens.verbalizer.explain(self.activation)
 
     @cached_property
+    def said(self) -> Explanation:
+        """The explanation that a prediction writes."""
+        if self.best_of == 1:
+            return self.greedy
+        given = (self.activation, self.batch["noise_key"], self.best_of)
+        return best_reading(self.lens, *given)
+
+    @cached_property
     def shuffled(self) -> Explanation:
         """The explanation of another activation."""
         return self.lens.verbalizer.explain(self.other)
@@ -133,13 +144,11 @@ class Case:
     @cached_property
     def teacher_words(self) -> Tensor:
         """[B, t, D], embeddings of the teacher's text: the reconstructor learns from no other."""
-        place = (self.batch["input_ids"], self.position, self.lens.verbalizer.num_words)
-        is_word = self.lens.verbalizer.is_word
-        return self.lens.words(self.teacher.words(*place, self.lens.token_counts, is_word))
+        return self.lens.words(self.teacher.of(self.lens, self.batch, self.activation))
 
     @cached_property
     def draws(self) -> list[Tensor]:
-        keys = [mixed(self.batch["noise_key"], _DRAW + draw) for draw in range(NUM_DRAWS)]
+        keys = [mixed(self.batch["noise_key"], DRAW + draw) for draw in range(NUM_DRAWS)]
         return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
 
     @cached_property
@@ -178,13 +187,13 @@ class Case:
 
     @cached_property
     def salience(self) -> Tensor:
-        """[B, t]: what the error of the greedy explanation becomes more when one of its words is
+        """[B, t]: what the error of the explanation becomes more when one of its words is
         replaced by the word that another activation's explanation has in its place.
 
         In units of the training variance; 0 where both have the same word there.
         """
-        own, other = self.greedy.embeddings, self.shuffled.embeddings
-        error = self.error(self.rebuilt(self.greedy))
+        own, other = self.said.embeddings, self.shuffled.embeddings
+        error = self.error(self.rebuilt(self.said))
         places = range(own.shape[1])
         changed = (torch.cat([own[:, :i], other[:, i, None], own[:, i + 1 :]], 1) for i in places)
         return torch.stack([self.error(self.lens.reconstructor(w)) - error for w in changed], dim=1)
@@ -215,8 +224,8 @@ class Case:
         """
         rows = self.rows()
         controls = torch.stack([self.error(rows[name]()) for name in CONTROLS], dim=1)
-        error = self.error(rows["greedy"]())
-        return {"token_ids": self.greedy.token_ids, "error": error, "control_errors": controls}
+        error = self.error(self.rebuilt(self.said))
+        return {"token_ids": self.said.token_ids, "error": error, "control_errors": controls}
 
     def words_in_other_order(self) -> Tensor:
         """Return [B, t, D]: the words of the greedy explanation, never in their own order."""

@@ -1,18 +1,21 @@
-"""Loss of the lens: its terms, their schedules, and the text of the teacher.
+"""Loss of the lens: its terms and their schedules.
 
-Shapes: B samples, D features, T tokens, t words, P places of a document, V vocabulary.
+Shapes: B samples, D features, t words, P places of a document, V vocabulary.
 """
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, arange, no_grad
+from torch import Tensor, no_grad
 
 from datamodules.core.batches import TERMS, ActivationBatch
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.metrics import in_float32
+
+if TYPE_CHECKING:
+    from lit_models.consistency_lens.teacher.text import TeacherText
 
 
 @dataclass(frozen=True)
@@ -145,95 +148,6 @@ def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
     return (nats * patched.counts).sum(-1) / patched.counts.sum(-1)
 
 
-_NEVER = torch.iinfo(torch.int64).max
-
-
-@dataclass(frozen=True)
-class TeacherText:
-    """Choice of the words of the teacher's text among those up to the position.
-
-    The most recent words tell most of an activation; rare ones name what a document is about.
-
-    Args:
-        rare: words that are the rarest ones of the text, by their number in the training part; all
-            others are the most recent ones, and stand before them.
-    """
-
-    rare: int = 0
-
-    def check(self, num_words: int) -> None:
-        if not 0 <= self.rare <= num_words:
-            raise ValueError(
-                f"teacher.rare {self.rare} must be 0 or more, and no more than the {num_words} "
-                "words of an explanation; lower it, or raise lens.num_words."
-            )
-
-    def words(
-        self,
-        input_ids: Tensor,
-        position: Tensor,
-        num_words: int,
-        token_counts: Tensor,
-        is_word: Tensor,
-    ) -> Tensor:
-        """Return the teacher's text [B, t] int64, words alone: the verbalizer says nothing else.
-
-        Args:
-            input_ids: [B, T] int64.
-            position: [B] int64, of the activation.
-            num_words: t.
-            token_counts: [V] int64, occurrences in the training part; 0 for what is no word.
-            is_word: [V] bool.
-        """
-        recent = recent_words(input_ids, position, max(1, num_words - self.rare), is_word)
-        last, recent = recent[:, :1], recent[:, : num_words - self.rare]
-        if not self.rare:
-            return recent
-        rare = rare_words(input_ids, position, self.rare, token_counts, recent)
-        rare = rare.where(is_word[rare], last)  # where the position holds no word
-        return torch.cat([recent, rare], dim=1)
-
-
-def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: Tensor) -> Tensor:
-    """Return [B, t] int64: the last words up to the position, the most recent one first.
-
-    Tokens that are no words, such as one that begins every document, are passed over. The earliest
-    word is repeated where there are fewer, and the vocabulary's first one where there is none. Args
-    as of `TeacherText.words`.
-    """
-    length = input_ids.shape[1]
-    age = position[:, None] - arange(length, device=position.device)  # [B, T]
-    counts = (age >= 0) & is_word[input_ids]
-    places = age.where(counts, length).argsort(1)  # words first, from the most recent one on
-    steps = arange(num_words, device=position.device)
-    last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
-    found = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
-    return found.where(last >= 0, is_word.int().argmax())
-
-
-def rare_words(
-    input_ids: Tensor, position: Tensor, num_words: int, token_counts: Tensor, known: Tensor
-) -> Tensor:
-    """Return [B, t] int64: distinct words up to the position, the rarest one first.
-
-    Of equally rare words the most recent one comes first. The word at the position stands where
-    the text has no other word. Words of `known` [B, k] are not taken; other args as of
-    `TeacherText.words`.
-    """
-    length = input_ids.shape[1]
-    age = position[:, None] - arange(length, device=position.device)  # [B, T]
-    counts = token_counts[input_ids]
-    is_free = (age >= 0) & (counts > 0) & (input_ids[..., None] != known[:, None]).all(-1)
-    order = counts * length + age
-    current, found = input_ids.gather(1, position[:, None]), []  # [B, 1]
-    for _ in range(num_words):
-        place = order.where(is_free, _NEVER).argmin(1, keepdim=True)
-        word = input_ids.gather(1, place).where(is_free.any(1, keepdim=True), current)
-        is_free = is_free & (input_ids != word)
-        found.append(word)
-    return torch.cat(found, dim=1)
-
-
 WARM = ("teacher_text", "teacher_reconstruction")
 
 
@@ -243,13 +157,12 @@ def lens_terms(
     activation: Tensor,
     names: set[str],
     temperature: float,
-    teacher_text: TeacherText,
+    teacher_text: "TeacherText",
 ) -> dict[str, Tensor]:
     """Return the terms of these names, name -> [B], of a batch and its activations [B, D]."""
     found: dict[str, Tensor] = {}
     if names & set(WARM):
-        place = (batch["input_ids"], batch["position"], lens.verbalizer.num_words)
-        teacher = teacher_text.words(*place, lens.token_counts, lens.verbalizer.is_word)
+        teacher = teacher_text.of(lens, batch, activation)
     if "teacher_text" in names:
         found["teacher_text"] = text_nats(lens.verbalizer(activation, teacher), teacher)
     if "teacher_reconstruction" in names:

@@ -21,6 +21,7 @@ from datamodules.activations.store import (
     statistics_of,
 )
 from datamodules.core.batches import ActivationBatch, DumpBatch, SubjectFacts
+from datamodules.core.plan import check_range
 from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TEST, TRAIN
 from datamodules.text.prompts import prompt_tokens
@@ -30,7 +31,6 @@ from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
     LensLosses,
-    TeacherText,
     TemperatureSchedule,
     check_phases,
     leaves_one_idle,
@@ -38,6 +38,7 @@ from lit_models.consistency_lens.loss import (
     squared_error,
     text_nats,
 )
+from lit_models.consistency_lens.readings.reading import Reading, readings_of
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
@@ -49,6 +50,12 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
+from lit_models.consistency_lens.teacher.text import (
+    MOST_SAMPLES,
+    TeacherText,
+    told_map,
+    word_counts,
+)
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
@@ -56,7 +63,6 @@ from lit_models.training.optim import budgeted_steps, configured, parameter_grou
 if TYPE_CHECKING:
     from datamodules.activations.datamodule import ActivationDataModule
 
-COUNTED_AT_ONCE = 1 << 22  # tokens
 Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
 
 
@@ -73,6 +79,8 @@ class LitConsistencyLens(ExactModule):
         teacher: what the teacher's text is made of; by default the most recent words.
         reconstructor_rate: factor of the learning rate of the reconstructor.
         init_from: checkpoint to take weights from.
+        best_of: readings of each activation of which a prediction writes the one that rebuilds it
+            best: the surest words, and draws.
     """
 
     takes_half_weights: ClassVar[bool] = True
@@ -90,9 +98,12 @@ class LitConsistencyLens(ExactModule):
         teacher: TeacherText | None = None,
         reconstructor_rate: float = 1.0,
         init_from: str | None = None,
+        best_of: int = 1,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        check_range("model", 1, best_of=best_of)
+        self.best_of = best_of
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.options, self.losses = subject, losses
         self.lens_options = lens or LensOptions()
@@ -186,6 +197,8 @@ class LitConsistencyLens(ExactModule):
                 self.lens.mean.copy_(torch.from_numpy(statistics.mean))
                 self.lens.variance.fill_(statistics.variance)
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
+            if self.teacher.told:
+                self.lens.told_map = told_map(self.lens, data.training_sample(MOST_SAMPLES))
             self.baselines = controls.Baselines(statistics, len(self.lens.token_counts))
             tested = data.facts(TEST)
             self.fidelity = controls.FidelityTable(controls.ROW_NAMES, tested.group_names)
@@ -270,6 +283,13 @@ class LitConsistencyLens(ExactModule):
             words = self.lens.verbalizer.explain(given.to(self.lens.mean)).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
+    def readings(
+        self, texts: Sequence[str], position: int | None = -1, best_of: int = 1
+    ) -> list[list[Reading]]:
+        """Return of each text the `Reading` at a position, the last at -1, or at all with `None`;
+        of so many explanations the one that rebuilds the activation best."""
+        return readings_of(self, texts, position, best_of)
+
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self.trainer))
         groups = parameter_groups(self, {"lens.reconstructor.": self.reconstructor_rate})
@@ -321,7 +341,7 @@ class LitConsistencyLens(ExactModule):
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
         pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
-        return controls.Case(self.lens, self.baselines, batch, *pair, self.teacher)
+        return controls.Case(self.lens, self.baselines, batch, *pair, self.teacher, self.best_of)
 
 
 def differences(first: Recipe, second: Recipe, one: str, other: str) -> str:
@@ -367,15 +387,6 @@ def statistics_for(subject: Subject, data: "ActivationDataModule") -> Activation
             yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
 
     return statistics_of(chunks())
-
-
-def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
-    """Return [V] int64: how often each word occurs in the training part; 0 for what is none."""
-    assert data.store is not None
-    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
-    for start in range(0, len(tokens), COUNTED_AT_ONCE):
-        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=len(is_word))
-    return torch.from_numpy(counts).to(is_word.device) * is_word
 
 
 def leave_subject_out(module: LitConsistencyLens) -> None:

@@ -1,0 +1,105 @@
+"""Readings of activations, and of the tokens of a text.
+
+Shapes: B activations, D features, k readings of each, t words, T tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datamodules.text.prompts import prompt_tokens
+from lit_models.consistency_lens.lens import Explanation, Lens
+from lit_models.training.dropout import mixed
+from lit_models.training.metrics import evaluating, in_float32
+
+if TYPE_CHECKING:
+    from lit_models.consistency_lens.module import LitConsistencyLens
+
+DRAW = 4  # key of what is drawn; those before it are of `controls`
+AT_ONCE = 64  # activations
+
+
+def best_reading(lens: Lens, activation: Tensor, key: Tensor, number: int) -> Explanation:
+    """Return of each activation [B, D] the one of `number` explanations that rebuilds it best: of
+    the surest words, which win where others are no better, and of draws keyed by `key` [B]."""
+    said = [lens.verbalizer.explain(activation)]
+    draws = range(number - 1)
+    said += [lens.verbalizer.explain(activation, mixed(key, DRAW + draw)) for draw in draws]
+    if not draws:
+        return said[0]
+    rebuilt = [lens.reconstructor(one.embeddings) for one in said]
+    errors = torch.stack([(in_float32(r) - activation).square().sum(-1) for r in rebuilt])  # [k, B]
+    best, rows = errors.argmin(0), torch.arange(len(activation), device=activation.device)
+    return Explanation(*(torch.stack(each)[best, rows] for each in zip(*said, strict=True)))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a lens says of the activation at one token of a text.
+
+    Args:
+        position: of the token, from 0; one that begins every document is counted.
+        token: its text.
+        explanation: the words.
+        confidence: geometric mean of the words' probabilities, 0 to 1.
+        cosine: of the angle between the rebuilt activation and the true one.
+        fve: 1 - squared error / squared distance from the training mean, for this one alone.
+    """
+
+    position: int
+    token: str
+    explanation: str
+    confidence: float
+    cosine: float
+    fve: float
+
+
+@torch.no_grad()
+def readings_of(
+    module: "LitConsistencyLens", texts: Sequence[str], position: int | None, best_of: int
+) -> list[list[Reading]]:
+    """As `LitConsistencyLens.readings`."""
+    if best_of < 1:
+        raise ValueError(f"best_of must be 1 or more, got {best_of}: 1 takes the surest words.")
+    found, lens, tokenizer = [], module.lens, module.tokenizer
+    with evaluating(module):
+        for text, ids in zip(texts, prompt_tokens(tokenizer, texts), strict=True):
+            length = len(ids)
+            if position is not None and not -length <= position < length:
+                raise ValueError(
+                    f"position {position} is none of the {length} tokens of {text[:40]!r}; give "
+                    f"one from 0 to {length - 1} (or from the end, -1 to {-length}), or None for "
+                    "all of them."
+                )
+            places = range(length) if position is None else [position % length]
+            hidden = lens.subject.activations(torch.tensor([ids], device=module.device))[0]
+            of_text: list[Reading] = []
+            for place in torch.tensor(places, device=module.device).split(AT_ONCE):
+                true = hidden[place].to(lens.mean.dtype)  # [B, D]
+                said = best_reading(lens, true, place, best_of)
+                rebuilt = lens.reconstructor(said.embeddings)
+                chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
+                one, guesses = true.double(), (rebuilt.double(), lens.mean.double())
+                error, spread = ((one - guess).square().sum(-1) for guess in guesses)
+                numbers = (
+                    chosen.mean((1, 2)).exp(),
+                    F.cosine_similarity(guesses[0], one),
+                    1 - error / spread,
+                )
+                columns = (place, said.token_ids, *numbers)
+                rows = zip(*map(Tensor.tolist, columns), strict=True)
+                of_text += [
+                    Reading(
+                        at,
+                        tokenizer.decode_continuation([ids[at]], skip_special_tokens=False),
+                        tokenizer.decode(words),
+                        *values,
+                    )
+                    for at, words, *values in rows
+                ]
+            found.append(of_text)
+    return found

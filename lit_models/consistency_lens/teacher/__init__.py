@@ -1,0 +1,1 @@
+"""Text that a verbalizer learns to write in the warm start."""

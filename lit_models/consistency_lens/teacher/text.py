@@ -1,0 +1,193 @@
+"""The teacher's text: words of the document, chosen by place, by rarity, or by what tells of them.
+
+Shapes: B samples, D features, T tokens, t words, V vocabulary, n pairs of a sample and a word.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, arange
+
+from datamodules.activations.store import one_thread
+from datamodules.core.batches import ActivationBatch
+from datamodules.files.splitting import TRAIN
+from lit_models.consistency_lens.lens import Lens
+
+if TYPE_CHECKING:
+    from datamodules.activations.datamodule import ActivationDataModule
+
+_NEVER = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class TeacherText:
+    """Choice of the words of the teacher's text among those up to the position.
+
+    The most recent words tell most of an activation; rare ones name what a document is about; told
+    ones are those of which the activation itself knows most, so that they can be learnt.
+
+    Args:
+        rare: words that are the rarest ones of the text, by their number in the training part.
+        told: words of which the activation tells most, see `told_map`; they stand behind the most
+            recent ones, which are all others, and before the rare ones.
+    """
+
+    rare: int = 0
+    told: int = 0
+
+    def check(self, num_words: int) -> None:
+        if min(self.rare, self.told) < 0 or self.rare + self.told > num_words:
+            raise ValueError(
+                f"teacher.rare {self.rare} and teacher.told {self.told} must be 0 or more, and "
+                f"together no more than the {num_words} words of an explanation; lower one, or "
+                "raise lens.num_words."
+            )
+
+    def of(self, lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
+        """Return the text [B, t] int64 of a batch with activations [B, D]."""
+        ids, shares = batch["input_ids"], None
+        if self.told:  # added up feature by feature: no other row of the batch moves a bit
+            table = lens.told_map[ids]  # [B, T, D + 1]
+            shares = (table[..., :-1] * activation[:, None]).sum(-1) + table[..., -1]
+        place = (ids, batch["position"], lens.verbalizer.num_words)
+        return self.words(*place, lens.token_counts, lens.verbalizer.is_word, shares)
+
+    def words(
+        self,
+        input_ids: Tensor,
+        position: Tensor,
+        num_words: int,
+        token_counts: Tensor,
+        is_word: Tensor,
+        shares: Tensor | None = None,
+    ) -> Tensor:
+        """Return the teacher's text [B, t] int64, words alone: the verbalizer says nothing else.
+
+        Args:
+            input_ids: [B, T] int64.
+            position: [B] int64, of the activation.
+            num_words: t.
+            token_counts: [V] int64, occurrences in the training part; 0 for what is no word.
+            is_word: [V] bool.
+            shares: [B, T], how much more likely each word is by the activation than without it.
+        """
+        num_recent = num_words - self.rare - self.told
+        recent = recent_words(input_ids, position, max(1, num_recent), is_word)
+        last, text = recent[:, :1], recent[:, :num_recent]
+        if self.told:
+            assert shares is not None
+            told = chosen_words(input_ids, position, self.told, -shares, token_counts, text)
+            text = torch.cat([text, told.where(is_word[told], last)], dim=1)
+        if self.rare:
+            rare = rare_words(input_ids, position, self.rare, token_counts, text)
+            # Where the position holds no word.
+            text = torch.cat([text, rare.where(is_word[rare], last)], dim=1)
+        return text
+
+
+def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: Tensor) -> Tensor:
+    """Return [B, t] int64: the last words up to the position, the most recent one first.
+
+    Tokens that are no words, such as one that begins every document, are passed over. The earliest
+    word is repeated where there are fewer, and the vocabulary's first one where there is none. Args
+    as of `TeacherText.words`.
+    """
+    length = input_ids.shape[1]
+    age = position[:, None] - arange(length, device=position.device)  # [B, T]
+    counts = (age >= 0) & is_word[input_ids]
+    places = age.where(counts, length).argsort(1)  # words first, from the most recent one on
+    steps = arange(num_words, device=position.device)
+    last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
+    found = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
+    return found.where(last >= 0, is_word.int().argmax())
+
+
+def rare_words(
+    input_ids: Tensor, position: Tensor, num_words: int, token_counts: Tensor, known: Tensor
+) -> Tensor:
+    """Return [B, t] int64: distinct words up to the position, the rarest one first.
+
+    Of equally rare words the most recent one comes first; else as `chosen_words`.
+    """
+    age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
+    order = token_counts[input_ids] * input_ids.shape[1] + age
+    return chosen_words(input_ids, position, num_words, order, token_counts, known)
+
+
+def chosen_words(
+    input_ids: Tensor,
+    position: Tensor,
+    num_words: int,
+    order: Tensor,
+    token_counts: Tensor,
+    known: Tensor,
+) -> Tensor:
+    """Return [B, t] int64: distinct words up to the position, that of the lowest order first.
+
+    The word at the position stands where the text has no other word. Words of `known` [B, k] are
+    not taken. Args: order [B, T]; others as of `TeacherText.words`.
+    """
+    age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
+    is_free = (age >= 0) & (token_counts[input_ids] > 0)
+    is_free &= (input_ids[..., None] != known[:, None]).all(-1)
+    never = _NEVER if order.dtype == torch.int64 else torch.inf
+    current, found = input_ids.gather(1, position[:, None]), []  # [B, 1]
+    for _ in range(num_words):
+        place = order.where(is_free, never).argmin(1, keepdim=True)
+        word = input_ids.gather(1, place).where(is_free.any(1, keepdim=True), current)
+        is_free = is_free & (input_ids != word)
+        found.append(word)
+    return torch.cat(found, dim=1)
+
+
+COUNTED_AT_ONCE = 1 << 22  # tokens
+
+
+def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
+    """Return [V] int64: how often each word occurs in the training part; 0 for what is none."""
+    assert data.store is not None
+    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
+    for start in range(0, len(tokens), COUNTED_AT_ONCE):
+        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=len(is_word))
+    return torch.from_numpy(counts).to(is_word.device) * is_word
+
+
+MOST_SAMPLES = 1 << 16  # of the training part that the map is fitted to
+RIDGE = 1e-3  # of each input's mean square
+FEWEST = 1e-3  # share of documents; of what is rarer the map would claim too much
+
+
+def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
+    """Return [V, D + 1] float32: for each word, the weights and the constant by which an activation
+    says how much more likely than on average the word stands up to its position.
+
+    It is the ridge regression of the words' presence on the activation, divided by their mean
+    presence; summed in float64 by one thread, so that no bit depends on devices.
+
+    Args:
+        lens: that knows the activations.
+        batches: of the training part.
+    """
+    width, vocab_size = len(lens.mean), len(lens.token_counts)
+    squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")
+    products = torch.zeros(vocab_size, width + 1, dtype=torch.float64, device="cpu")
+    count = 0
+    with one_thread(), torch.no_grad():
+        for batch in batches:
+            device = lens.mean.device
+            moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
+            found = lens.activation(moved).cpu().double()  # type: ignore[arg-type]
+            one = torch.cat([found, torch.ones_like(found[:, :1])], dim=1)
+            ids, places = batch["input_ids"], arange(batch["input_ids"].shape[1], device="cpu")
+            rows = arange(len(ids), device="cpu")[:, None]
+            pairs = (rows * vocab_size + ids)[places <= batch["position"][:, None]].unique()  # [n]
+            products.index_add_(0, pairs % vocab_size, one[pairs // vocab_size])
+            squares += one.T @ one
+            count += len(ids)
+        ridge = squares + RIDGE * squares.diag().diag()
+        weights = torch.linalg.solve(ridge, products.T).T  # [V, D + 1]
+    mean = products[:, -1:] / count
+    return (weights / mean.clamp(min=FEWEST)).float()
