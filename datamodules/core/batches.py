@@ -166,6 +166,7 @@ class RetrievalBatch(PlannedBatch):
     document_mask: Tensor  # [B * K, T] bool
     document: Tensor  # [B * K] int64, index in the collection; -1 = the sample has fewer
     known: Tensor  # [B, R] int64, documents that may be no negatives of the query; -1 = none
+    teacher: NotRequired[Tensor]  # [B, K] float32, of a run that is distilled; NaN = none
 
 
 class EncodeBatch(PlannedBatch):

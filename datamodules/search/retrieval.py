@@ -34,7 +34,7 @@ from datamodules.search.candidates import (
 )
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
-from datamodules.search.lists import candidate_lists
+from datamodules.search.lists import DISTILLED, candidate_lists, teacher_lists
 from datamodules.search.prompts import prompts_of
 from datamodules.search.queries import (
     NO_DOCUMENT,
@@ -218,6 +218,7 @@ class PairDataset(PlannedDataset):
         negatives: which documents come along as hard negatives.
         bm25: how it scores, where it finds them.
         seed: key of all that is drawn, together with epoch and sample id.
+        distils: whether the scores of a run are learnt.
 
     Raises: as of `run_lists`, and ValueError where nothing is left to train on, or negatives are to
         be judged ones and nobody was found not relevant.
@@ -233,6 +234,7 @@ class PairDataset(PlannedDataset):
         negatives: HardNegatives,
         bm25: Bm25Options | None,
         seed: int,
+        distils: bool = False,
     ) -> None:
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
         self.judged, self.queries, self.negatives = judged, queries, negatives
@@ -245,7 +247,7 @@ class PairDataset(PlannedDataset):
                     'negatives.source is "judged", but no document was judged and found not '
                     "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
                 )
-        self.lists = lists
+        self.lists, self.taught = lists, teacher_lists(lists, negatives) if distils else None
         self.counts = np.array(list(mix.counts(collection, judged).values()))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens = kept_documents(collection, encoding)
@@ -269,7 +271,7 @@ class PairDataset(PlannedDataset):
         pool = [drawn, lists and lists.fingerprint]
         facts = [DRAWS_VERSION, asdict(mix), pool, collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
-        self.target_counts = {TERM: None}
+        self.target_counts = dict.fromkeys((TERM, *[DISTILLED] * distils))
 
     def pools(self, places: np.ndarray) -> np.ndarray:
         """Return the documents [n, P] that negatives of queries [n] are drawn from, -1 = none;
@@ -333,7 +335,7 @@ class PairDataset(PlannedDataset):
         end = sizes[:num_queries].sum()
         queries = self.encoding.marked((tokens[:end], sizes[:num_queries]))
         texts = self.encoding.marked((tokens[end:], sizes[num_queries:]))
-        return {
+        batch = {
             "query_ids": queries["input_ids"],
             "query_mask": queries["attention_mask"],
             "document_ids": texts["input_ids"],
@@ -341,6 +343,11 @@ class PairDataset(PlannedDataset):
             "document": torch.from_numpy(documents.ravel()),
             "known": torch.from_numpy(known),
         }
+        if self.taught is not None:
+            teacher = np.full(documents.shape, np.nan, np.float32)
+            teacher[judged] = self.taught.scores_of(places, documents[judged])
+            batch["teacher"] = torch.from_numpy(teacher)
+        return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the kind, the query as it is read, and the ids of the documents."""
@@ -509,7 +516,8 @@ class RetrievalDataModule(SearchDataModule):
             own = judged.with_relevant()
             queries = self.queries(own.queries)
             facts = (self.mix, self.negatives, self.bm25, self.seed)
-            return PairDataset(collection, encoding, own, queries, *facts)
+            distils = self.model.options.get("distils", False)
+            return PairDataset(collection, encoding, own, queries, *facts, distils)
         documents = chosen_documents(judged, num_documents, self.num_others)
         queries = self.queries(judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, self.bm25)

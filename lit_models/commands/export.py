@@ -59,8 +59,7 @@ def export(
     if format is not None:
         from lit_models.seo.exchange.writing import exported
 
-        print(exported(ckpt, to, module_class, chosen, trust_checkpoint))
-        return 0
+        return exported(ckpt, to, module_class, chosen, trust_checkpoint)
     recipe = module_class.stored_recipe(content)
     layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
     left_out = (*START_ONLY, *layout.replaced)

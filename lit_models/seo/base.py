@@ -111,9 +111,8 @@ class EncodedTextModule(ExactModule):
                     f"{self.pretrained}; lower it to {limit} or less."
                 )
             encoder = PretrainedEncoder(content, self.pretrained)
-            recipe["encoder"] = {"kind": "transformers", "config": content}
-            if (stored := stored_pooling(self.pretrained, self.kind == "LitRanker")) is not None:
-                recipe["encoder"]["pooling"] = stored
+            stored = stored_pooling(self.pretrained, self.kind == "LitRanker")
+            recipe["encoder"] = {"kind": "transformers", "config": content, **stored}
         if known is None:
             if data is not None and hasattr(encoder, "start_from"):
                 encoder.start_from(*data.token_counts())

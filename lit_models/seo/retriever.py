@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
+from datamodules.core.plan import check_range
 from datamodules.core.planned import ModelFacts
 from datamodules.core.store import write_whole
 from datamodules.search.candidates import FIRST_DEPTH, Hits, open_bm25
@@ -39,7 +40,8 @@ from lit_models.seo.metrics import (
 from lit_models.seo.nearest.exact import ExactSearch, Feedback, Found, Vectors
 from lit_models.seo.nearest.index import IndexSearch, SearchOptions
 from lit_models.seo.nearest.sharded import ShardedSearch
-from lit_models.seo.networks import BiEncoder, TemperatureOptions, in_batch_loss
+from lit_models.seo.networks import BiEncoder, TemperatureOptions
+from lit_models.seo.teaching import Distillation, nested, shortened, taught_terms
 from lit_models.training.metrics import LossSum
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
@@ -213,6 +215,9 @@ class LitRetriever(EncodedTextModule):
         feedback: how queries are moved towards what they found before they search, in evaluation
             and prediction; None leaves them.
         search: how documents are found outside of evaluation.
+        sizes: of the vectors that are trained, their first numbers; empty trains whole ones.
+        size: numbers of a vector in evaluation, prediction and search; None takes all.
+        distillation: how a ranker's scores are learnt; None does without.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
     """
 
@@ -229,13 +234,19 @@ class LitRetriever(EncodedTextModule):
         fusion: Fusion | None = None,
         feedback: Feedback | None = None,
         search: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+        sizes: list[int] | None = None,
+        size: int | None = None,
+        distillation: Distillation | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
         self.temperature, self.search_options = temperature, search
+        self.sizes, self.size, self.distillation = sizes or [], size, distillation
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
+        for given in (*self.sizes, self.size):
+            check_range("model", 1, encoder.width, size=given)
         self.val_evaluation = RetrievalEvaluation()
         self.test_evaluation = RetrievalEvaluation()
         return BiEncoder(encoder, self.temperature)
@@ -252,11 +263,13 @@ class LitRetriever(EncodedTextModule):
             )
 
     def model_facts(self) -> ModelFacts:
-        return replace(super().model_facts(), options={"search": self.rankings})
+        options = {"search": self.rankings, "distils": self.distillation is not None}
+        return replace(super().model_facts(), options=options)
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""
-        return self.network.encode(batch["input_ids"], batch["attention_mask"])
+        vectors = self.network.encode(batch["input_ids"], batch["attention_mask"])
+        return shortened(vectors, self.size)
 
     def training_terms(self, batch: RetrievalBatch) -> dict[str, LossSum]:
         size, weight = len(batch["weight"]), batch["weight"]
@@ -271,9 +284,10 @@ class LitRetriever(EncodedTextModule):
         gathered = self.all_gather(documents, sync_grads=True).flatten(0, -2)
         numbers, answers = self.all_gather(number).flatten(), documents[::per_sample]
         known = batch["known"]
-        loss = in_batch_loss(queries, answers, gathered, numbers, known, temperature, weight)
+        loss = nested(self.sizes, queries, answers, gathered, numbers, known, temperature, weight)
         told = LossSum(temperature.detach() * loss.count, loss.count)  # a mean over the samples
-        return {TERM: loss, "temperature": told}
+        taught = taught_terms(self.distillation, queries, documents, batch, temperature)
+        return {TERM: loss, "temperature": told, **taught}
 
     def term_weights(self) -> dict[str, float]:
         return {"temperature": 0.0}
@@ -306,7 +320,7 @@ class LitRetriever(EncodedTextModule):
             ids = encoding.ids_of([prompt + texts[n] for n in chosen])
             rows = encoding.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
-            parts.append(self.network.encode(*columns))
+            parts.append(shortened(self.network.encode(*columns), self.size))
         if not parts:
             return torch.zeros(0, 0, device=self.device)
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]

@@ -21,6 +21,7 @@ from datamodules.search.collection import Collection
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run
 
 LISTS_VERSION = 1
+DISTILLED = "distillation"  # of the losses, beside that of the queries
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
 
 
@@ -41,10 +42,31 @@ class Lists(ArrayFolder):
         """Hex digest of all that they depend on."""
         return self.folder.name
 
+    def scores_of(self, places: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """Return the scores [n, K] float32 of documents [n, K] of queries [n]; NaN = not listed."""
+        asked = np.where(documents == NO_DOCUMENT, NO_DOCUMENT - 1, documents)
+        is_same = asked[:, :, None] == self.documents[places][:, None]
+        scores = np.where(is_same, self.scores[places][:, None], -np.inf).max(axis=2)
+        return np.where(is_same.any(axis=2), scores, np.nan).astype(np.float32)
+
     def of(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the documents and scores of one query, without what is behind the last."""
         size = int((self.documents[place] >= 0).sum())
         return np.array(self.documents[place, :size]), np.array(self.scores[place, :size])
+
+
+def teacher_lists(lists: Lists | None, options: HardNegatives) -> Lists:
+    """Return the lists of a run, whose scores are learnt.
+
+    Raises:
+        ValueError: the negatives do not come from a run.
+    """
+    if lists is None or options.source != "run":
+        raise ValueError(
+            "model.distillation learns the scores of a ranker's run; give data.negatives.source="
+            "run, data.negatives.run and data.negatives.count, or leave the distillation out."
+        )
+    return lists
 
 
 def candidate_lists(

@@ -22,9 +22,9 @@ HEADS = {  # of one score: dense layer and score in the files of a sequence clas
 }
 
 
-def stored_pooling(folder: str | Path, is_ranker: bool) -> Pooling | None:
-    """Return how a folder of sentence-transformers pools, or of a ranker's a sequence classifier;
-    `None` for one that does not say it.
+def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
+    """Return `pooling` of a folder of sentence-transformers, or of a ranker's sequence classifier;
+    nothing of one that does not say it.
 
     Raises:
         ValueError: it has modules that are not ours, pools otherwise, or ranks by products of
@@ -32,7 +32,8 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> Pooling | None:
     """
     folder = Path(folder)
     if not (folder / MODULES).is_file():
-        return "first" if is_ranker and _is_classifier(_read(folder / "config.json")) else None
+        is_first = is_ranker and _is_classifier(_read(folder / "config.json"))
+        return {"pooling": "first"} if is_first else {}
     rows = [(row["type"].rpartition(".")[2], row["path"]) for row in _read(folder / MODULES)]
     kinds = [kind for kind, _ in rows]
     known = (["Pooling"], ["Pooling", "Normalize"], ["Pooling", "Dense", "Dense"])
@@ -59,7 +60,7 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> Pooling | None:
             "whose encoder lies beside modules.json and is pooled by cls, mean or max, then made "
             "unit vectors or, by two dense layers, a score."
         )
-    return POOLINGS[modes[0]]
+    return {"pooling": POOLINGS[modes[0]]}
 
 
 def read_head(network: nn.Module, folder: str | Path) -> None:

@@ -40,22 +40,13 @@ NORM_EPSILON = 1e-5  # of nn.LayerNorm
 
 def exported(
     ckpt: str | Path, folder: Path, kind: Any, weights: dict[str, Tensor], trust_checkpoint: bool
-) -> str:
-    """Write a checkpoint in the layout of another program, and return how to read it there.
-
-    Args:
-        ckpt: of a retriever or a ranker.
-        folder: new or empty.
-        kind: the module's class.
-        weights: of the module, such as averaged ones.
-        trust_checkpoint: as of `load_from_checkpoint`.
-
-    Raises:
-        ValueError: the other program cannot express the module.
-    """
+) -> int:
+    """Write the checkpoint of a module of this class, with these weights, as `write_folder` does,
+    and print how it is read there."""
     module = kind.load_from_checkpoint(ckpt, trust_checkpoint=trust_checkpoint).eval()
     module.load_state_dict(weights)
-    return write_folder(module, folder)
+    print(write_folder(module, folder))
+    return 0
 
 
 def write_folder(module: Any, folder: Path) -> str:
