@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _HOME = {
@@ -15,6 +16,7 @@ _HOME = {
     "LitSubject": "lit_models.consistency_lens.module",
     "LitTextScorer": "lit_models.seo.scorer",
 }
+_READERS = ("lit_models.occupation_coder.occcanine",)
 
 __all__ = sorted(_HOME)
 
@@ -33,6 +35,12 @@ def late_names(package: str, homes: dict[str, str] = _HOME) -> Callable[[str], A
         return getattr(importlib.import_module(homes[name]), name)
 
     return find
+
+
+def read_other(path: Path) -> dict[str, Any] | None:
+    """Returns another program's checkpoint as one of ours; `None`: of no layout that is known."""
+    found = (importlib.import_module(reader).read_other(path) for reader in _READERS)
+    return next((content for content in found if content is not None), None)
 
 
 __getattr__: Callable[[str], Any] = late_names(__name__)

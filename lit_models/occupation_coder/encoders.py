@@ -109,6 +109,9 @@ class Encoder(nn.Module):
         """
         raise NotImplementedError
 
+    def name_languages(self, names: Sequence[str]) -> None:
+        """Learn the names of the languages by their ids, where an encoder spells them."""
+
     def blocks(self) -> list[nn.Module]:
         """The layers from the lowest to the highest: freezing and layer-wise rates go by them."""
         raise NotImplementedError

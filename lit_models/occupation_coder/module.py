@@ -35,6 +35,7 @@ from lit_models.occupation_coder.loss import (
 )
 from lit_models.occupation_coder.metrics import OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
+from lit_models.occupation_coder.occcanine.network import OccCanineDecoder, renumbered
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, evaluating
 from lit_models.training.optim import configured, parameter_groups
@@ -147,6 +148,7 @@ class LitOccupationCoder(ExactModule):
         book, languages = CodeBook.from_dict(recipe["code_book"]), recipe["languages"]
         trie = CodeTrie(book.table, len(book.symbols), book.max_codes)
         encoder = self.encoder_factory(len(languages))
+        encoder.name_languages(languages)
         decoder = self.decoder_factory(encoder.width, trie)
         options = (self.loss.flat_dropout, self.loss.linear)
         self.network = OccupationNetwork(encoder, decoder, *options)
@@ -235,12 +237,14 @@ class LitOccupationCoder(ExactModule):
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights with the rows of the language embedding that the new data needs; a
-        language not trained on begins as the unknown one."""
+        language not trained on begins as the unknown one. Those of OccCANINE are for its codes."""
         weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
-        trained = checkpoint.get(RECIPE_KEY, {}).get("languages")
-        if trained is None or name not in weights:
+        trained = checkpoint.get(RECIPE_KEY, {})
+        if isinstance(getattr(self.network, "decoder", None), OccCanineDecoder):
+            return renumbered(weights, trained["code_book"], self.recipe["code_book"])
+        if "languages" not in trained or name not in weights:
             return weights
-        row_of = {language: row for row, language in enumerate(trained)}
+        row_of = {language: row for row, language in enumerate(trained["languages"])}
         rows = [row_of.get(language, 0) for language in self.recipe["languages"]]
         return {**weights, name: weights[name][rows]}
 

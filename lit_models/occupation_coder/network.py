@@ -212,6 +212,10 @@ class BlockDecoder(nn.Module):
         """The layers from the lowest to the highest."""
         return list(self.layers)
 
+    def flat_head(self, memory_width: int, dropout: float) -> nn.Module:
+        """The flat head that learns its features."""
+        return FlatHead(memory_width, self.trie, dropout)
+
     def _embed(self, before: Tensor, nodes: Tensor, position: Tensor) -> Tensor:
         place, block = position % self.trie.block_size, position // self.trie.block_size
         hidden = self.symbols(before) + self.nodes(nodes)
@@ -275,8 +279,8 @@ class OccupationNetwork(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
         self.trie = decoder.trie
-        self.flat: FlatHead | LinearHead = (
-            FlatHead(encoder.width, decoder.trie, flat_dropout)
+        self.flat: nn.Module = (
+            decoder.flat_head(encoder.width, flat_dropout)
             if linear is None
             else LinearHead(decoder.trie.num_codes, linear)
         )

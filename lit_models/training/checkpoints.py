@@ -35,18 +35,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import replacing, sha256_of, sync
+from lit_models import read_other
 from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of
 from lit_models.training.optim import AVERAGED
 from lit_models.training.rules import is_first_process
 
-MARKER = "meta.pt"
-FORMAT = "unisono shards 3"
+MARKER, FORMAT, _STANDS_FOR = "meta.pt", "unisono shards 3", "_sharded_tensor"
 compared: set[Path] = set()  # chosen as sound by this process
 KEPT = {"last.ckpt": "previous.ckpt"}  # what the old one becomes when the new one is whole
 LOGGERS = {"AppendingCSVLogger", "CSVLogger", "TensorBoardLogger"}  # that read no checkpoint
-_STANDS_FOR = "_sharded_tensor"
 NOT_WRITTEN = (
     "the checkpoint {} could not be written: {}. The one before it is kept; free space or choose "
     "another trainer.default_root_dir."
@@ -158,7 +157,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
         if fault := damage(path / MARKER):
             return f"of its {MARKER}: {fault}"
         try:
-            meta = _load(path / MARKER)
+            meta = plain_data(path / MARKER)
         except ValueError as error:  # another program's
             return str(error)
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
@@ -205,6 +204,8 @@ def read_checkpoint(
     """
     path = Path(path)
     SAVES.settle()  # it may be the one that is being written
+    if (other := read_other(path)) is not None:
+        return other
     if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
     if not path.exists():
@@ -220,7 +221,7 @@ def read_checkpoint(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
             "--ckpt_path auto, which takes the newest sound one."
         )
-    content = _load(path / MARKER if path.is_dir() else path, mmap)
+    content = plain_data(path / MARKER if path.is_dir() else path, mmap)
     if path.is_dir():
         tensors: dict[str, Tensor] = {}
         for name in content["files"]:
@@ -235,7 +236,8 @@ def read_checkpoint(
     return content
 
 
-def _load(path: Path, mmap: bool = False) -> Any:
+def plain_data(path: Path, mmap: bool = False) -> Any:
+    """Return what a file holds; ValueError where it is damaged or holds code."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError) as error:

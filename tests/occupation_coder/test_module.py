@@ -39,13 +39,8 @@ def table(tmp_path, monkeypatch):
 
 def data_of(table):
     columns = Columns(text="occ1", language="lang", codes=["codes"], code_separator=";")
-    return OccupationDataModule(
-        train_files=str(table),
-        validation_files=str(table),
-        test_files=str(table),
-        columns=columns,
-        global_batch_size=5,
-    )
+    files = dict.fromkeys(("train_files", "validation_files", "test_files"), str(table))
+    return OccupationDataModule(**files, columns=columns, global_batch_size=5)
 
 
 def small_coder(**options) -> LitOccupationCoder:
@@ -199,12 +194,8 @@ def test_a_frozen_encoder_taken_from_a_checkpoint_stays_as_it_is(table, tmp_path
     trainer.fit(first, data_of(table))
     path = tmp_path / "coder.ckpt"
     trainer.save_checkpoint(path)
-    second = small_coder(
-        freeze="encoder",
-        init_from=str(path),
-        init_from_part="encoder",
-        decoding=DecodingOptions("greedy"),
-    )
+    start = {"init_from": str(path), "init_from_part": "encoder"}
+    second = small_coder(freeze="encoder", decoding=DecodingOptions("greedy"), **start)
     trainer_of(tmp_path / "second", epochs=2).fit(second, data_of(table))
     for name, value in first.network.encoder.state_dict().items():
         torch.testing.assert_close(second.network.encoder.state_dict()[name], value)

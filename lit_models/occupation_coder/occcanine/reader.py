@@ -1,0 +1,271 @@
+"""Checkpoints of OccCANINE as those of an occupation coder: folders of the hub, and local files."""
+
+import csv
+import json
+import re
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from datamodules.occupations.store import RECIPE_VERSION, UNKNOWN
+from datamodules.tokenizers.codes import (
+    CONTROL_SYMBOLS,
+    MOST_CODES,
+    SYSTEMS,
+    CodeBook,
+    CodeSystem,
+    TextNormalisation,
+)
+from lit_models.occupation_coder.occcanine.network import NEW_LOGIT, OccCanineDecoder
+from lit_models.occupation_coder.occcanine.network import OccCanineEncoder as Encoder
+from lit_models.training.checkpoints import damage, plain_data
+from lit_models.training.hyperparameters import INSTANTIATOR
+
+LANGUAGES = ("ca", "da", "de", "el", "en", "es", "fr", "is", "it", "nl", "no", "pt", "sv")
+POSITIONS, LONGEST_TEXT = 128, 119  # beside "en[SEP]" and two marks
+DECODER_HEADS = 8
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+KEYS = ("key.json", "Key.csv", "key.csv")
+FIRST_SYMBOLS = [0, 2, 3, 1]  # their pad, begin, end and unused block stand at other ids than ours
+OTHERS_CODES = 4  # most codes of a record where no file says so, in systems other than HISCO
+CANINE, LAYER = "network.encoder.canine.", "network.decoder.layers."
+SIZES = {  # of CANINE: weight and axis that tell them
+    "hidden_size": ("char_embeddings.LayerNorm.weight", 0),
+    "num_hash_buckets": ("char_embeddings.char_position_embeddings.weight", 0),
+    "type_vocab_size": ("char_embeddings.token_type_embeddings.weight", 0),
+    "intermediate_size": ("encoder.layer.0.intermediate.dense.weight", 0),
+}
+
+
+def content_of(path: Path) -> dict[str, Any] | None:
+    """As `read_other`, of a folder or file that may be of this layout."""
+    folder = path if path.is_dir() else path.parent
+    config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    content = _weights(path)
+    state = content.get("model", content) if isinstance(content, Mapping) else {}
+    state = {str(n): v for n, v in state.items() if isinstance(v, Tensor)}
+    is_flat = "basemodel.pooler.dense.weight" in state
+    if not is_flat and "decoder.token_emb.embedding.weight" not in state:
+        if path.is_file():
+            return None
+        raise ValueError(
+            f"{path} has the config of an OccCANINE model, but its weights are of another layout; "
+            "copy the whole folder again."
+        )
+    rows = state.get("out.bias" if is_flat else "linear_decoder.bias", torch.zeros(0))
+    vocab_size = 0 if is_flat else len(state["decoder.head.bias"])
+    key, descriptions = _key(path, folder, content)
+    codes, place = _codes(path, key, len(rows))
+    book = _book(path, codes, descriptions, content.get("chars"), folder, vocab_size, config)
+    base = "basemodel." if is_flat else "encoder."
+    weights = {f"{CANINE}{n[len(base) :]}": v for n, v in state.items() if n.startswith(base)}
+    weights.pop(f"{CANINE}char_embeddings.position_ids", None)  # a buffer of older versions
+    width = len(weights[f"{CANINE}char_embeddings.LayerNorm.weight"])
+    prefix = "out" if is_flat else "linear_decoder"
+    for part, fill in (("weight", 0.0), ("bias", NEW_LOGIT)):
+        shape = (len(codes), width)[: 2 if part == "weight" else 1]
+        there = state.get(f"{prefix}.{part}")
+        kept = torch.full(shape, fill) if there is None else there[place]
+        weights[f"network.flat.codes.{part}"] = kept
+    decoder, layers = _decoder(state, len(book.symbols), width)
+    canine = {name: weights[f"{CANINE}{of}"].shape[axis] for name, (of, axis) in SIZES.items()}
+    mark = f"{CANINE}encoder.layer."
+    canine["num_hidden_layers"] = 1 + max(
+        int(name[len(mark) :].partition(".")[0]) for name in weights if name.startswith(mark)
+    )
+    canine["num_hash_functions"] = sum("HashBucket" in name for name in weights)
+    is_repeated = book.system.to_dict() == CodeSystem(**SYSTEMS["hisco"]).to_dict()
+    inner = len(state["decoder.decoder.layers.0.linear1.bias"]) if layers else width
+    has_flat = len(rows) > 0
+    return {
+        "state_dict": {**weights, **decoder},
+        "hyper_parameters": {
+            "_class_path": "lit_models.LitOccupationCoder",
+            "_instantiator": INSTANTIATOR,
+            # A method of one head where the other is not trained.
+            "decoding": {"method": "flat" if is_flat else "mixed" if has_flat else "beam"},
+            "loss": {"seq2seq_weight": 0.0 if is_flat else 0.5 if has_flat else 1.0},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-5}},
+            "encoder": _spec(Encoder, canine=canine, positions=POSITIONS),
+            "decoder": _spec(
+                OccCanineDecoder,
+                num_layers=layers,
+                num_heads=DECODER_HEADS,
+                feed_forward=inner,
+                dropout=config.get("dropout_rate") or 0.0,
+                repeats=is_repeated,
+            ),
+        },
+        "occupation_recipe": {
+            "version": RECIPE_VERSION,
+            "normalisation": TextNormalisation().to_dict(),
+            "max_length": LONGEST_TEXT,
+            "languages": [UNKNOWN, *LANGUAGES],
+            "default_language": UNKNOWN,
+            "code_book": book.to_dict(),
+            "temperature": {"seq2seq": 1.0, "flat": 1.0},
+        },
+        "global_step": 0,
+        "epoch": 0,
+    }
+
+
+def _spec(kind: type, **init_args: Any) -> dict[str, Any]:
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": init_args}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); copy the folder again.") from error
+
+
+def _weights(path: Path) -> Any:
+    """Return what a local file holds, or the tensors of a folder by name."""
+    folder = path
+    if path.is_dir():
+        path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{folder} lacks {' and '.join(WEIGHTS)}; copy the whole folder.")
+    if path.suffix == ".bin":
+        if fault := damage(path):
+            raise ValueError(f"{path} is damaged: {fault}. Copy it again.")
+        return plain_data(path)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy the folder again.") from error
+
+
+def _key(
+    path: Path, folder: Path, content: Mapping[str, Any]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Return code -> row of the flat head, and code -> description where it is told."""
+    if isinstance(content.get("key"), Mapping):
+        return {str(code): int(row) for code, row in content["key"].items()}, {}
+    file = next((folder / name for name in KEYS if (folder / name).is_file()), None)
+    if file is None:
+        raise ValueError(
+            f"{path} names no codes: put key.json (code -> row of the flat head) beside the "
+            "weights; for HISCO, Key.csv of the OccCANINE repository (histocc/Data)."
+        )
+    if file.suffix == ".json":
+        return {str(code): int(row) for code, row in _json(file).items()}, {}
+    with file.open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    names = set(rows[0]) if rows else set()
+    code = next((name for name in ("system_code", "hisco") if name in names), None)
+    if code is None or "code" not in names:
+        raise ValueError(
+            f"{file} must have the columns code (row of the flat head) and system_code or hisco; "
+            f"it has {', '.join(sorted(names)) or 'no row'}."
+        )
+    text = next((name for name in ("desc", "en_hisco_text") if name in names), code)
+    sound = [row for row in rows if row["code"].isdecimal()]
+    described = {row[code]: row[text] for row in sound} if text != code else {}
+    return {row[code]: int(row["code"]) for row in sound}, described
+
+
+def _codes(path: Path, key: Mapping[str, int], num_rows: int) -> tuple[list[str], Tensor]:
+    """Return the codes in the order of the flat head, and the row [C] of each.
+
+    A head with one row more than codes has the empty code at row 0.
+    """
+    named = sorted((row, code) for code, row in key.items() if code.strip())
+    rows = torch.tensor([row for row, _ in named])
+    if num_rows and len(named) and num_rows == len(named) + 1 and int(rows[-1]) == num_rows - 2:
+        rows = rows + 1
+    if (
+        not named
+        or len(set(rows.tolist())) < len(named)
+        or (num_rows and int(rows[-1]) >= num_rows)
+    ):
+        raise ValueError(
+            f"{path}: the key has {len(named)} codes with rows up to "
+            f"{int(rows.max()) if len(named) else 'none'}, and the flat head has {num_rows} rows; "
+            "give the key that the model was trained with."
+        )
+    return [code for _, code in named], rows
+
+
+def _book(
+    path: Path,
+    codes: list[str],
+    descriptions: Mapping[str, str],
+    chars: Any,
+    folder: Path,
+    vocab_size: int,
+    config: Mapping[str, Any],
+) -> CodeBook:
+    """Return the code book with the decoder's symbols in their order, `vocab_size` or 0 without."""
+    if (folder / "chars.json").is_file() and chars is None:
+        chars = json.loads((folder / "chars.json").read_text(encoding="utf-8"))
+    is_hisco = chars is None and all(re.fullmatch(r"-[123]|\d{4,5}", code) for code in codes)
+    named = [descriptions.get(code, "") for code in codes]
+    if is_hisco:
+        codes = [code if code.startswith("-") else code.zfill(5) for code in codes]
+        symbols = [str(value) for value in range(-3, 10)]
+        system = CodeSystem(**SYSTEMS["hisco"])
+    else:
+        others = [*range(-999, 1000), *string.ascii_letters, *string.punctuation]
+        symbols = [str(s) for s in (chars or [c for c in others if c not in ("&", ",")])]
+        positions = len(config.get("num_classes") or []) - 2
+        most = positions // max(map(len, codes)) if positions > 0 else OTHERS_CODES
+        system = CodeSystem(max_codes=max(1, min(most, MOST_CODES)))
+    unknown = sorted({s for code in codes for s in system.split(code)} - set(symbols))
+    if unknown:
+        raise ValueError(
+            f"{path}: its codes hold {', '.join(unknown[:5])}, which is none of its symbols; a "
+            "code whose symbols have several characters cannot be read."
+        )
+    symbols = [*CONTROL_SYMBOLS, "<separator>", *symbols]
+    if vocab_size and len(symbols) > vocab_size:
+        raise ValueError(
+            f"{path}: the decoder has {vocab_size} symbols and the codes {len(symbols)}; give "
+            "the chars.json that the model was trained with."
+        )
+    symbols += [f"<{i}>" for i in range(len(symbols), vocab_size)]
+    return CodeBook(system, codes, named, symbols)
+
+
+def _decoder(
+    state: Mapping[str, Tensor], num_symbols: int, width: int
+) -> tuple[dict[str, Tensor], int]:
+    """Return the decoder's weights and its number of layers; zeros and 0 of a flat model."""
+    symbols, output = "network.decoder.symbols.weight", "network.decoder.output."
+    if "decoder.head.weight" not in state:
+        zeros = torch.zeros(num_symbols, width)
+        return {symbols: zeros, f"{output}weight": zeros.clone(), f"{output}bias": zeros[:, 0]}, 0
+    order = [*FIRST_SYMBOLS, *range(len(FIRST_SYMBOLS), num_symbols)]
+    found = {symbols: state["decoder.token_emb.embedding.weight"][order]}
+    found |= {
+        f"{output}{part}": state[f"decoder.head.{part}"][order] for part in ("weight", "bias")
+    }
+    layers = 0
+    while f"decoder.decoder.layers.{layers}.linear1.weight" in state:
+        theirs, ours = f"decoder.decoder.layers.{layers}.", f"{LAYER}{layers}."
+        for part in ("weight", "bias"):
+            read = state[f"{theirs}multihead_attn.in_proj_{part}"]
+            found[f"{ours}self_qkv.{part}"] = state[f"{theirs}self_attn.in_proj_{part}"]
+            found[f"{ours}cross_query.{part}"] = read[:width]
+            found[f"{ours}cross_kv.{part}"] = read[width:]
+            for our_name, their_name in NAMES.items():
+                found[f"{ours}{our_name}.{part}"] = state[f"{theirs}{their_name}.{part}"]
+        layers += 1
+    return found, layers
+
+
+NAMES = {  # of a decoder's layer: ours and theirs
+    "self_output": "self_attn.out_proj",
+    "cross_output": "multihead_attn.out_proj",
+    "expand": "linear1",
+    "contract": "linear2",
+    **{f"norms.{i}": f"norm{i + 1}" for i in range(3)},
+}
