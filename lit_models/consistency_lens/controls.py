@@ -30,6 +30,7 @@ from lit_models.consistency_lens.loss import squared_error
 from lit_models.consistency_lens.readings.reading import DRAW, best_reading
 from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
 from lit_models.consistency_lens.teacher.text import TeacherText, recent_words
+from lit_models.consistency_lens.unembedding.words import unembedded_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
@@ -47,6 +48,7 @@ ROW_NAMES = (
     *("zero", "mean", "position_mean", "token_mean"),
     *(f"components_{number}" for number in COMPONENTS),
     *("true_text", "teacher_text", "teacher_text_separate"),
+    *("logit_lens", "tuned_lens", "text_only"),
     *("shuffled_examples", "shuffled_words"),
     *("untrained_verbalizer", "no_activation", "separate_reader"),
 )
@@ -66,12 +68,14 @@ class Baselines(nn.Module):
     token_row: Tensor
     position_means: Tensor
     components: Tensor
+    tuned: Tensor
 
     def __init__(self, statistics: "ActivationStatistics", vocab_size: int) -> None:
         super().__init__()
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
         self.register_buffer("token_row", row, persistent=False)
+        self.register_buffer("tuned", None, persistent=False)  # of `tuned_map`, for a test
         for name in ("mean", "unit_mean", "token_means", "position_means", "components"):
             table = torch.from_numpy(getattr(statistics, name)).float()
             self.register_buffer(name, table, persistent=False)
@@ -178,6 +182,9 @@ class Case:
             "true_text": lambda: lens.reconstructor(lens.words(last)),
             "teacher_text": lambda: lens.reconstructor(self.teacher_words),
             "teacher_text_separate": lambda: reader(self.teacher_words),
+            "logit_lens": lambda: self._unembedded(None),
+            "tuned_lens": lambda: self._unembedded(baselines.tuned),
+            "text_only": lambda: self.rebuilt(explain(baselines.of_token(current, mean))),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
             "shuffled_words": lambda: lens.reconstructor(self.words_in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(lens.untrained.explain(self.activation)),
@@ -236,6 +243,10 @@ class Case:
         is_same = (order == places).all(1, keepdim=True)
         order = torch.where(is_same, order.flip(1), order)
         return words.gather(1, order[..., None].expand_as(words))
+
+    def _unembedded(self, tuned: Tensor | None) -> Tensor:
+        words = unembedded_words(self.lens, self.activation, tuned)
+        return self.lens.reconstructor(self.lens.words(words))
 
     def _best_of(self, number: int) -> Tensor:
         drawn = torch.stack(self.draws[:number])  # [k, B, D]

@@ -56,6 +56,7 @@ from lit_models.consistency_lens.teacher.text import (
     told_map,
     word_counts,
 )
+from lit_models.consistency_lens.unembedding.words import NUM_DOCUMENTS, tuned_map
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
@@ -250,6 +251,14 @@ class LitConsistencyLens(ExactModule):
         self.val_fve.update(error * weight, spread)
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
 
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self.fit_tuned_lens(self.trainer.datamodule)
+
+    def fit_tuned_lens(self, data: Any) -> None:
+        """Fit the affine map of the tuned lens to documents of the training part."""
+        self.baselines.tuned = tuned_map(self.lens.subject, data.training_sample(NUM_DOCUMENTS))
+
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         case = self._case(batch)
         texts = (case.greedy.token_ids, case.shuffled.token_ids)
@@ -325,6 +334,7 @@ class LitConsistencyLens(ExactModule):
         data.model = self.model_facts()
         data.setup("test")
         self.prepare(data, False)
+        self.fit_tuned_lens(data)
         ids = torch.tensor(prompt_tokens(self.tokenizer, [text]))
         batch: Any = data.datasets["test"].batch(np.arange(1), 0)
         batch |= {"input_ids": ids, "position": torch.tensor([place % ids.shape[1]])}

@@ -22,6 +22,7 @@ from lit_models.consistency_lens.lens import (
 )
 from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
 from lit_models.consistency_lens.teacher.text import TeacherText
+from lit_models.consistency_lens.unembedding.words import tuned_map
 from tests.causal_lm.folders import VOCAB, of_transformers
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
@@ -206,8 +207,9 @@ def case_of(batch=None, kind=Case, is_moved=True, rare=0):
     lens.variance.fill_(found.variance)
     activation = activations_of(lens.subject, batch)
     other = activation.roll(1, 0)
-    pair, teacher = (activation, other), TeacherText(rare)
-    return kind(lens, Baselines(found, V), batch, *pair, teacher)
+    baselines = Baselines(found, V)
+    baselines.tuned = tuned_map(lens.subject, [batch_of(50, seed=2)])  # type: ignore[list-item]
+    return kind(lens, baselines, batch, activation, other, TeacherText(rare))
 
 
 def part_of(batch, rows):

@@ -1,0 +1,1 @@
+"""What the subject's own unembedding says of an activation: the logit lens and the tuned lens."""
