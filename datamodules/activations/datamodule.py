@@ -19,6 +19,7 @@ from datamodules.activations.documents import (
     check_activations,
     check_parts,
 )
+from datamodules.activations.others.draws import WrongOnes, partners
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
 from datamodules.core.plan import hash_ids
@@ -48,6 +49,7 @@ class ActivationDataset(PlannedDataset):
         fingerprint: of the store and the part.
         seed: key of all draws for a sample.
         pairs_others: give each sample another one, of another document.
+        num_wrong: W, wrong activations for each sample.
     """
 
     def __init__(
@@ -59,12 +61,17 @@ class ActivationDataset(PlannedDataset):
         fingerprint: str,
         seed: int,
         pairs_others: bool = False,
+        num_wrong: int = 0,
     ) -> None:
         self.pieces, self.piece, self.position = pieces, piece, position
         self.facts, self.seed, self.fingerprint = facts, seed, fingerprint
         self.lengths = pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
         self.others = partners(pieces.document[piece]) if pairs_others else None
+        self.wrong = None
+        if num_wrong:
+            tokens = pieces.stream.tokens[pieces.starts[piece] + position].astype(np.int64)
+            self.wrong = WrongOnes(tokens, num_wrong)
 
     @property
     def activations(self) -> np.ndarray | None:
@@ -127,6 +134,9 @@ class ActivationDataset(PlannedDataset):
         }
         if self.activations is not None:
             batch["activation"] = torch.from_numpy(self.activations[numbers])
+            if self.wrong is not None:
+                wrong = self.activations[self.wrong.of(numbers, keys)]  # [B, W, D]
+                batch["wrong"] = torch.from_numpy(wrong)
         if self.facts is not None:
             document = self.pieces.document[piece]
             seen = seen_words(self.facts.attributes[document], rows, position)
@@ -142,22 +152,6 @@ def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.
     has_stood = ((words[:, :, None] == rows[:, None]) & is_before[:, None]).any(2)
     current = rows[np.arange(len(rows)), position]
     return np.where(has_stood & (words != current[:, None]), words, NONE)
-
-
-def partners(document: np.ndarray) -> np.ndarray:
-    """Return [N] for each activation another one, of another document if there are two.
-
-    Samples stand in a keyed random order of documents, and each takes the one half a round on:
-    every sample is the partner of one, unless a document holds more than half of them.
-    """
-    order = np.lexsort((np.arange(len(document)), document, hash_ids(document, 1)))
-    others = np.empty(len(document), np.int64)
-    others[order] = np.roll(order, -(len(order) // 2))
-    alone = np.flatnonzero(document[others] == document)  # all of the same document
-    if len(alone):
-        rest = order[document[order] != document[alone[0]]]
-        others[alone] = np.resize(rest, len(alone)) if len(rest) else others[alone]
-    return others
 
 
 def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> dict[str, str]:
@@ -230,6 +224,7 @@ class ActivationDataModule(DocumentsDataModule):
             fingerprint=f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}",
             seed=self.seed if stage == "train" else 0,
             pairs_others=stage in ("test", "predict"),
+            num_wrong=self.model.options.get("num_wrong", 0) if stage == "train" else 0,
         )
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:

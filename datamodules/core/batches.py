@@ -17,7 +17,7 @@ TERM = "tokens"  # name of the language models' loss, whose count is that of the
 # Terms of the lens's loss, each counted once per sample.
 TERMS = (
     *("teacher_text", "teacher_reconstruction", "reconstruction"),
-    *("reference", "effect", "fluency"),
+    *("reference", "effect", "fluency", "contrast"),
 )
 ALL = "all"  # the group of all files
 PADDING_ID = 0
@@ -112,6 +112,7 @@ class ActivationBatch(PlannedBatch):
     """
 
     activation: NotRequired[Tensor]  # [B, D]; absent where they are computed from the documents
+    wrong: NotRequired[Tensor]  # [B, W, D], of other samples; training with a contrast only
     input_ids: Tensor  # [B, T] int64, padded at the right with 0
     lengths: Tensor  # [B] int64, tokens of the document
     position: Tensor  # [B] int64, where the activation is

@@ -11,6 +11,7 @@ from torch import Tensor, no_grad
 
 from datamodules.core.batches import TERMS, ActivationBatch
 from lit_models.consistency_lens.lens import Lens
+from lit_models.consistency_lens.readings.contrast import contrast
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.metrics import in_float32
 
@@ -88,6 +89,7 @@ class LensLosses:
         effect: nats by which the subject's next words change with the rebuilt activation, mean
             over its position and up to 8 that follow it.
         fluency: nats per word by which the choices leave those of the subject as a language model.
+        contrast: minus the reward of `readings.contrast`, for which the verbalizer alone learns.
     """
 
     teacher_text: LossWeight = LossWeight()
@@ -96,6 +98,7 @@ class LensLosses:
     reference: LossWeight = LossWeight()
     effect: LossWeight = LossWeight()
     fluency: LossWeight = LossWeight()
+    contrast: LossWeight = LossWeight()
 
     def __post_init__(self) -> None:
         assert tuple(field.name for field in fields(self)) == TERMS
@@ -168,7 +171,9 @@ def lens_terms(
     if "teacher_reconstruction" in names:
         rebuilt = lens.reconstructor(lens.words(teacher))
         found["teacher_reconstruction"] = squared_error(rebuilt, activation, lens.variance)
-    if names - set(WARM):
+    if "contrast" in names:
+        found["contrast"] = contrast(lens, batch, activation)
+    if names - {*WARM, "contrast"}:
         own = lens.verbalizer.explain(activation, batch["noise_key"], temperature)
         rebuilt = lens.reconstructor(own.embeddings)
         found["reconstruction"] = squared_error(rebuilt, activation, lens.variance)
@@ -202,11 +207,14 @@ def check_phases(losses: LensLosses, num_steps: int | None) -> None:
                 f"{'no end' if num_steps is None else f'{num_steps} steps'}; give a term a later "
                 "end, or end the run there with trainer.max_steps."
             )
-    start, begin = losses.joint_start, losses.reference.begin
-    if losses.reference.weight and (start is None or begin < start):
+    start = losses.joint_start
+    for name in ("reference", "contrast"):
+        begin = getattr(losses, name).begin
+        if not getattr(losses, name).weight or (start is not None and begin >= start):
+            continue
         when = "which they never do here" if start is None else f"at step {start}"
         raise ValueError(
-            f"losses.reference begins at step {begin}, but the reference is kept when the two "
+            f"losses.{name} begins at step {begin}, but the reference is kept when the two "
             f"networks begin to learn together, {when} (losses.reconstruction or losses.effect); "
             "let it begin there or later, or leave it out."
         )

@@ -38,6 +38,7 @@ from lit_models.consistency_lens.loss import (
     squared_error,
     text_nats,
 )
+from lit_models.consistency_lens.readings.contrast import NUM_WRONG
 from lit_models.consistency_lens.readings.reading import Reading, readings_of
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
@@ -128,8 +129,9 @@ class LitConsistencyLens(ExactModule):
         return [*super().own_callbacks(), controls.ControlTable()]
 
     def model_facts(self) -> ModelFacts:
-        facts, names = super().model_facts(), {"controls": controls.CONTROLS}
-        return replace(facts, tokenizer=tokenizer_folder(self.options), options=names)
+        facts, num_wrong = super().model_facts(), NUM_WRONG if self.losses.contrast.weight else 0
+        options = {"controls": controls.CONTROLS, "num_wrong": num_wrong}
+        return replace(facts, tokenizer=tokenizer_folder(self.options), options=options)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -166,6 +168,12 @@ class LitConsistencyLens(ExactModule):
                 "lower one of the two, or take a subject with rotary positions."
             )
         facts = subject_facts(self.options, network)
+        is_without = self.is_training_run and not isinstance(store, ActivationStore)
+        if self.losses.contrast.weight and is_without:
+            raise ValueError(
+                "losses.contrast takes wrong activations from a store; dump the activations and "
+                "name it with data.activations, or leave losses.contrast out."
+            )
         if isinstance(store, ActivationStore) and store.subject != facts:
             changed = differences(asdict(store.subject), asdict(facts), "there", "here")
             raise ValueError(

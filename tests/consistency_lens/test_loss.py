@@ -72,7 +72,8 @@ def test_effect_ends_before_the_documents_last_word_and_8_places_behind_the_posi
 def batch_on(lens):
     ids, lengths = documents()
     batch = {"input_ids": ids, "lengths": lengths, "position": torch.tensor([3, 9, 2])}
-    return {**batch, "noise_key": torch.tensor([1, 2, 3])}
+    wrong = torch.randn(3, 5, 16, dtype=torch.float64, generator=torch.manual_seed(6))
+    return {**batch, "noise_key": torch.tensor([1, 2, 3]), "wrong": wrong}
 
 
 def terms(lens, names, batch=None):

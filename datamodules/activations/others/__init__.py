@@ -1,0 +1,1 @@
+"""Other activations than a sample's own: its partner in a test, wrong ones in training."""
