@@ -16,6 +16,7 @@ _HOME = {
     "LoaderOptions": "datamodules.core.planned",
     "OccupationDataModule": "datamodules.occupations.datamodule",
     "PagesDataModule": "datamodules.text.pages",
+    "PreferenceDataModule": "datamodules.preferences.datamodule",
     "PlanOptions": "datamodules.core.plan",
     "PlannedDataModule": "datamodules.core.planned",
     "PlannedDataset": "datamodules.core.planned",

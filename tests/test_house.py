@@ -24,6 +24,7 @@ LATER_ROOMS = {
     "lit_models/certify": 718,
     "lit_models/prepare": 553,
     "lit_models/evaluate": 374,
+    "lit_models/causal_lm/preference": 196,
     "lit_models/seo/nearest": 392,
     "lit_models/seq2seq": 962,
     "lit_models/seo/exchange": 365,
@@ -36,6 +37,7 @@ LATER_ROOMS = {
     "datamodules/activations/others": 52,
     "datamodules/pairs": 590,
     "datamodules/shards": 1_226,
+    "datamodules/preferences": 256,
     "tests/seq2seq": 806,
     "lit_models/consistency_lens/readings": 160,
     "lit_models/consistency_lens/teacher": 194,
@@ -52,6 +54,7 @@ LATER_ROOMS = {
     "tests/nearest": 200,
     "tests/evaluate": 222,
     "tests/occcanine": 310,
+    "tests/preference": 217,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

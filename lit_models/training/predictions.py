@@ -74,18 +74,10 @@ class PredictionWriter(Callback):
         """Return the batches that an interrupted prediction with the same weights has written;
         asked on every rank when the loader is made."""
         output = trainer.datamodule.predict_output_path
-        facts = [  # all that a prediction depends on name the folder of its parts
-            trainer.datamodule.request("predict").digest(),
-            dict(pl_module.hparams),
-            getattr(pl_module, "recipe", None),
-            str(trainer.precision),
-        ]
-        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-        for name, value in trainer.strategy.lightning_module_state_dict().items():
-            key.update(name.encode())
-            flat = whole(value).detach().cpu().contiguous().reshape(-1)
-            key.update(flat.view(torch.uint8).numpy().tobytes())
-        digest = trainer.strategy.broadcast(key.hexdigest()[:12])
+        request, recipe = trainer.datamodule.request("predict"), getattr(pl_module, "recipe", None)
+        # All that a prediction depends on name the folder of its parts.
+        facts = [request.digest(), dict(pl_module.hparams), recipe, str(trainer.precision)]
+        digest = weights_digest(trainer, facts)[:12]
         self._folder = output.with_name(f".{output.name}.{digest}.parts")
         self._folder.mkdir(parents=True, exist_ok=True)
         done: set[int] = set()
@@ -129,6 +121,15 @@ class PredictionWriter(Callback):
         with naming(target), replacing(target) as unfinished, open(unfinished, "wb") as file:
             np.savez(file, batches=batches, **arrays)
         self._rows, self._batches = [], []
+
+
+def weights_digest(trainer: Trainer, facts: Any) -> str:
+    """Return a hex digest of plain values and of the module's weights; all processes call it."""
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, value in trainer.strategy.lightning_module_state_dict().items():
+        key.update(name.encode())
+        key.update(whole(value).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return trainer.strategy.broadcast(key.hexdigest())
 
 
 def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:

@@ -47,7 +47,7 @@ def predict(folder, trained, rows, size=3, **options):
     trainer.predict(module, data, return_predictions=False, weights_only=True)
     kind = "scored" if generation.mode == "score" else "completed"
     lines = (folder / f"mine.{kind}.jsonl").read_text("utf-8").splitlines()
-    return [json.loads(line) for line in lines], module
+    return [*map(json.loads, lines)], module
 
 
 def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, trained):
@@ -55,8 +55,7 @@ def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, tra
     options = {"max_new_tokens": 9, "temperature": 1.0, "seed": 2}
     got, module = predict(tmp_path / "three", trained, rows, **options)
     assert [{"prompt": row["prompt"], "id": row["id"]} for row in got] == rows
-    again, _ = predict(tmp_path / "all", trained, rows, size=64, **options)
-    assert again == got
+    assert predict(tmp_path / "all", trained, rows, size=64, **options)[0] == got
     assert got[0]["completion"] != got[3]["completion"]  # equal prompts have their own numbers
     tokenizer = module.tokenizer
     ids = [[tokenizer.begin_id, *tokenizer.encode(text).tolist()] for text in PROMPTS]
@@ -91,8 +90,7 @@ def test_prediction_needs_prompts_and_a_model(tmp_path, trained):
     module = LitCausalLM(torch.optim.AdamW, network=NETWORK)
     with pytest.raises(ValueError, match="predict needs files: name them with --data.predict_f"):
         trainer.predict(module, TextDataModule())
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
-    data = TextDataModule(predict_files=str(tmp_path / "mine.jsonl"))
+    data = TextDataModule(predict_files=rows_file(tmp_path / "mine.jsonl", [{"prompt": "a"}]))
     with pytest.raises(ValueError, match="predict needs a trained model: give --ckpt_path"):
         trainer.predict(module, data)
     with pytest.raises(ValueError, match="name a file in .jsonl or .ndjson"):
@@ -176,9 +174,8 @@ def test_a_run_with_samples_is_the_run_without_them(tmp_path, capsys):
 def test_samples_need_a_place_and_prompts(tmp_path):
     with pytest.raises(ValueError, match="Samples has nowhere to write: the trainer has no Tensor"):
         fit(tmp_path / "run", [Samples(["a"])], logger=False)
-    long = Samples(["a" * 17], generation=GenerationOptions())
     with pytest.raises(ValueError, match="the prompt has 18 tokens and the network 16 positions"):
-        fit(tmp_path / "run", [long], positions="learned")
+        fit(tmp_path / "run", [Samples(["a" * 17])], positions="learned")
     with pytest.raises(ValueError, match=r'prompts must be a list such as \["Once upon"\], got'):
         Samples([])
     with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):

@@ -1,0 +1,1 @@
+"""Pairs of answers, of which people prefer one, as planned batches."""

@@ -1,0 +1,253 @@
+"""Prompts with a chosen and a rejected answer: their rows, their store, and pairs as samples.
+
+Shapes: B pairs, N tokens of all answers, T positions of all texts.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from datamodules import demo
+from datamodules.core.batches import IGNORED
+from datamodules.core.plan import MicroBatch
+from datamodules.core.planned import PlannedDataset, collated
+from datamodules.core.store import cache_folder, file_digest, made_once
+from datamodules.files.audit import Audit, AuditPart
+from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, RowFault, read_rejected, sound_rows
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.files.tables import Files
+from datamodules.text.instructions import EMPTY, Instruction, InstructionRequest
+from datamodules.text.packing import Piece, joined_rows
+from datamodules.text.prompts import ASSISTANT, asked
+from datamodules.text.store import TokenStore
+from datamodules.text.texts import LanguageModelDataModule
+from datamodules.tokenizers.text import TokenizerOptions
+
+PAIRS = "pairs"  # name of the loss's term, whose count is that of the samples
+SIDES = ("chosen", "rejected")
+SHAPES = (
+    '{"prompt": "…", "chosen": "…", "rejected": "…"}, or "chosen" and "rejected" as lists of '
+    'messages, which go on from a list "prompt", or begin alike'
+)
+PAIRS_AT_ONCE = 8  # of a pass without gradients: its batches are the same on any devices
+
+
+@dataclass(frozen=True)
+class PreferenceRequest(InstructionRequest):
+    """As `InstructionRequest`; the texts of a row's two answers follow each other."""
+
+    kind = "preferences"
+
+    def pair(self, row: JsonRow) -> list[Instruction]:
+        """Return the two texts of a row; RowFault where it breaks a rule."""
+        prompt, answers = row.values.get("prompt"), [row.values.get(side) for side in SIDES]
+        if answers[0] == answers[1]:
+            rule = '"chosen" and "rejected" are the same: nothing could be learnt; delete the row.'
+            raise RowFault("equal answers", str(answers[0]), rule)
+        is_text = all(isinstance(said, str) for said in (prompt, *answers))
+        is_chat = all(isinstance(said, list) for said in (prompt or [], *answers))
+        if not (is_text or is_chat):
+            names = ", ".join(row.values) or "nothing"
+            raise RowFault("keys", names, f"the row has {names}; write {SHAPES}.")
+        texts, place = [], (str(row.file), row.line)
+        for side, said in zip(SIDES, answers, strict=True):
+            if isinstance(said, str):
+                asked({"prompt": prompt, "completion": said})
+                text, answer = Instruction(*place, str(prompt), said), said
+            else:
+                _, messages = asked({"messages": [*(prompt or []), *(said or [])]})
+                assert messages is not None
+                if messages[-1]["role"] != ASSISTANT:
+                    rule = f'"{side}" must end with a message of the assistant.'
+                    raise RowFault("no answer", str(said), rule)
+                text, answer = Instruction(*place, "", "", messages), messages[-1]["content"]
+            if not answer.strip():
+                raise RowFault("empty answer", str(prompt), EMPTY.format(f'"{side}"'))
+            texts.append(text)
+        # Rows of one prompt are in one part; of chats without one, that is what they begin with.
+        group = json.dumps(prompt or texts[0].messages[:-1], sort_keys=True)
+        return [text._replace(group=group) for text in texts]
+
+    def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
+        paths = [(part, path) for part, paths in self.files.items() for path in paths]
+        for number, (part, path) in enumerate(paths):
+            for pair in sound_rows(path, self.pair, bad_rows):
+                yield from ((part, number, text) for text in pair)
+
+
+def last_run(is_trained: np.ndarray) -> tuple[int, int]:
+    """Return where the last run of true values begins and ends: the answer of a text."""
+    places = np.flatnonzero(is_trained)
+    end = int(places[-1]) + 1
+    before = np.flatnonzero(~is_trained[:end])
+    return (int(before[-1]) + 1 if len(before) else 0), end
+
+
+class PreferenceDataset(PlannedDataset):
+    """One part of a store, each pair a sample. Where one of its texts has more positions than the
+    context, both lose as much of the prompt's beginning; pairs whose answers do not fit are left
+    out.
+
+    Attributes:
+        losses: a sentence for each kind of pair that is cut or left out.
+    """
+
+    is_padded = False
+
+    def __init__(self, store: TokenStore, part: int, context_length: int) -> None:
+        self.store, stream = store, store.stream(part)
+        self.stream: Any = stream
+        files, lines = np.asarray(stream.files), np.asarray(stream.lines)
+        # A template may have refused one of two texts.
+        firsts = np.flatnonzero((files[1:] == files[:-1]) & (lines[1:] == lines[:-1]))
+        answers = [
+            [last_run(stream.is_trained[a : a + n + 1]) for a, n in self._places(int(i))]
+            for i in firsts
+        ]
+        begins, ends = np.array(answers, np.int64).reshape(-1, 2, 2).transpose(2, 0, 1)  # [B, 2]
+        cuts = np.maximum((ends - 1).max(1, initial=0) - context_length, 0)
+        fits = cuts < begins.min(1, initial=np.iinfo(np.int64).max)
+        self.firsts, self.cuts = firsts[fits], cuts[fits]
+        self.begins, self.ends = begins[fits], ends[fits]
+        self.lengths = (self.ends - 1 - self.cuts[:, None]).sum(1)
+        self.losses = []
+        long = f"{PART_NAMES[part]} pairs exceed data.context_length {context_length:,}"
+        if num_cut := int((self.cuts > 0).sum()):
+            self.losses.append(f"{num_cut:,} {long}: the beginnings of their prompts are cut off")
+        if num_lost := int((~fits).sum()):
+            self.losses.append(f"{num_lost:,} {long} by an answer: they are left out")
+        self.fingerprint = f"{store.fingerprint}-{part}-pairs-{context_length}"
+        self.target_counts = {PAIRS: None}
+
+    def _places(self, first: int) -> list[tuple[int, int]]:
+        """Return where the two texts of a pair begin in the stream, and their positions."""
+        return [
+            (int(self.stream.starts[i]), int(self.stream.num_positions[i]))
+            for i in (first, first + 1)
+        ]
+
+    def example(self, sample_id: int, epoch: int) -> list[Piece]:
+        """Return the chosen text, then the rejected one; only answers have labels."""
+        cut, pieces = int(self.cuts[sample_id]), []
+        places = self._places(int(self.firsts[sample_id]))
+        bounds = zip(self.begins[sample_id].tolist(), self.ends[sample_id].tolist(), strict=True)
+        for (start, _), (begin, end) in zip(places, bounds, strict=True):
+            ids = self.stream.tokens[start + cut : start + end].astype(np.int64)
+            labels = ids[1:].copy()
+            labels[: begin - cut - 1] = IGNORED
+            pieces.append(Piece(ids[:-1], labels))
+        return pieces
+
+    def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
+        """Return all texts in one row, one after the other, as a ChoiceBatch of two choices each;
+        and of each token of an answer its place in the row [N] and its text [N], int64."""
+        batch = joined_rows(examples, in_one_row=True)
+        places = (batch["labels"][0] != IGNORED).nonzero()[:, 0]
+        texts = batch["document_ids"][0, places]
+        choices = torch.arange(2 * len(examples)).view(-1, 2)
+        return {**batch, "choice_documents": choices, "places": places, "place_text": texts}
+
+    def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
+        """Return the place, the prompt and the two answers."""
+        tokenizer, pieces = self.store.tokenizer, self.example(sample_id, epoch)
+        prompt = pieces[0].input_ids[: int((pieces[0].labels == IGNORED).sum()) + 1]
+        first = self.firsts[sample_id]
+        file = self.store.facts["files"][self.stream.files[first]]
+        shown: dict[str, Any] = {"place": f"{file}:{self.stream.lines[first]}", "prompt": prompt}
+        shown |= {s: p.labels[p.labels != IGNORED] for s, p in zip(SIDES, pieces, strict=True)}
+        return {
+            name: value if isinstance(value, str) else tokenizer.decode(value, False)
+            for name, value in shown.items()
+        }
+
+
+class PreferenceDataModule(LanguageModelDataModule):
+    """Prompts with a chosen and a rejected answer; without any file, embedded demo data, whose
+    rejected answers belong to other questions. Training files are divided by the prompt.
+
+    `global_batch_size` counts pairs.
+
+    Args:
+        train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt, chosen
+            and rejected as texts, or chosen and rejected as lists of messages, which begin alike or
+            go on from a list of messages as prompt. Chats need a tokenizer with a chat template.
+        context_length: most positions of a text, prompt and answer.
+        separator: stands between a prompt and an answer.
+        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
+        language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
+    """
+
+    suffixes = SUFFIXES
+    noun = "pairs"
+
+    def __init__(
+        self,
+        train_files: Files = None,
+        context_length: int = 512,
+        separator: str = "",
+        on_bad_rows: Literal["error", "reject"] = "error",
+        **language_model: Any,
+    ) -> None:
+        super().__init__(train_files=train_files, context_length=context_length, **language_model)
+        self.separator, self.on_bad_rows = separator, on_bad_rows
+
+    def part_dataset(self, part: int) -> Any:
+        """Return the pairs of a part that fit."""
+        return PreferenceDataset(self.store, part, self.context_length)
+
+    def part_datasets(self) -> dict[str, PreferenceDataset]:
+        """Return the parts that have any pair, by their names."""
+        found = {name: self.part_dataset(part) for part, name in enumerate(PART_NAMES)}
+        return {name: dataset for name, dataset in found.items() if len(dataset.lengths)}
+
+    def passes(self, dataset: PreferenceDataset) -> Iterator[dict[str, Any]]:
+        """Yield this replica's batches of a pass over a dataset; they are the same on any number
+        of devices."""
+        (number, own), size = self._replicas(), len(dataset.lengths)
+        for start in range(own * PAIRS_AT_ONCE, size, number * PAIRS_AT_ONCE):
+            ids = np.arange(start, min(start + PAIRS_AT_ONCE, size))
+            yield collated(dataset, MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), {}))
+
+    def request_of(
+        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
+    ) -> PreferenceRequest:
+        return PreferenceRequest(files, tokenizer, self.split, separator=self.separator)
+
+    def demo_files(self) -> dict[int, list[Path]]:
+        source = demo.demo_instructions()
+
+        def make(folder: Path) -> None:
+            rows = [json.loads(line) for line in source.read_text("utf-8").splitlines()]
+            others = [row["completion"] for row in rows[1:] + rows[:1]]
+            pairs = [
+                {"prompt": row["prompt"], "chosen": row["completion"], "rejected": other}
+                for row, other in zip(rows, others, strict=True)
+            ]
+            lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
+            (folder / "pairs.jsonl").write_text(lines, "utf-8")
+
+        folder = made_once(cache_folder("demo_pairs", file_digest(source)), make)
+        return {TRAIN: [folder / "pairs.jsonl"], VALIDATION: [], TEST: []}
+
+    def audit(self) -> Audit:
+        self.store = store = self.store_request().open()  # bad rows are listed, and no error
+        bad_rows = read_rejected(store.folder)
+        audit = Audit(self.noun, "tokens", limit=2 * self.context_length, bad_rows=bad_rows)
+        audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
+        datasets: Sequence[PreferenceDataset] = [
+            self.part_dataset(n) for n in range(len(PART_NAMES))
+        ]
+        for name, dataset in zip(PART_NAMES, datasets, strict=True):
+            audit.warnings += dataset.losses
+            if len(dataset.lengths):
+                hashes = store.stream(PART_NAMES.index(name)).hashes[dataset.firsts]
+                columns: dict[str, int | str] = {
+                    "tokens of answers": int((dataset.ends - dataset.begins).sum())
+                }
+                audit.parts.append(AuditPart(name, dataset.lengths, hashes, columns))
+        return audit

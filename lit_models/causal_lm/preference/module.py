@@ -1,0 +1,187 @@
+"""Preference tuning as a LightningModule. Batch: that of `PreferenceDataset`.
+
+Shapes: B pairs, N tokens of all answers, D hidden, V vocabulary; of two answers the chosen first.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from datamodules.core.store import cache_folder, made_once
+from datamodules.preferences.datamodule import PAIRS
+from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.training.ledger import is_distributed
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, in_float32
+from lit_models.training.predictions import weights_digest
+
+REFERENCE = "reference_scores"  # key of a checkpoint: fingerprint of a dataset -> [samples, 2]
+ROWS_AT_ONCE = 512  # whose logits are held
+SCORES = GenerationOptions(mode="score")
+
+
+def pair_scores(hidden: Tensor, weight: Tensor, batch: dict[str, Any]) -> Tensor:
+    """Return the logarithms of the probabilities of both answers [B, 2] float64, with gradients.
+
+    Logits are computed anew in the backward pass, chunk by chunk, and never held whole.
+
+    Args:
+        hidden: [1, T, D].
+        weight: of the head, [V, D].
+        batch: its labels, `places`, `place_text` and `choice_documents`.
+    """
+
+    def nats_of(rows: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(in_float32(F.linear(rows, weight)), targets, reduction="none")
+
+    rows = hidden.flatten(0, 1).index_select(0, batch["places"]).split(ROWS_AT_ONCE)
+    targets = batch["labels"].flatten().index_select(0, batch["places"]).split(ROWS_AT_ONCE)
+    parts = [
+        checkpoint(nats_of, *pair, use_reentrant=False) for pair in zip(rows, targets, strict=True)
+    ]
+    sums = torch.zeros(
+        2 * len(batch["choice_documents"]), dtype=torch.float64, device=hidden.device
+    )
+    return -sums.index_add(0, batch["place_text"], torch.cat(parts).double()).view(-1, 2)
+
+
+def preference_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Return the loss of each pair [B] in nats and its margin [B], by how much the reward of the
+    chosen answer is above that of the rejected one.
+
+    Args:
+        policy: logarithms of the probabilities of both answers, [B, 2].
+        reference: likewise, of the model as the run began.
+        beta: what a nat between the two is worth.
+
+    Source: Rafailov et al. 2023, "Direct preference optimization", arXiv 2305.18290, equation 7.
+    """
+    rewards = beta * (policy - reference)
+    margin = rewards[:, 0] - rewards[:, 1]
+    return -F.logsigmoid(margin), margin
+
+
+class LitPreference(LitCausalLM):
+    """Direct preference optimization. Logs, of a split, `loss` in nats per pair, `accuracy`, the
+    share of pairs whose chosen answer has the larger reward, and `margin` between the two.
+
+    The reference is the model as the run begins: its scores of all pairs are computed then, once
+    and without a second model, kept in the cache by the weights and the data, and in checkpoints.
+
+    Args:
+        beta: strength of the reference.
+        language_model: see `LitCausalLM`; `pretrained` or `init_from` names what is tuned.
+
+    Raises:
+        ValueError: beta is not above 0.
+    """
+
+    def __init__(self, beta: float = 0.1, **language_model: Any) -> None:
+        super().__init__(**language_model)
+        if not beta > 0:
+            raise ValueError(f"beta must be above 0, got {beta}; 0.1 is usual.")
+        self.beta = beta
+        self.reference: dict[str, Tensor] = {}  # split -> [samples, 2] float64
+        self.kept: dict[str, Tensor] = {}  # fingerprint of a dataset -> the same
+        self.is_tuned = False  # whether the network is the reference no more
+
+    def build(self, recipe: Any, data: Any) -> None:
+        super().build(recipe, data)
+        names = ("loss", "accuracy", "margin")
+        self.val_metrics = nn.ModuleDict({name: SumCount() for name in names})
+        self.test_metrics = nn.ModuleDict({name: SumCount() for name in names})
+
+    def on_fit_start(self) -> None:
+        """Let the reference score all pairs of the data, those of the test as well."""
+        if self.trainer.ckpt_path is None:  # a new run, whatever was before
+            self.kept, self.is_tuned = {}, False
+        self._refer(self.trainer.datamodule.part_datasets())
+        self.is_tuned = True
+
+    def on_validation_start(self) -> None:
+        if self.trainer.state.fn == "validate":
+            self._refer({"validation": self.trainer.datamodule.datasets["validation"]})
+
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self._refer({"test": self.trainer.datamodule.datasets["test"]})
+
+    def _refer(self, datasets: dict[str, Any]) -> None:
+        """Take the reference's scores of datasets, by split: those that the run has kept, or those
+        of the network, which is the reference until its first step.
+
+        Raises:
+            ValueError: a tuned network is to be judged on data that its run did not have.
+        """
+        for split, dataset in datasets.items():
+            scores = self.kept.get(dataset.fingerprint)
+            if scores is None and self.is_tuned:
+                raise ValueError(
+                    f"there is no reference for these {split} data: the run did not have them, and "
+                    "the model as it began is gone. Name them in the training, with "
+                    f"--data.{split}_files."
+                )
+            scores = self._scores_of(dataset) if scores is None else scores
+            self.kept[dataset.fingerprint] = scores.cpu()
+            self.reference[split] = scores.to(self.device)
+
+    def _scores_of(self, dataset: Any) -> Tensor:
+        """Return the scores [samples, 2] of the network as it is; all processes call it."""
+        data, strategy = self.trainer.datamodule, self.trainer.strategy
+        facts = [dataset.fingerprint, str(self.trainer.precision)]
+        folder = cache_folder("references", weights_digest(self.trainer, facts))
+        file = folder / "scores.npy"
+        known = strategy.broadcast(np.load(file) if file.exists() else None)
+        if known is not None:
+            return torch.from_numpy(known)
+        rows = [torch.zeros(0, 3, dtype=torch.float64, device=self.device)]
+        with evaluating(self), torch.no_grad():
+            for batch in data.passes(dataset):
+                batch = self.transfer_batch_to_device(batch, self.device, 0)
+                scores = strategy.predict_step(batch, 0, options=SCORES)["scores"]
+                rows.append(torch.cat([batch["sample_id"][:, None].double(), scores], 1))
+        found = torch.cat(rows)
+        found = torch.cat(gather_all_tensors(found)) if is_distributed() else found
+        scores = torch.zeros(len(dataset.lengths), 2, dtype=torch.float64)
+        scores[found[:, 0].long().cpu()] = found[:, 1:].cpu()
+        if self.trainer.is_global_zero:
+            made_once(folder, lambda new: np.save(new / file.name, scores.numpy()))
+        return scores
+
+    def training_terms(self, batch: Any) -> dict[str, LossSum]:
+        losses, _ = self._losses("train", batch)
+        return {PAIRS: LossSum.of(losses, batch["weight"])}
+
+    def _losses(self, split: str, batch: Any) -> tuple[Tensor, Tensor]:
+        policy = pair_scores(self(batch), self.network.head.weight, batch)
+        # Memory is tried before the reference is there.
+        known = self.reference.get(split)
+        reference = policy.detach() if known is None else known[batch["sample_id"]]
+        return preference_loss(policy, reference, self.beta)
+
+    def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
+        losses, margin = self._losses({"val": "validation"}.get(split, split), batch)
+        metrics, weight = getattr(self, f"{split}_metrics"), batch["weight"].double()
+        values = {"loss": losses, "accuracy": (margin > 0).double(), "margin": margin}
+        for name, metric in metrics.items():
+            metric.update(values[name] * weight, weight)
+            self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
+        return SampleResult(losses, {"margin": margin})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[REFERENCE] = dict(self.kept)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.kept = {name: scores.cpu() for name, scores in checkpoint.get(REFERENCE, {}).items()}
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Load weights, which a run, or the processes that it started, may have tuned."""
+        self.is_tuned = True
+        return super().load_state_dict(*args, **options)
