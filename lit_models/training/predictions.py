@@ -62,8 +62,7 @@ class PredictionWriter(Callback):
         if stage != "predict":
             return
         data = trainer.datamodule
-        output = data.predict_output_path
-        if output.exists():
+        if (output := data.predict_output_path).exists():
             raise ValueError(
                 f"{output} exists and is not overwritten; move it away, or name another file "
                 "with --data.predict_output."
