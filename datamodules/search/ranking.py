@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -218,14 +218,11 @@ class RankingDataset(PlannedDataset):
 class RankingDataModule(SearchDataModule):
     """Deals queries with their candidates; a prediction is a run, TREC's file of rankings.
 
-    Without a file of queries it predicts the judged queries of the test part.
-
     Args:
         candidates: which documents of a query are ranked, in evaluation and prediction; in
             training they are where hard negatives are mined.
         groups: the candidates of a query in a training step.
-        teacher: runs with a teacher's scores of training queries, for a loss that imitates them;
-            those of other queries, where there are any, are for the loss of an evaluation.
+        predict_part: part whose judged queries a prediction ranks for, without a file of queries.
         search: collection, output, tokenizer and more, see `SearchDataModule`.
 
     Raises:
@@ -238,10 +235,11 @@ class RankingDataModule(SearchDataModule):
         self,
         candidates: CandidateOptions = CandidateOptions(),  # noqa: B008 - frozen
         groups: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
+        predict_part: Literal["train", "validation", "test"] = "test",
         **search: Any,
     ) -> None:
         super().__init__(**search)
-        self.candidates, self.groups = candidates, groups
+        self.candidates, self.groups, self.predict_part = candidates, groups, predict_part
         if groups.mined and candidates.source == "judged":
             raise ValueError(
                 f"groups.mined is {groups.mined}, but candidates.source judged has nothing to mine "
@@ -308,5 +306,5 @@ class RankingDataModule(SearchDataModule):
     def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
         if stage == "predict" and (queries := self.queries_of_file()) is not None:
             return queries, None
-        judgements = self.judged(stage)
+        judgements = self.judged(self.predict_part if stage == "predict" else stage)
         return self.queries(judgements.queries), judgements

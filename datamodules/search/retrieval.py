@@ -6,7 +6,7 @@ among the texts of a batch, J most judgements of one query, F documents of a fir
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -218,7 +218,7 @@ class PairDataset(PlannedDataset):
         negatives: which documents come along as hard negatives.
         bm25: how it scores, where it finds them.
         seed: key of all that is drawn, together with epoch and sample id.
-        distils: whether the scores of a run are learnt.
+        terms: names of losses beside that of the pairs, such as that of a run's scores.
 
     Raises: as of `run_lists`, and ValueError where nothing is left to train on, or negatives are to
         be judged ones and nobody was found not relevant.
@@ -234,7 +234,7 @@ class PairDataset(PlannedDataset):
         negatives: HardNegatives,
         bm25: Bm25Options | None,
         seed: int,
-        distils: bool = False,
+        terms: Sequence[str] = (),
     ) -> None:
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
         self.judged, self.queries, self.negatives = judged, queries, negatives
@@ -247,7 +247,9 @@ class PairDataset(PlannedDataset):
                     'negatives.source is "judged", but no document was judged and found not '
                     "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
                 )
-        self.lists, self.taught = lists, teacher_lists(lists, negatives) if distils else None
+        self.lists, self.taught = lists, None
+        if DISTILLED in terms:
+            self.taught = teacher_lists(lists, negatives)
         self.counts = np.array(list(mix.counts(collection, judged).values()))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens = kept_documents(collection, encoding)
@@ -271,7 +273,7 @@ class PairDataset(PlannedDataset):
         pool = [drawn, lists and lists.fingerprint]
         facts = [DRAWS_VERSION, asdict(mix), pool, collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
-        self.target_counts = dict.fromkeys((TERM, *[DISTILLED] * distils))
+        self.target_counts = dict.fromkeys((TERM, *terms))
 
     def pools(self, places: np.ndarray) -> np.ndarray:
         """Return the documents [n, P] that negatives of queries [n] are drawn from, -1 = none;
@@ -516,8 +518,8 @@ class RetrievalDataModule(SearchDataModule):
             own = judged.with_relevant()
             queries = self.queries(own.queries)
             facts = (self.mix, self.negatives, self.bm25, self.seed)
-            distils = self.model.options.get("distils", False)
-            return PairDataset(collection, encoding, own, queries, *facts, distils)
+            terms = self.model.options.get("terms", ())  # of other losses
+            return PairDataset(collection, encoding, own, queries, *facts, terms)
         documents = chosen_documents(judged, num_documents, self.num_others)
         queries = self.queries(judged.queries)
         return TextsDataset(collection, encoding, queries, documents, judged, self.bm25)

@@ -47,6 +47,7 @@ class EncodedTextModule(ExactModule):
     takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
+    encoder_class: ClassVar[Callable[..., TextEncoder]] = PretrainedEncoder
     network: Any
 
     def __init__(
@@ -96,7 +97,7 @@ class EncodedTextModule(ExactModule):
         known = recipe.get("encoder")
         encoder: TextEncoder
         if known is not None and known["kind"] == "transformers":
-            encoder = PretrainedEncoder(known["config"])
+            encoder = self.encoder_class(known["config"])
         elif known is not None or self.pretrained is None:
             encoder = self.encoder_factory(self.tokenizer.vocab_size)
         else:
@@ -110,7 +111,7 @@ class EncodedTextModule(ExactModule):
                     f"data.text.max_length {longest} is longer than the {limit} positions of "
                     f"{self.pretrained}; lower it to {limit} or less."
                 )
-            encoder = PretrainedEncoder(content, self.pretrained)
+            encoder = self.encoder_class(content, self.pretrained)
             stored = stored_pooling(self.pretrained, self.kind == "LitRanker")
             recipe["encoder"] = {"kind": "transformers", "config": content, **stored}
         if known is None:

@@ -23,10 +23,12 @@ class TextEncoder(nn.Module):
     Attributes:
         width: D.
         pooling: the mean or the maximum over tokens, or the first token's; the module sets it.
+        keeps_tokens: hidden states [R, T, D] are returned instead.
     """
 
     width: int
     pooling: Pooling = "mean"
+    keeps_tokens: bool = False
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
@@ -46,6 +48,8 @@ class TextEncoder(nn.Module):
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Return one vector per row [R, D] of hidden states [R, T, D]."""
+        if self.keeps_tokens:
+            return hidden
         if self.pooling == "first":
             return hidden[:, 0]
         mask = attention_mask[..., None]
@@ -111,9 +115,11 @@ class PretrainedEncoder(TextEncoder):
         ValueError: weights are missing or of the wrong shape, or a file is damaged.
     """
 
+    auto_class = "AutoModel"
+
     def __init__(self, content: dict[str, Any], folder: str | Path | None = None) -> None:
         super().__init__()
-        model = model_of(content, folder, auto_class="AutoModel", may_lack="pooler.")
+        model = model_of(content, folder, auto_class=self.auto_class, may_lack="pooler.")
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # its parameters would never get a gradient
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
@@ -176,7 +182,7 @@ class BagEncoder(TextEncoder):
         same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
         times = same.sum(-1).clamp(min=1).to(table)  # copies of a token share what all count
         weights = self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times
-        if self.pooling != "mean":
+        if self.pooling != "mean" or self.keeps_tokens:
             return self.pooled(self.vectors(input_ids) * weights[..., None], attention_mask)
         weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
         # On a GPU torch has no gradient of such weights in half precision.

@@ -23,6 +23,7 @@ from datamodules.core.planned import ModelFacts
 from datamodules.core.store import write_whole
 from datamodules.search.candidates import FIRST_DEPTH, Hits, open_bm25
 from datamodules.search.datamodule import TERM
+from datamodules.search.lists import DISTILLED
 from datamodules.search.queries import NO_DOCUMENT, Ranking
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
@@ -132,8 +133,9 @@ class RetrievalEvaluation(nn.Module):
         values: system -> metric -> values [Q] float64.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, search: type[ShardedSearch] = ShardedSearch) -> None:
         super().__init__()
+        self.search_class = search
         self.of_queries = GatheredRows("vector", *OF_QUERIES)
         self.of_documents = GatheredRows("vector", gathers=False)
         self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
@@ -152,7 +154,7 @@ class RetrievalEvaluation(nn.Module):
     def search(self, feedback: Feedback | None = None) -> None:
         """Rank all documents by the retriever, and forget the vectors."""
         self.queries, own = self.of_queries.take(), self.of_documents.take()
-        first, documents = self.queries.first_document, ShardedSearch(own.id, own.vector)
+        first, documents = self.queries.first_document, self.search_class(own.id, own.vector)
         self.num_documents = len(documents.all_ids)
         depth = max(DEPTH, first.shape[1])
         found = documents.search(self.queries.vector, depth, feedback)
@@ -263,12 +265,15 @@ class LitRetriever(EncodedTextModule):
             )
 
     def model_facts(self) -> ModelFacts:
-        options = {"search": self.rankings, "distils": self.distillation is not None}
+        options = {"search": self.rankings, "terms": self.loss_names()}
         return replace(super().model_facts(), options=options)
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""
-        vectors = self.network.encode(batch["input_ids"], batch["attention_mask"])
+        return self.kept(self.network.encode(batch["input_ids"], batch["attention_mask"]))
+
+    def kept(self, vectors: Tensor) -> Tensor:
+        """Return of encoded texts what is searched."""
         return shortened(vectors, self.size)
 
     def training_terms(self, batch: RetrievalBatch) -> dict[str, LossSum]:
@@ -286,8 +291,15 @@ class LitRetriever(EncodedTextModule):
         known = batch["known"]
         loss = nested(self.sizes, queries, answers, gathered, numbers, known, temperature, weight)
         told = LossSum(temperature.detach() * loss.count, loss.count)  # a mean over the samples
-        taught = taught_terms(self.distillation, queries, documents, batch, temperature)
-        return {TERM: loss, "temperature": told, **taught}
+        more = self.more_terms(queries, documents, batch, temperature)
+        return {TERM: loss, "temperature": told, **more}
+
+    def more_terms(self, *given: Any) -> dict[str, LossSum]:
+        """Return other losses of queries, documents, batch and temperature: of `loss_names`."""
+        return taught_terms(self.distillation, *given)
+
+    def loss_names(self) -> list[str]:
+        return [DISTILLED] if self.distillation is not None else []
 
     def term_weights(self) -> dict[str, float]:
         return {"temperature": 0.0}
@@ -320,7 +332,7 @@ class LitRetriever(EncodedTextModule):
             ids = encoding.ids_of([prompt + texts[n] for n in chosen])
             rows = encoding.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
-            parts.append(shortened(self.network.encode(*columns), self.size))
+            parts.append(self.kept(self.network.encode(*columns)))
         if not parts:
             return torch.zeros(0, 0, device=self.device)
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]

@@ -20,6 +20,7 @@ from lit_models.seo.retriever import Fusion
 from lit_models.training import ExactDropout
 from lit_models.training.exact import ExactModule
 from tests.nearest.shards import CheckedRetriever
+from tests.sparse.family import SparseRetriever
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 SMALL = {"width": 16, "num_layers": 2, "num_heads": 2, "feed_forward": 32}
@@ -73,5 +74,6 @@ WAYS = {
     "retriever_dropout_chunked": partial(
         retriever, module_class=WithExactDropout, dropout=0.3, encode_chunk=5
     ),
+    "sparse_retriever": partial(retriever, module_class=SparseRetriever),
     "retriever_mutant": partial(retriever, module_class=WithoutGradients),
 }

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 CELLS = [
     ("retriever", "retriever", "ddp"),
     ("retriever_chunked", "retriever", "fsdp"),
+    ("sparse_retriever", "sparse_retriever", "ddp"),
     ("retriever_dropout_chunked", "retriever_dropout", "ddp"),
     ("retriever_mutant", "retriever", "ddp"),
 ]

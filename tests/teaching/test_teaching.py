@@ -96,12 +96,11 @@ def test_a_rankers_run_teaches_a_retriever(tmp_path):
     trainer, module, data = trained(tmp_path / "first", {"predict_part": "train"})
     trainer.predict(module, data, return_predictions=False)
     mined = tmp_path / "first/coded.encoded/run.trec"
-    queries = {"predict_queries": str(folder / "queries.jsonl")}
-    queries["predict_output"] = str(tmp_path / "ranked.trec")
+    output = {"predict_output": str(tmp_path / "ranked.trec"), "predict_part": "train"}
     teacher = ranker(encoder=partial(TransformerEncoder, width=16, num_layers=0))
     trainer = toy_trainer(tmp_path / "second", max_steps=2, limit_val_batches=0)
     trainer.fit(teacher, ranking_data(folder))
-    found = ranking_data(folder, candidates=CandidateOptions("run", 10, str(mined)), **queries)
+    found = ranking_data(folder, candidates=CandidateOptions("run", 10, str(mined)), **output)
     trainer.predict(teacher, found, return_predictions=False)
     run = {ranking.query: ranking for ranking in read_run(tmp_path / "ranked.trec")}
     negatives = HardNegatives(2, "run", str(tmp_path / "ranked.trec"), depth=10)

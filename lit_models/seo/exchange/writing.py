@@ -23,17 +23,15 @@ from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerE
 from lit_models.seo.exchange.reading import MODULES, POOLINGS
 from lit_models.seo.networks import BiEncoder, CrossEncoder
 
-Files = dict[str, dict[str, Any]]  # path in the folder -> content of a JSON file
-Weights = dict[str, dict[str, Tensor]]  # subfolder -> tensors of its model.safetensors
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
+BASE = "sentence_transformers.base.modules"
 KINDS = {  # of modules.json
-    "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
+    "Transformer": f"{BASE}.transformer.Transformer",
     "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
-    "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
-    "Dense": "sentence_transformers.base.modules.dense.Dense",
+    "Normalize": f"{BASE}.normalize.Normalize",
+    "Dense": f"{BASE}.dense.Dense",
 }
-ACTIVATIONS = {"Tanh": "torch.nn.modules.activation.Tanh"}
-ACTIVATIONS |= {"Identity": "torch.nn.modules.linear.Identity"}
+TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 ROPE_BASE = 1000.0  # of `rotary_table`
 NORM_EPSILON = 1e-5  # of nn.LayerNorm
 
@@ -61,14 +59,14 @@ def write_folder(module: Any, folder: Path) -> str:
         ValueError: the layout cannot express the module: a text that becomes stems, a bag that
             counts tokens by logarithms, a prior of a first stage, segments beside rotary positions.
     """
-    network, fault = getattr(module, "network", None), None
-    if not isinstance(network, BiEncoder | CrossEncoder):
+    network = getattr(module, "network", None)
+    if type(network) not in (BiEncoder, CrossEncoder):
         raise ValueError(
             f"a {type(module).__name__} is no LitRetriever and no LitRanker, which --format is "
             "for; leave it out."
         )
     recipe, is_ranker = module.recipe, isinstance(network, CrossEncoder)
-    limits = TextEncoding(recipe).limits
+    limits, fault = TextEncoding(recipe).limits, None
     if limits.stemmer or limits.stopwords:
         fault = "data.text.stemmer and data.text.stopwords have no counterpart in a tokenizer there"
     elif is_ranker and network.prior_weight is not None:
@@ -78,67 +76,45 @@ def write_folder(module: Any, folder: Path) -> str:
             f"sentence-transformers cannot express this model: {fault}. Export it without --format."
         )
     config, weights = _encoder_files(network.encoder, limits.max_length, is_ranker)
-    width, prompts = network.encoder.width, recipe.get("prompts") or {}
-    limit: dict[str, Any] = {"max_seq_length": limits.max_length}
+    read: dict[str, Any] = {"max_seq_length": limits.max_length}
+    pooled = {"embedding_dimension": network.encoder.width, "include_prompt": True}
+    pooled["pooling_mode"] = NAMES[network.encoder.pooling]
+    steps = [("Transformer", read, weights), ("Pooling", pooled, {})]  # content, weights of each
+    own: dict[str, Any] = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
     if is_ranker:
-        limit["processing_kwargs"] = {"text": {"truncation": "only_second"}}
-    files: Files = {
-        "config.json": config,
-        "sentence_bert_config.json": limit,
-        "1_Pooling/config.json": {
-            "embedding_dimension": width,
-            "pooling_mode": NAMES[network.encoder.pooling],
-            "include_prompt": True,
-        },
-    }
-    kinds, tensors = ["Transformer", "Pooling"], {"": weights}
-    if is_ranker:
-        for place, (layer, activation) in enumerate(
-            ((network.dense, "Tanh"), (network.score, "Identity")), 2
+        own = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
+        read["processing_kwargs"] = {"text": {"truncation": "only_second"}}
+        for layer, activation, output in (
+            (network.dense, TANH, "sentence_embedding"),
+            (network.score, IDENTITY, "scores"),
         ):
-            kinds.append("Dense")
-            tensors[f"{place}_Dense"] = {f"linear.{n}": t for n, t in layer.state_dict().items()}
-            files[f"{place}_Dense/config.json"] = {
-                "in_features": layer.in_features,
-                "out_features": layer.out_features,
-                "bias": layer.bias is not None,
-                "activation_function": ACTIVATIONS[activation],
-                "module_input_name": "sentence_embedding",
-                "module_output_name": "scores" if layer is network.score else "sentence_embedding",
-            }
+            content = {"in_features": layer.in_features, "out_features": layer.out_features}
+            content |= {"bias": layer.bias is not None, "activation_function": activation}
+            content |= {"module_input_name": "sentence_embedding", "module_output_name": output}
+            state = {f"linear.{name}": tensor for name, tensor in layer.state_dict().items()}
+            steps.append(("Dense", content, state))
     else:
-        kinds.append("Normalize")
-        files["2_Normalize/config.json"] = {}
-    rows: Any = [
-        {
-            "idx": place,
-            "name": str(place),
-            "path": f"{place}_{kind}" if place else "",
-            "type": KINDS[kind],
-        }
-        for place, kind in enumerate(kinds)
-    ]
-    files[MODULES] = rows
-    own = {"model_type": "CrossEncoder", "activation_fn": ACTIVATIONS["Identity"]}
-    if not is_ranker:
-        own = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
-        own["prompts"] = {
-            "query": prompts.get("query", ""),
-            "document": prompts.get("document", ""),
-        }
-    files[PROMPTS_FILE] = own
-    texts = _tokenizer_files(recipe, is_ranker)
+        own["truncate_dim"] = module.size
+        own["prompts"] = recipe.get("prompts", {"query": "", "document": ""})
+        steps.append(("Normalize", {}, {}))
+    texts, rows = _tokenizer_files(recipe, is_ranker), []
     with replacing(folder) as unfinished:
-        for subfolder, stored in tensors.items():
-            (unfinished / subfolder).mkdir(parents=True, exist_ok=True)
-            kept = {name: t.detach().cpu().contiguous().clone() for name, t in stored.items()}
-            save_file(kept, unfinished / subfolder / "model.safetensors", {"format": "pt"})
-        for name, content in files.items():
-            (unfinished / name).parent.mkdir(exist_ok=True)
-            (unfinished / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        for place, (kind, content, state) in enumerate(steps):
+            path = f"{place}_{kind}" if place else ""
+            rows.append({"idx": place, "name": str(place), "path": path, "type": KINDS[kind]})
+            (unfinished / path).mkdir(parents=True, exist_ok=True)
+            name = f"{path}/config.json" if place else "sentence_bert_config.json"
+            texts[name] = _text(content)
+            if kept := {name: t.detach().contiguous().clone() for name, t in state.items()}:
+                save_file(kept, unfinished / path / "model.safetensors", {"format": "pt"})
+        texts |= {MODULES: _text(rows), PROMPTS_FILE: _text(own), "config.json": _text(config)}
         for name, text in texts.items():
             (unfinished / name).write_text(text, "utf-8")
     return f'read      sentence_transformers: {own["model_type"]}("{folder}")'
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _encoder_files(
@@ -250,5 +226,5 @@ def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, st
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * is_ranker
     values |= {"model_max_length": limits.max_length, "model_input_names": names}
     files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
-    files["tokenizer_config.json"] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    files["tokenizer_config.json"] = _text(values)
     return files

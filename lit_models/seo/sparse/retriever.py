@@ -1,0 +1,187 @@
+"""The sparse retriever: token weights of queries and documents, their penalty, exact search.
+
+Source: Formal et al. 2021, "SPLADE v2": equation 6 (maximum over tokens), section 3.1 of the first
+paper (FLOPS, Paria et al. 2020). Shapes: R rows, T positions, D hidden, V vocabulary, M rows of the
+step, L kept tokens of a text, Q queries, k documents found of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from datamodules.core.batches import RetrievalBatch
+from datamodules.search.queries import NO_DOCUMENT
+from lit_models.seo.encoders import PretrainedEncoder, TextEncoder
+from lit_models.seo.nearest.exact import ExactSearch, Found, Vectors
+from lit_models.seo.nearest.sharded import ShardedSearch
+from lit_models.seo.networks import BiEncoder, TemperatureOptions
+from lit_models.seo.retriever import LitRetriever, RetrievalEvaluation
+from lit_models.training.metrics import LossSum, in_float32
+
+SCORES_AT_ONCE = 2**24  # of a search, which bound its memory
+PENALTY = "flops"  # of the losses
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """What token weights cost: the sum over tokens of their squared mean over texts, FLOPS.
+
+    Args:
+        query, document: factors of queries and documents.
+        steps: until these are reached, quadratically; 0 takes them at once.
+    """
+
+    query: float = 3e-4
+    document: float = 1e-4
+    steps: int = 0
+
+    def factors(self, step: int) -> tuple[float, float]:
+        """Return the factors of queries and documents at an optimizer step, from 0."""
+        share = min(1.0, ((step + 1) / self.steps) ** 2) if self.steps else 1.0
+        return share * self.query, share * self.document
+
+
+class MaskedEncoder(PretrainedEncoder):
+    """A model of transformers with its head of a masked language model: V logits a token."""
+
+    auto_class = "AutoModelForMaskedLM"
+
+    def __init__(self, content: dict[str, Any], folder: str | Path | None = None) -> None:
+        super().__init__(content, folder)
+        self.width = self.model.config.vocab_size
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
+    ) -> Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask.long()).logits
+
+
+class SparseBiEncoder(BiEncoder):
+    """Queries and documents to token weights, at least 0, of which most become 0.
+
+    An encoder from scratch gets a head that begins as its own table of tokens.
+    """
+
+    def __init__(self, encoder: TextEncoder, temperature: TemperatureOptions) -> None:
+        super().__init__(encoder, temperature)
+        encoder.keeps_tokens, self.head = True, None
+        if not isinstance(encoder, MaskedEncoder):
+            tables = [m.weight for m in encoder.modules() if isinstance(m, nn.Embedding)]
+            table = max(tables, key=len)
+            self.head = nn.Linear(encoder.width, len(table))
+            nn.init.zeros_(self.head.bias)
+            with torch.no_grad():
+                self.head.weight.copy_(table)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return token weights [R, V] of texts [R, T]."""
+        hidden = self.encoder(input_ids, attention_mask)  # [R, T, D]
+        logits = hidden if self.head is None else self.head(hidden)
+        highest = logits.masked_fill(~attention_mask[..., None], -torch.inf).amax(1)
+        return in_float32(highest).relu().log1p()
+
+
+class InvertedSearch(ExactSearch):
+    """Documents of kept token weights in an inverted index; scores are sums of products in float64,
+    token by token, rounded to float32. Args: documents: [D, 2 L] of `LitSparseRetriever.kept`."""
+
+    def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
+        super().__init__(documents, device)
+        self.num_tokens = 1 + int(max(documents[:, : documents.shape[1] // 2].max(), 0))
+        self.postings = csr_array(_matrix(documents, self.num_tokens).T)  # [V, D]
+
+    def nearest(self, queries: Tensor, k: int) -> Found:
+        """Return the k best documents of each query [Q, 2 L], at most D."""
+        number = self.postings.shape[1]
+        k, at_once = min(k, number), max(1, SCORES_AT_ONCE // number)
+        documents, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), "f4")
+        asked = _matrix(queries, self.num_tokens)
+        for start in range(0, len(queries), at_once):
+            found = (asked[start : start + at_once] @ self.postings).toarray().astype(np.float32)
+            for row, own in enumerate(found, start):
+                worst = np.partition(own, number - k)[number - k]
+                best = np.flatnonzero(own >= worst)
+                best = best[np.argsort(-own[best], kind="stable")][:k]
+                documents[row], scores[row] = best, own[best]
+        return Found(torch.from_numpy(documents), torch.from_numpy(scores))
+
+
+class ShardedInvertedSearch(ShardedSearch, InvertedSearch):
+    """The same over documents of all ranks."""
+
+
+def _matrix(rows: Vectors, num_tokens: int) -> csr_array:
+    """Return kept token weights [n, 2 L] as a matrix [n, V]; tokens from V on, and weights of 0,
+    are in no posting."""
+    tokens, weights = np.split(np.asarray(torch.as_tensor(rows).cpu(), np.float64), 2, axis=1)
+    row, place = np.nonzero((weights > 0) & (tokens < num_tokens))
+    values = (weights[row, place], (row, tokens[row, place].astype(np.int64)))
+    return csr_array(values, shape=(len(rows), num_tokens))
+
+
+class LitSparseRetriever(LitRetriever):
+    """A retriever of token weights, whose products rank. Logs what `LitRetriever` does.
+
+    Args:
+        penalty: what token weights cost.
+        num_kept: the largest weights of a text that evaluation, prediction and search keep, L.
+        retriever: see `LitRetriever`; queries are not moved (`feedback`), vectors are not cut
+            (`size`, `sizes`), and there is no index but the inverted one (`search`).
+    """
+
+    encoder_class = MaskedEncoder
+
+    def __init__(self, penalty: Penalty = Penalty(), num_kept: int = 256, **retriever: Any) -> None:
+        super().__init__(**retriever)
+        self.penalty, self.num_kept = penalty, num_kept
+        if self.feedback or self.size or self.sizes or self.search_options.kind != "exact":
+            raise ValueError(
+                "a sparse retriever has no model.feedback, .size, .sizes and .search.kind; leave "
+                "them out."
+            )
+
+    def make_network(self, encoder: TextEncoder) -> nn.Module:
+        self.val_evaluation = RetrievalEvaluation(ShardedInvertedSearch)
+        self.test_evaluation = RetrievalEvaluation(ShardedInvertedSearch)
+        return SparseBiEncoder(encoder, self.temperature)
+
+    def kept(self, vectors: Tensor) -> Tensor:
+        """Return the numbers of the L heaviest tokens, then their weights, [R, 2 L], of [R, V]."""
+        best = vectors.topk(min(self.num_kept, vectors.shape[1]))
+        return torch.cat([best.indices.to(vectors), best.values], 1)
+
+    def loss_names(self) -> list[str]:
+        return [*super().loss_names(), PENALTY]
+
+    def more_terms(
+        self, queries: Tensor, documents: Tensor, batch: RetrievalBatch, temperature: Tensor
+    ) -> dict[str, LossSum]:
+        weight, total = batch["weight"], queries.new_zeros(())
+        is_there = batch["document"].ne(NO_DOCUMENT) & weight.repeat_interleave(
+            len(documents) // len(weight)
+        ).gt(0)
+        factors = self.penalty.factors(self.trainer.global_step)
+        for factor, own, counts in zip(
+            factors, (queries, documents), (weight, is_there), strict=True
+        ):
+            sums = self.all_gather(in_float32(own * counts[:, None]).sum(0), sync_grads=True)
+            means = sums.view(-1, own.shape[1]).sum(0) / self.all_gather(counts.sum()).sum().clamp(
+                min=1
+            )
+            total = total + factor * means.square().sum()
+        told = super().more_terms(queries, documents, batch, temperature)
+        return {**told, PENALTY: LossSum(total * weight.sum(), weight.sum())}
+
+    def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:
+        return InvertedSearch(documents)
+
+    def search(self, queries: Sequence[str], documents: Vectors | ExactSearch, k: int) -> Found:
+        if not isinstance(documents, ExactSearch):
+            documents = InvertedSearch(documents)
+        return super().search(queries, documents, k)
