@@ -19,7 +19,7 @@ AREAS = {  # lines of Python, docstrings included
     "tests": 31_000,
 }
 LATER_ROOMS = {
-    "lit_models/page": 925,
+    "lit_models/page": 965,
     "lit_models/engines": 596,
     "lit_models/certify": 718,
     "lit_models/prepare": 553,
@@ -28,7 +28,7 @@ LATER_ROOMS = {
     "lit_models/seo/nearest": 392,
     "lit_models/seq2seq": 962,
     "lit_models/seo/exchange": 325,
-    "lit_models/seo/sparse": 188,
+    "lit_models/seo/sparse": 187,
     "datamodules/search/prompts": 30,
     "datamodules/search/lists": 145,
     "lit_models/seo/teaching": 83,
@@ -36,7 +36,7 @@ LATER_ROOMS = {
     "tests/teaching": 130,
     "lit_models/occupation_coder/occcanine": 516,
     "datamodules/activations/others": 52,
-    "tests/sparse": 145,
+    "tests/sparse": 150,
     "datamodules/pairs": 590,
     "datamodules/shards": 1_226,
     "datamodules/preferences": 256,

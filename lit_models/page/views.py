@@ -444,7 +444,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     model = chosen_model(shelf, args, "LitRetriever", "LitRanker")
     state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Any]()
-    from lit_models.seo.base import Finder  # with torch, as the data
+    from lit_models.page.finder import Finder  # with torch, as the data
 
     folder = data.collection_request.folder
     for one in (*shelf.models("LitRanker").values(), model):

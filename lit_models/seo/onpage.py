@@ -370,19 +370,10 @@ def _cells(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the report of a page, or the summary of a site and write the tables of its pages."""
-    parser = argparse.ArgumentParser(
-        "python -m lit_models.seo.onpage",
-        description="Check a page, or all pages as one site: what they say of themselves, and "
-        "which rules they break.",
-    )
+    parser = argparse.ArgumentParser("python -m lit_models.seo.onpage", description=main.__doc__)
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE_OR_FOLDER")
-    parser.add_argument(
-        "--csv",
-        type=Path,
-        default=Path("onpage.csv"),
-        help="table of a site with a row per page, written again; a second one, with -findings in "
-        "its name, has a row per finding",
-    )
+    told = "table of a site, a row per page, written again; beside it -findings, a row per finding"
+    parser.add_argument("--csv", type=Path, default=Path("onpage.csv"), help=told)
     options = parser.parse_args(arguments)
     paths = [files_in(p, SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
     reports = check_site((str(path), path.read_bytes()) for path in chain(*paths))

@@ -224,6 +224,7 @@ class LitRetriever(EncodedTextModule):
     """
 
     learnt_facts = (CHOSEN_WEIGHT,)
+    own_terms: tuple[str, ...] = ()  # names of losses that a kind of retriever adds
     monitor = "val/ndcg@10"
     monitor_mode = "max"
     tables_of = ("validate", "test")
@@ -265,7 +266,8 @@ class LitRetriever(EncodedTextModule):
             )
 
     def model_facts(self) -> ModelFacts:
-        options = {"search": self.rankings, "terms": self.loss_names()}
+        terms = [*self.own_terms, *[DISTILLED] * (self.distillation is not None)]
+        options = {"search": self.rankings, "terms": terms}
         return replace(super().model_facts(), options=options)
 
     def forward(self, batch: EncodeBatch) -> Tensor:
@@ -295,11 +297,8 @@ class LitRetriever(EncodedTextModule):
         return {TERM: loss, "temperature": told, **more}
 
     def more_terms(self, *given: Any) -> dict[str, LossSum]:
-        """Return other losses of queries, documents, batch and temperature: of `loss_names`."""
+        """Return other losses of queries, documents, batch and temperature: of `own_terms`."""
         return taught_terms(self.distillation, *given)
-
-    def loss_names(self) -> list[str]:
-        return [DISTILLED] if self.distillation is not None else []
 
     def term_weights(self) -> dict[str, float]:
         return {"temperature": 0.0}

@@ -93,16 +93,17 @@ class InvertedSearch(ExactSearch):
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         super().__init__(documents, device)
-        self.num_tokens = 1 + int(max(documents[:, : documents.shape[1] // 2].max(), 0))
+        tokens = documents[:, : documents.shape[1] // 2]
+        self.num_tokens = 1 + int(tokens.max()) if len(documents) else 1
         self.postings = csr_array(_matrix(documents, self.num_tokens).T)  # [V, D]
 
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return the k best documents of each query [Q, 2 L], at most D."""
         number = self.postings.shape[1]
-        k, at_once = min(k, number), max(1, SCORES_AT_ONCE // number)
+        k, at_once = min(k, number), 1 + SCORES_AT_ONCE // (number + 1)
         documents, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), "f4")
         asked = _matrix(queries, self.num_tokens)
-        for start in range(0, len(queries), at_once):
+        for start in range(0, len(queries) if k else 0, at_once):
             found = (asked[start : start + at_once] @ self.postings).toarray().astype(np.float32)
             for row, own in enumerate(found, start):
                 worst = np.partition(own, number - k)[number - k]
@@ -136,6 +137,7 @@ class LitSparseRetriever(LitRetriever):
     """
 
     encoder_class = MaskedEncoder
+    own_terms = (PENALTY,)
 
     def __init__(self, penalty: Penalty = Penalty(), num_kept: int = 256, **retriever: Any) -> None:
         super().__init__(**retriever)
@@ -155,9 +157,6 @@ class LitSparseRetriever(LitRetriever):
         """Return the numbers of the L heaviest tokens, then their weights, [R, 2 L], of [R, V]."""
         best = vectors.topk(min(self.num_kept, vectors.shape[1]))
         return torch.cat([best.indices.to(vectors), best.values], 1)
-
-    def loss_names(self) -> list[str]:
-        return [*super().loss_names(), PENALTY]
 
     def more_terms(
         self, queries: Tensor, documents: Tensor, batch: RetrievalBatch, temperature: Tensor
