@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.core.batches import ActivationBatch
+from datamodules.core.plan import check_range
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import Network
 from lit_models.consistency_lens.subject import (
@@ -83,26 +84,35 @@ class Verbalizer(nn.Module):
     """A copy of the subject that reads a prompt with the activation in it, and goes on in words.
 
     The prompt is some learned positions and an empty one, the marker. The activation stands at the
-    marker's place in the input of every block, through a linear map for each that begins as the
-    identity.
+    marker's place in the input of every block, or of the first ones, through a linear map for each
+    that begins as the identity. Words of a prompt around the marker are learned from their
+    embeddings on.
 
     Args:
         network: a copy of the subject, or the subject itself.
         is_word: [V] bool, tokens that an explanation may hold.
         begin_id: token whose embedding the prompt starts from.
-        num_words: t.
-        num_prompt: learned positions before the marker.
+        options: t, the prompt's learned positions, and the blocks that take the activation.
+        around: tokens of the prompt's words before and behind the marker.
     """
 
     def __init__(
-        self, network: Network, is_word: Tensor, begin_id: int, num_words: int, num_prompt: int
+        self,
+        network: Network,
+        is_word: Tensor,
+        begin_id: int,
+        options: "LensOptions",
+        around: tuple[list[int], list[int]] = ([], []),
     ) -> None:
         super().__init__()
-        self.network, self.num_words = network, num_words
+        self.network, self.num_words = network, options.num_words
+        ids = [[begin_id] * options.num_prompt + around[0], around[1]]
         with torch.no_grad():
-            start = network.embedding(torch.tensor([begin_id] * num_prompt))
-        self.prompt = nn.Parameter(start.clone())  # [P - 1, D]
+            start, end = (network.embedding(torch.tensor(one, dtype=torch.int64)) for one in ids)
+        self.prompt = nn.Parameter(start.clone())  # before the marker, [n, D]
+        self.behind = nn.Parameter(end.clone()) if len(end) else None
         width, num_layers = start.shape[1], len(network.blocks())
+        num_layers = min(options.num_patched or num_layers, num_layers)
         self.map_weight = nn.Parameter(torch.eye(width).repeat(num_layers, 1, 1))  # [L, D, D]
         self.map_bias = nn.Parameter(torch.zeros(num_layers, width))
         self.register_buffer("is_word", is_word, persistent=False)
@@ -155,14 +165,16 @@ class Verbalizer(nn.Module):
             hidden = read(self.network, None, embedding[:, None], cache, end + len(found) - 1)
 
     def _prompt(self, rows: int) -> Tensor:
-        return F.pad(self.prompt, (0, 0, 0, 1)).expand(rows, -1, -1)  # and the marker
+        start = F.pad(self.prompt, (0, 0, 0, 1))  # and the marker
+        whole = start if self.behind is None else torch.cat([start, self.behind])
+        return whole.expand(rows, -1, -1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return only_words(self.network.head(hidden), self.is_word)
 
     @contextmanager
     def _injected(self, activation: Tensor | None) -> Iterator[None]:
-        """Put the activation at the marker's place in the input of every block."""
+        """Put the activation at the marker's place in the input of the blocks that have a map."""
         if activation is None:
             yield
             return
@@ -179,7 +191,7 @@ class Verbalizer(nn.Module):
             return args, {**kwargs, "hidden_states": hidden}
 
         with ExitStack() as hooks:
-            for block, entering in zip(self.network.blocks(), mapped, strict=True):
+            for block, entering in zip(self.network.blocks(), mapped, strict=False):
                 hook = partial(enter, entering)
                 hooks.enter_context(block.register_forward_pre_hook(hook, with_kwargs=True))
             yield
@@ -212,6 +224,7 @@ class Reconstructor(nn.Module):
         return self.map(output_of(last, lambda: read(self.network, None, texts))[:, -1])
 
 
+MARKER = "{activation}"  # in a prompt in words
 NEVER = -1  # for the step at which the reference was kept
 
 
@@ -224,20 +237,36 @@ class LensOptions:
         num_prompt: learned positions before the activation in the verbalizer's prompt.
         verbalizer: the part that learns of its copy of the subject.
         reconstructor: as verbalizer.
+        num_patched: blocks of the verbalizer, from the first on, that take the activation at the
+            marker's place; `None` is all.
+        prompt: words around it, such as "The text says {activation}:"; `None` for none.
     """
 
     num_words: int = 6
     num_prompt: int = 1
     verbalizer: BaseOptions = BaseOptions()  # noqa: RUF009 - frozen
     reconstructor: BaseOptions = BaseOptions()  # noqa: RUF009
+    num_patched: int | None = None
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_words", "num_prompt"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"lens.{name} must be at least 1, got {getattr(self, name)}.")
+        names = ("num_words", "num_prompt", "num_patched")
+        check_range("lens", 1, **{name: getattr(self, name) for name in names})
+        if self.prompt is not None and self.prompt.count(MARKER) != 1:
+            raise ValueError(
+                f"lens.prompt must name the activation's place once, as {MARKER}, got "
+                f"{self.prompt!r}."
+            )
         for name in ("verbalizer", "reconstructor"):  # of a checkpoint's plain values
             if isinstance(getattr(self, name), dict):
                 object.__setattr__(self, name, BaseOptions(**getattr(self, name)))
+
+    def tokens_around(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
+        """Return the tokens of the prompt's words before and behind the activation."""
+        if self.prompt is None:
+            return [], []
+        before, _, behind = self.prompt.partition(MARKER)
+        return tokenizer.encode(before).tolist(), tokenizer.encode(behind).tolist()
 
 
 class Lens(nn.Module):
@@ -259,7 +288,7 @@ class Lens(nn.Module):
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
         self.register_buffer("told_map", None, persistent=False)  # of `teacher.text.told_map`
-        shape = (words, self.begin_id, options.num_words, options.num_prompt)
+        shape = (words, self.begin_id, options, options.tokens_around(tokenizer))
         self.verbalizer = Verbalizer(copy_of(network, options.verbalizer), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
         cut = copy_of(network, options.reconstructor, subject.layer + 1)

@@ -45,34 +45,6 @@ class LossWeight:
         return 0.0 if step < self.begin or is_over else self.weight
 
 
-@dataclass(frozen=True)
-class TemperatureSchedule:
-    """Temperature of the choice of words, which falls in a straight line.
-
-    Args:
-        start: above 0, at optimizer step `begin` and before.
-        end: above 0, at optimizer step `until` and after.
-        begin: 0 or more.
-        until: above `begin`.
-    """
-
-    start: float = 1.0
-    end: float = 0.5
-    begin: int = 0
-    until: int = 1000
-
-    def __post_init__(self) -> None:
-        if min(self.start, self.end) <= 0 or not 0 <= self.begin < self.until:
-            raise ValueError(
-                "a temperature needs a start and an end above 0 and a begin of 0 or more, before "
-                f"until, got {self}."
-            )
-
-    def at(self, step: int) -> float:
-        share = min(1.0, max(0.0, (step - self.begin) / (self.until - self.begin)))
-        return self.start + (self.end - self.start) * share
-
-
 MAX_NATS = 50.0  # by which a word is improbable: an impossible one must not outweigh all others
 JOINT = ("reconstruction", "effect")  # terms from which both networks learn together
 

@@ -31,15 +31,16 @@ from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
     LensLosses,
-    TemperatureSchedule,
     check_phases,
     leaves_one_idle,
     lens_terms,
     squared_error,
     text_nats,
 )
+from lit_models.consistency_lens.parts.parts import by_beginning, check_parts, clip_parts
 from lit_models.consistency_lens.readings.contrast import NUM_WRONG
 from lit_models.consistency_lens.readings.reading import Reading, readings_of
+from lit_models.consistency_lens.schedules.temperature import TemperatureSchedule
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
@@ -83,6 +84,9 @@ class LitConsistencyLens(ExactModule):
         init_from: checkpoint to take weights from.
         best_of: readings of each activation of which a prediction writes the one that rebuilds it
             best: the surest words, and draws.
+        rates: part -> factor of the learning rate, such as verbalizer.network; see `parts`.
+        clips: part -> norm that its gradient is clipped to by itself; the trainer's
+            gradient_clip_val is then that of all others.
     """
 
     takes_half_weights: ClassVar[bool] = True
@@ -101,18 +105,21 @@ class LitConsistencyLens(ExactModule):
         reconstructor_rate: float = 1.0,
         init_from: str | None = None,
         best_of: int = 1,
+        rates: dict[str, float] | None = None,
+        clips: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         check_range("model", 1, best_of=best_of)
         self.best_of = best_of
+        self.rates, self.clips = {"reconstructor": reconstructor_rate} | (rates or {}), clips or {}
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.options, self.losses = subject, losses
         self.lens_options = lens or LensOptions()
         self.temperature = temperature or TemperatureSchedule()
         self.teacher = teacher or TeacherText()
         self.teacher.check(self.lens_options.num_words)
-        self.reconstructor_rate, self.init_from = reconstructor_rate, init_from
+        self.init_from = init_from
         self.reaches_all_parameters = not leaves_one_idle(losses)
         self.lens: Any = None  # a Lens once the recipe is known
         self.baselines: Any = None
@@ -161,11 +168,12 @@ class LitConsistencyLens(ExactModule):
         # Prompt, marker and all words but the last, which is never read again; the reconstructor's
         # start and all words are no more.
         needed = lens.num_prompt + lens.num_words
+        needed += sum(map(len, lens.tokens_around(store.tokenizer)))
         if limit is not None and needed > limit:
             raise ValueError(
                 f"explanations of lens.num_words {lens.num_words} after lens.num_prompt "
                 f"{lens.num_prompt} need {needed} positions, and the subject has learnt {limit}; "
-                "lower one of the two, or take a subject with rotary positions."
+                "lower one of the two, cut lens.prompt, or take a subject with rotary positions."
             )
         facts = subject_facts(self.options, network)
         is_without = self.is_training_run and not isinstance(store, ActivationStore)
@@ -249,6 +257,17 @@ class LitConsistencyLens(ExactModule):
                 for parameter in getattr(self.lens, name).network.parameters():
                     parameter.grad = None
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        given = (gradient_clip_val, gradient_clip_algorithm)
+        if not self.clips:
+            return super().configure_gradient_clipping(optimizer, *given)
+        if gradient_clip_algorithm == "value":
+            raise ValueError("model.clips are norms; leave gradient_clip_algorithm out, or them.")
+        self.step_record.gradient_norm(optimizer)  # of the whole, before it is clipped
+        clip_parts(self.named_parameters(), self.clips, gradient_clip_val)
+
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
         activation, weight = self.lens.activation(batch), batch["weight"]
         explained = self.lens.verbalizer.explain(activation)
@@ -309,7 +328,9 @@ class LitConsistencyLens(ExactModule):
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self.trainer))
-        groups = parameter_groups(self, {"lens.reconstructor.": self.reconstructor_rate})
+        check_parts(self, "model.rates", self.rates)
+        check_parts(self, "model.clips", self.clips)
+        groups = parameter_groups(self, by_beginning(self.rates))
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -378,6 +399,8 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
     """
     if trained is None:
         return recipe
+    # One of an earlier version knows fewer options, all at their defaults.
+    trained = {**trained, "lens": asdict(LensOptions(**trained["lens"]))}
     changed = [name for name in recipe if name != TRAINED_ON and trained.get(name) != recipe[name]]
     if changed:
         raise ValueError(

@@ -1,0 +1,1 @@
+"""Values that change over the optimizer steps of a run."""
