@@ -26,7 +26,7 @@ from lit_models.causal_lm.adapters import LoraOptions, add_lora, freeze, lora_re
 from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, generate, score
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, nats_at, sample_nats
-from lit_models.causal_lm.network import PRESETS, DecoderConfig, check_isolation
+from lit_models.causal_lm.network import DecoderConfig, check_isolation, preset
 from lit_models.causal_lm.pretrained import (
     Recipe,
     check_recipe,
@@ -69,7 +69,7 @@ class LitCausalLM(ExactModule):
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
         lr_scheduler: factory; `None` keeps the rate constant.
-        network: name of a preset, or the shape of a decoder.
+        network: name of a preset, such as depth-12, or the shape of a decoder.
         pretrained: folder of a Hugging Face model to start from, instead of `network`.
         lora: adapters on named layers; everything else stands still.
         freeze: patterns of names of parameters that are frozen.
@@ -104,10 +104,7 @@ class LitCausalLM(ExactModule):
         self.save_hyperparameters()
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.generation = generation or GenerationOptions()
-        if isinstance(network, str) and network not in PRESETS:
-            choices = ", ".join(PRESETS)
-            raise ValueError(f'network "{network}" is no preset; choose one of {choices}.')
-        self.config = PRESETS[network] if isinstance(network, str) else network
+        self.config = preset(network) if isinstance(network, str) else network
         self.pretrained, self.lora = pretrained, lora
         self.computation = computation or ComputationOptions()
         self.init_from = init_from

@@ -136,6 +136,21 @@ PRESETS = {
 }
 
 
+def preset(name: str) -> DecoderConfig:
+    """Return the decoder of a name of `PRESETS`, or of depth-N: N layers, 64 N wide, with N heads.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if found := re.fullmatch(r"depth-([1-9]\d*)", name):
+        depth = int(found[1])
+        return DecoderConfig(hidden_size=64 * depth, num_layers=depth, num_heads=depth)
+    if name not in PRESETS:
+        choices = ", ".join(PRESETS)
+        raise ValueError(f'network "{name}" is no preset; choose one of {choices}, or depth-N.')
+    return PRESETS[name]
+
+
 class Documents(NamedTuple):
     """Which positions may see each other, computed once per batch and used by every layer.
 

@@ -95,16 +95,15 @@ def test_a_head_that_is_the_embedding_too_is_trained_as_that() -> None:
     assert (group["kind"], group["weight_decay"]) == ("others", 0.0)
 
 
-def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
+@pytest.mark.parametrize("how", ["match_rms_adamw", "original"])
+def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest(how):
     ours, theirs = network().bfloat16(), network().bfloat16()  # torch's iterates in bfloat16 alone
-    optimizer = optim.MuonAdamW(groups_of(ours), lr=0.02, adamw_factor=0.5, weight_decay=0.1)
-    matrices = [theirs[1].weight, theirs[2].weight]
-    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    rates = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": how}
+    optimizer = optim.MuonAdamW(groups_of(ours), adamw_factor=0.5, **rates)
+    muon = torch.optim.Muon([theirs[1].weight, theirs[2].weight], **rates)
     others = [theirs[0].weight, theirs[1].bias, theirs[2].bias]
-    adamw_groups = [{"params": others, "weight_decay": 0.0}, {"params": [theirs[3].weight]}]
-    adamw = torch.optim.AdamW(
-        adamw_groups, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
+    groups = [{"params": others, "weight_decay": 0.0}, {"params": [theirs[3].weight]}]
+    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     for _ in range(4):
         for net, optimizers in ((ours, [optimizer]), (theirs, [muon, adamw])):
             loss_of(net).backward()
