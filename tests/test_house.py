@@ -37,6 +37,8 @@ LATER_ROOMS = {
     "lit_models/occupation_coder/occcanine": 516,
     "datamodules/activations/others": 52,
     "tests/sparse": 150,
+    "lit_models/occupation_coder/answers": 256,
+    "datamodules/occupations/written": 210,
     "datamodules/pairs": 590,
     "datamodules/shards": 1_226,
     "datamodules/preferences": 256,
@@ -60,6 +62,7 @@ LATER_ROOMS = {
     "tests/evaluate": 222,
     "tests/occcanine": 310,
     "tests/preference": 217,
+    "tests/coder_answers": 215,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

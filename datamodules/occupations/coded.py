@@ -1,8 +1,6 @@
-"""Coded tables: every input column and row, in order, and the columns of the codes beside them.
+"""Tables to code: each distinct (text, language) once, and the number of its input for every row.
 
-The first pass writes each distinct (text, language) once, and the number of its input for every
-row. After prediction the tables are read again.
-Shapes: N rows, D distinct inputs, P characters of all inputs, K most codes of one record.
+Shapes: N rows, D distinct inputs, P characters of all inputs.
 """
 
 from collections.abc import Sequence
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from datamodules.core.batches import padded_texts
@@ -25,17 +22,10 @@ from datamodules.core.store import (
     made_once,
     write_arrays,
 )
-from datamodules.files.rows import BadRows, OnBadRows, kind_of
-from datamodules.files.tables import (
-    EXCEL_SUFFIX,
-    PARQUET_SUFFIXES,
-    Table,
-    TableOptions,
-    check_same_columns,
-    write_beside,
-)
+from datamodules.files.rows import BadRows, OnBadRows
+from datamodules.files.tables import Table, TableOptions, check_same_columns
 from datamodules.occupations.store import Columns, RowReader, text_arrays
-from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation
+from datamodules.tokenizers.codes import CodeSystem, TextNormalisation
 
 INDEX_VERSION = 4
 NO_TEXT = -1
@@ -145,68 +135,3 @@ def open_index(
         )
 
     return PredictIndex(made_once(cache_folder("predict", key), make))
-
-
-def write_coded_table(
-    index: PredictIndex, book: CodeBook, results: dict[str, np.ndarray], path: Path
-) -> None:
-    """Writes the coded table, whole or not at all; an existing file is never overwritten.
-
-    Args:
-        index: which row holds which input.
-        book: of the model that coded them.
-        results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
-            set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
-            next_confidence [D, k] where further sets are wanted.
-        path: a file of any kind of table.
-
-    Raises:
-        FileExistsError: the file exists.
-        RuntimeError: a table has changed since the index was made.
-    """
-    is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
-    most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
-    num_codes = max(1, int(most_codes))  # as many as an answer has
-    num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
-    # One empty entry at the end, which index -1 (no code) finds.
-    codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
-
-    def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        """Numbers of six decimals, or true and false; typed, or as text."""
-        is_number = column.dtype != bool
-        if is_typed:
-            typed = np.round(column.astype(np.float64), 6) if is_number else column
-            return pa.array(typed, mask=~is_there)
-        texts = [f"{x:.6f}" if is_number else str(x).lower() for x in column.tolist()]
-        pairs = zip(texts, is_there.tolist(), strict=True)
-        return pa.array([text if there else "" for text, there in pairs], pa.string())
-
-    def added(rows: slice) -> dict[str, pa.Array]:
-        """The added columns of these rows, in order."""
-        input_ids = index.arrays["input_of_row"][rows]
-        is_coded, ids = input_ids >= 0, np.maximum(input_ids, 0)
-        columns: dict[str, pa.Array] = {}
-        for k in range(num_codes):
-            code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
-            columns[f"code_{k + 1}"] = pa.array(codes[code_ids], pa.string())
-            columns[f"description_{k + 1}"] = pa.array(descriptions[code_ids], pa.string())
-            confidence = results["code_confidence"][ids, k]
-            columns[f"confidence_{k + 1}"] = values(confidence, code_ids >= 0)
-        columns["confidence_set"] = values(results["set_confidence"][ids], is_coded)
-        for k in range(num_next):
-            next_ids = np.maximum(results["next_ids"][ids, k], -1)
-            has_set = is_coded & (next_ids[:, 0] >= 0)
-            sets = ["+".join(filter(None, row)) for row in codes[next_ids].tolist()]
-            of_rows = np.where(has_set, np.array(sets, object), "")
-            columns[f"set_{k + 2}"] = pa.array(of_rows, pa.string())
-            confidence = results["next_confidence"][ids, k]
-            columns[f"confidence_set_{k + 2}"] = values(confidence, has_set)
-        # A row without text has no code: a person must look at it.
-        needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
-        columns["needs_review"] = values(needs_review, np.ones_like(is_coded))
-        columns["truncated"] = values(index.arrays["is_truncated"][ids], is_coded)
-        columns["language_known"] = values(index.arrays["language_ids"][ids] != 0, is_coded)
-        return columns
-
-    texts = book.codes + book.descriptions
-    write_beside(index.files, index.table, path, len(index.arrays["input_of_row"]), added, texts)

@@ -30,12 +30,7 @@ from datamodules.files.tables import (
     output_like,
     own_files_hint,
 )
-from datamodules.occupations.coded import (
-    DistinctInputs,
-    PredictIndex,
-    open_index,
-    write_coded_table,
-)
+from datamodules.occupations.coded import DistinctInputs, PredictIndex, open_index
 from datamodules.occupations.store import (
     UNKNOWN,
     CodeBookOptions,
@@ -48,6 +43,7 @@ from datamodules.occupations.store import (
     encoding_digest,
     open_store,
 )
+from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
@@ -194,6 +190,7 @@ class OccupationDataModule(PlannedDataModule):
         augmentation: noise in training texts.
         on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
         text: length and normalisation of texts; a checkpoint's own win over these.
+        crosswalk: table that adds codes of other systems to the coded table.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
     After `setup`, `recipe` holds what a checkpoint must keep to code a text in the same way.
@@ -219,6 +216,7 @@ class OccupationDataModule(PlannedDataModule):
         augmentation: Augmentation | None = None,
         on_bad_rows: Literal["error", "reject"] = "error",
         text: TextOptions = TextOptions(),  # noqa: B008 - frozen
+        crosswalk: CrosswalkOptions | None = None,
         **planned: Any,
     ) -> None:
         super().__init__(**planned)
@@ -234,9 +232,10 @@ class OccupationDataModule(PlannedDataModule):
             on_bad_rows,
             table,
         )
-        self.augmentation = augmentation or Augmentation()
+        self.augmentation, self.crosswalk = augmentation or Augmentation(), crosswalk
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
+        self.walk: Crosswalk | None = None
         if self.options.columns.split and (validation_files or test_files):
             raise ValueError(
                 f'columns.split ("{self.options.columns.split}") divides the training files, and '
@@ -258,6 +257,8 @@ class OccupationDataModule(PlannedDataModule):
         if stage == "predict":
             self.index = self._open_index(recipe)
             self.recipe = recipe
+            if self.crosswalk is not None and recipe is not None:  # its faults, before all work
+                self.walk = Crosswalk(self.crosswalk, CodeBook.from_dict(recipe["code_book"]))
         elif self.store is None or (
             recipe is not None and encoding_digest(recipe) != encoding_digest(self.store.recipe)
         ):
@@ -352,7 +353,7 @@ class OccupationDataModule(PlannedDataModule):
         assert self.index is not None
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
-        write_coded_table(self.index, book, results, path)
+        write_coded_table(self.index, book, results, path, self.walk)
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the table of this run."""

@@ -127,6 +127,9 @@ class DecodingOptions:
         review_below: confidence of a set under which a person shall look at it.
         review_for_precision: a validation says the lowest limit of review from which on this share
             of the sets is exactly right, above 0 and at most 1.
+        coverage: prediction also gives sets that hold the truth in this share of records, above 0
+            and below 1; a validation in training finds their limit.
+        embeddings: prediction also writes each text's vector, position 0 of the memory.
     """
 
     method: Method = "mixed"
@@ -135,6 +138,8 @@ class DecodingOptions:
     k_best: int = 1
     review_below: float = 0.5
     review_for_precision: float | None = None
+    coverage: float | None = None
+    embeddings: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -144,7 +149,7 @@ class DecodingOptions:
         for name in ("beam_size", "k_best"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        for name in ("flat_share", "review_below", "review_for_precision"):
+        for name in ("flat_share", "review_below", "review_for_precision", "coverage"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {value}.")

@@ -3,8 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,10 +11,11 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
-from datamodules.core.batches import OccupationBatch, padded_texts
-from datamodules.occupations.store import language_code
-from datamodules.tokenizers.codes import CodeBook, TextNormalisation, encode
+from datamodules.core.batches import OccupationBatch
+from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_rates
+from lit_models.occupation_coder.answers.coverage import PlausibleSets
+from lit_models.occupation_coder.answers.texts import CodedText, code_texts
 from lit_models.occupation_coder.decoding import (
     TERMS,
     DecodingOptions,
@@ -37,28 +37,12 @@ from lit_models.occupation_coder.metrics import OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
 from lit_models.occupation_coder.occcanine.network import OccCanineDecoder, renumbered
 from lit_models.training.exact import ExactModule, flops_per_position
-from lit_models.training.metrics import LossSum, SampleResult, evaluating
+from lit_models.training.metrics import LossSum, SampleResult
 from lit_models.training.optim import configured, parameter_groups
 
 EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
 DecoderFactory = Callable[[int, CodeTrie], BlockDecoder]  # memory's width, code book -> decoder
 RECIPE_KEY = "occupation_recipe"
-TEXTS_AT_ONCE = 256
-
-
-class CodedText(NamedTuple):
-    """Codes of one text, the likeliest first, with their descriptions and probabilities.
-
-    With `k_best`, `next_sets` are the next sets of codes with their probabilities.
-    """
-
-    text: str
-    codes: list[str]
-    descriptions: list[str]
-    confidences: list[float]
-    set_confidence: float
-    is_truncated: bool
-    next_sets: Sequence[tuple[list[str], float]] = ()
 
 
 class LitOccupationCoder(ExactModule):
@@ -89,7 +73,7 @@ class LitOccupationCoder(ExactModule):
     calls_blocks_evenly: ClassVar[bool] = False
     takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = RECIPE_KEY
-    learnt_facts: ClassVar[tuple[str, ...]] = ("temperature",)
+    learnt_facts: ClassVar[tuple[str, ...]] = ("temperature", "set_limits")
     settled_options: ClassVar[tuple[str, ...]] = ("temperature",)
 
     def __init__(
@@ -158,6 +142,7 @@ class LitOccupationCoder(ExactModule):
         for split in ("val", "test"):
             metrics = OccupationMetrics(book, languages, self.loss.term_weights)
             self.add_module(f"{split}_metrics", metrics)
+        self.sets = None if self.decoding.coverage is None else PlausibleSets(self.decoding)
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -187,15 +172,18 @@ class LitOccupationCoder(ExactModule):
         nats = nats_by_temperature(self.network, memory, flat_logits, batch)
         for term in TERMS:
             self.temperature_search[term].update(nats[term], batch["weight"])
+        if self.sets is not None:
+            self.sets.observe(self.network, memory, flat_logits, batch)
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
         for search in self.temperature_search.values():
             search.reset()
+        limits = None if self.sets is None else self.sets.limits()
         if self.trainer.sanity_checking:
             return
         if self.is_training_run:
-            self.recipe["temperature"] = found
+            self.recipe |= {"temperature": found, **({"set_limits": limits} if limits else {})}
         precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
         if precision is not None:
             with bins.sync_context(should_sync=self.trainer.world_size > 1):
@@ -210,15 +198,23 @@ class LitOccupationCoder(ExactModule):
             )
 
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
-        return self._evaluate("test", batch)[1]
+        encoded, result = self._evaluate("test", batch)
+        if self.sets is not None:
+            for name, metric in self.sets.score(self.recipe, self.network, *encoded, batch).items():
+                self.log(f"test/{name}", metric, on_step=False, on_epoch=True)
+        return result
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         codes = self.recipe["code_book"]["codes"]
         return {n: " ".join(codes[int(i)] for i in ids if i >= 0) for n, ids in answers.items()}
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
-        network, options = self.network, self.decoding
-        found = answers(network, *self(batch), options, self.temperature)
+        (memory, flat), options = self(batch), self.decoding
+        found = answers(self.network, memory, flat, options, self.temperature)
+        if self.sets is not None:
+            found |= self.sets.told(self.recipe, self.network, memory, flat)
+        if options.embeddings:
+            found["embedding"] = memory.hidden[:, 0].float()
         # not "<": a confidence that is no number is one to look at
         return {**found, "needs_review": ~(found["set_confidence"] >= options.review_below)}
 
@@ -264,55 +260,7 @@ class LitOccupationCoder(ExactModule):
             ValueError: a single string instead of a list, not one language per text, or a name of
                 no language.
         """
-        if self.recipe is None or self.network is None:
-            raise RuntimeError(
-                "this LitOccupationCoder has not been trained: load one with "
-                "LitOccupationCoder.load_from_checkpoint(path), or fit it first."
-            )
-        if isinstance(texts, str):
-            raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
-        if language is None or isinstance(language, str):
-            language = [language or self.recipe.get("default_language") or "unk"] * len(texts)
-        if len(language) != len(texts):
-            raise ValueError(
-                f"language has {len(language)} names for {len(texts)} texts: give one for all, or "
-                "one each."
-            )
-        language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
-        language_ids = [language_index.get(language_code(name), 0) for name in language]
-        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
-        normalised, most = [normalise(text) for text in texts], self.recipe["max_length"]
-        encoded = [encode(text, most) for text in normalised]
-        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
-        decoding = replace(self.decoding, **options)
-        results: dict[int, CodedText] = {}
-        book = self.recipe["code_book"]
-
-        def named(ids: Sequence[int], what: str = "codes") -> list[str]:
-            return [book[what][i] for i in ids if i >= 0]
-
-        for start in range(0, len(order), TEXTS_AT_ONCE):
-            rows = order[start : start + TEXTS_AT_ONCE]
-            batch = padded_texts([encoded[i] for i in rows])
-            batch["language_id"] = torch.tensor([language_ids[i] for i in rows])
-            batch = {name: value.to(self.device) for name, value in batch.items()}
-            with evaluating(self), torch.inference_mode():
-                found = answers(self.network, *self(batch), decoding, self.temperature)
-            columns = {name: values.tolist() for name, values in found.items()}
-            for place, index in enumerate(rows):
-                one = {name: values[place] for name, values in columns.items()}
-                codes = named(one["code_ids"])
-                others = zip(one.get("next_ids", ()), one.get("next_confidence", ()), strict=True)
-                results[index] = CodedText(
-                    texts[index],
-                    codes,
-                    named(one["code_ids"], "descriptions"),
-                    one["code_confidence"][: len(codes)],
-                    one["set_confidence"],
-                    len(normalised[index]) > most,
-                    [(named(ids), share) for ids, share in others if ids[0] >= 0],
-                )
-        return [results[i] for i in range(len(texts))]
+        return code_texts(self, texts, language, options)
 
     def _evaluate(
         self, split: str, batch: OccupationBatch

@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import free_names
 from datamodules.occupations import coded
+from datamodules.occupations.written import write_coded_table
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation, decode
 from tests.text_corpora import text_file
 
@@ -87,7 +88,7 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
 
 def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
     index = coded.open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
-    coded.write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
+    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     assert ",".join(table) == (
         "id,text,language,note,code_1,description_1,confidence_1,code_2,description_2,confidence_2,"
@@ -111,7 +112,7 @@ def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog
     (tmp_path / "t.csv").write_bytes(content)
     index = coded.open_index([tmp_path / "t.csv"], Columns(), RECIPE)
     book = CodeBook(SYSTEM, ["10000", "20000"], [description, "Tailor"])
-    coded.write_coded_table(index, book, results_of(index), tmp_path / "out.csv")
+    write_coded_table(index, book, results_of(index), tmp_path / "out.csv")
     has_all = description == "Tømrer"  # Latin-1 has no ś: the table becomes UTF-8, and says so
     out = (tmp_path / "out.csv").read_bytes().decode("windows-1252" if has_all else "utf-8")
     lines = out.split("\r\n")
@@ -123,7 +124,7 @@ def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog
 
 def test_parquet_keeps_the_types(tmp_path):
     index = coded.open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
-    coded.write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")
+    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["needs_review"] == [False, False, False, True, True, True]
     assert table["confidence_2"][2:5] == [None, None, 0.25]
@@ -141,7 +142,7 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     assert '1 row has a language that is no known code ("klingon"): coded as' in caplog.text
     index = coded.open_index([path], COLUMNS, RECIPE)
     for name in ("out.csv", "out.parquet"):
-        coded.write_coded_table(index, BOOK, results_of(index), tmp_path / name)
+        write_coded_table(index, BOOK, results_of(index), tmp_path / name)
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[2] == ",en,,,,,,,,true,,"
     assert lines[3].startswith("smith,klingon,20000,Tailor,")
@@ -158,7 +159,7 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
         "next_ids": np.array([[[0, 1], [0, -100]], [[1, -100], [-100, -100]]]),
         "next_confidence": np.array([[0.25, 0.125], [0.5, 0.0]]),
     }
-    coded.write_coded_table(index, BOOK, results, tmp_path / "out.csv")
+    write_coded_table(index, BOOK, results, tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     of_sets = "confidence_set,set_2,confidence_set_2,set_3,confidence_set_3"
     assert ",".join(list(table)[1:9]) == f"code_1,description_1,confidence_1,{of_sets}"
@@ -170,7 +171,7 @@ def test_nothing_is_overwritten(tmp_path):
     index = coded.open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     kept = text_file(tmp_path / "out.csv", "kept")
     with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
-        coded.write_coded_table(index, BOOK, results_of(index), kept)
+        write_coded_table(index, BOOK, results_of(index), kept)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "t.csv"]
     assert kept.read_text() == "kept"
 
@@ -180,7 +181,7 @@ def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
     index = coded.open_index([path], COLUMNS, RECIPE)
     text_file(path, TABLE + "7,new,en,\n")
     with pytest.raises(RuntimeError, match="hold 7 rows, 6 were read before: a table changed"):
-        coded.write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
+        write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -1,0 +1,209 @@
+"""Coded tables: every input column and row, in order, and the columns of the codes beside them.
+
+After prediction the tables are read again. A crosswalk adds the codes of other systems.
+Shapes: N rows, D distinct inputs, K most codes of one record, C codes of the book.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from datamodules.core.store import replacing
+from datamodules.files.rows import kind_of
+from datamodules.files.tables import EXCEL_SUFFIX, PARQUET_SUFFIXES, Table, write_beside
+from datamodules.occupations.coded import PredictIndex
+from datamodules.tokenizers.codes import CodeBook
+
+log = logging.getLogger(__name__)
+ROWS_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True)
+class CrosswalkOptions:
+    """A table that leads from codes to those of other systems, such as HISCLASS.
+
+    Args:
+        path: table with the column `code` and one more for each system, whose name the coded table
+            takes: `hisclass` becomes hisclass_1, hisclass_2 …
+        joined_by: text between several targets of one code; `None` refuses them.
+    """
+
+    path: str
+    joined_by: str | None = None
+
+
+class Crosswalk:
+    """The targets of a code book's codes.
+
+    Attributes:
+        targets: name of a system -> [C + 1] texts by code id, "" where there is none and at -1.
+
+    Raises:
+        ValueError: the table has no code of the book, or no other column; a code has several
+            targets and `joined_by` is not given.
+    """
+
+    def __init__(self, options: CrosswalkOptions, book: CodeBook) -> None:
+        table = Table(Path(options.path))
+        table.check(["code"], "crosswalk")
+        names = [name for name in table.names if name != "code"]
+        if not names:
+            raise ValueError(
+                f"{options.path} has the column code alone; add one for each system it leads to."
+            )
+        found: dict[str, dict[int, dict[str, int]]] = {name: {} for name in names}
+        unknown: dict[str, int] = {}
+        for line, row in table.rows():
+            code = row["code"].strip()
+            if code not in book:
+                unknown.setdefault(code, line)
+                continue
+            for name in names:
+                if target := row[name].strip():
+                    lines = found[name].setdefault(book.index(code), {})
+                    lines.setdefault(target, line)
+                    if len(lines) > 1 and options.joined_by is None:
+                        (first, at), (second, here) = list(lines.items())[:2]
+                        raise ValueError(
+                            f'{options.path}: the code "{code}" leads to two {name}, "{first}" in '
+                            f'line {at} and "{second}" in line {here}; keep one, or write both '
+                            "with --data.crosswalk.joined_by=+."
+                        )
+        if not any(found.values()):
+            raise ValueError(
+                f"{options.path} leads from no code of this model, such as {book.codes[0]}; are "
+                "leading zeros lost, or is it of another system?"
+            )
+        if unknown:
+            code, line = next(iter(unknown.items()))
+            log.warning(
+                '%s: %d codes are none of this model\'s, such as "%s" in line %d: left out.',
+                *(options.path, len(unknown), code, line),
+            )
+        self.targets: dict[str, np.ndarray] = {}
+        for name, targets in found.items():
+            if missing := [c for i, c in enumerate(book.codes) if i not in targets]:
+                log.warning(
+                    '%s: %d of %d codes lead to no %s, such as "%s": empty in the coded table.',
+                    *(options.path, len(missing), len(book), name, missing[0]),
+                )
+            joined = [(options.joined_by or "").join(targets.get(i, {})) for i in range(len(book))]
+            self.targets[name] = np.array([*joined, ""], object)
+
+
+def write_coded_table(
+    index: PredictIndex,
+    book: CodeBook,
+    results: dict[str, np.ndarray],
+    path: Path,
+    crosswalk: Crosswalk | None = None,
+) -> None:
+    """Writes the coded table, whole or not at all; an existing file is never overwritten.
+
+    Args:
+        index: which row holds which input.
+        book: of the model that coded them.
+        results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
+            set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
+            next_confidence [D, k] where further sets are wanted; plausible [D, ceil(C / 8)] uint8,
+            a bit per code, from the lowest, of those that a set of a given coverage holds;
+            embedding [D, W] float32, written to `embeddings_path`.
+        path: a file of any kind of table.
+        crosswalk: to codes of other systems.
+
+    Raises:
+        FileExistsError: the file exists.
+        RuntimeError: a table has changed since the index was made.
+    """
+    is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
+    most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
+    num_codes = max(1, int(most_codes))  # as many as an answer has
+    num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
+    # One empty entry at the end, which index -1 (no code) finds.
+    codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
+
+    def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        """Numbers of six decimals, or true and false; typed, or as text."""
+        is_number = column.dtype != bool
+        if is_typed:
+            typed = np.round(column.astype(np.float64), 6) if is_number else column
+            return pa.array(typed, mask=~is_there)
+        texts = [f"{x:.6f}" if is_number else str(x).lower() for x in column.tolist()]
+        pairs = zip(texts, is_there.tolist(), strict=True)
+        return pa.array([text if there else "" for text, there in pairs], pa.string())
+
+    def counts(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        if is_typed:
+            return pa.array(column, pa.int64(), mask=~is_there)
+        return pa.array(np.where(is_there, column.astype(str), ""), pa.string())
+
+    def added(rows: slice) -> dict[str, pa.Array]:
+        """The added columns of these rows, in order."""
+        input_ids = index.arrays["input_of_row"][rows]
+        is_coded, ids = input_ids >= 0, np.maximum(input_ids, 0)
+        columns: dict[str, pa.Array] = {}
+        for k in range(num_codes):
+            code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
+            columns[f"code_{k + 1}"] = pa.array(codes[code_ids], pa.string())
+            columns[f"description_{k + 1}"] = pa.array(descriptions[code_ids], pa.string())
+            confidence = results["code_confidence"][ids, k]
+            columns[f"confidence_{k + 1}"] = values(confidence, code_ids >= 0)
+            for name, targets in (crosswalk.targets if crosswalk else {}).items():
+                columns[f"{name}_{k + 1}"] = pa.array(targets[code_ids], pa.string())
+        columns["confidence_set"] = values(results["set_confidence"][ids], is_coded)
+        for k in range(num_next):
+            next_ids = np.maximum(results["next_ids"][ids, k], -1)
+            has_set = is_coded & (next_ids[:, 0] >= 0)
+            sets = ["+".join(filter(None, row)) for row in codes[next_ids].tolist()]
+            of_rows = np.where(has_set, np.array(sets, object), "")
+            columns[f"set_{k + 2}"] = pa.array(of_rows, pa.string())
+            confidence = results["next_confidence"][ids, k]
+            columns[f"confidence_set_{k + 2}"] = values(confidence, has_set)
+        if "plausible" in results:
+            bits = np.unpackbits(results["plausible"][ids], axis=1, bitorder="little")
+            held = (bits[:, : len(book)] * is_coded[:, None]).astype(bool)
+            sets = ["|".join(codes[:-1][row]) for row in held]
+            columns["plausible_codes"] = pa.array(sets, pa.string())
+            columns["num_plausible"] = counts(held.sum(1), is_coded)
+        # A row without text has no code: a person must look at it.
+        needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
+        columns["needs_review"] = values(needs_review, np.ones_like(is_coded))
+        columns["truncated"] = values(index.arrays["is_truncated"][ids], is_coded)
+        columns["language_known"] = values(index.arrays["language_ids"][ids] != 0, is_coded)
+        return columns
+
+    texts = book.codes + book.descriptions
+    texts += [text for t in (crosswalk.targets if crosswalk else {}).values() for text in t]
+    write_beside(index.files, index.table, path, len(index.arrays["input_of_row"]), added, texts)
+    if "embedding" in results:
+        write_embeddings(index, results["embedding"], embeddings_path(path))
+
+
+def embeddings_path(path: Path) -> Path:
+    """Where the texts' vectors beside a coded table lie."""
+    return path.with_name(f"{path.name}.embeddings.parquet")
+
+
+def write_embeddings(index: PredictIndex, vectors: np.ndarray, path: Path) -> None:
+    """Write a parquet file with the column `embedding`, a row for every row of the tables, null
+    without text, whole or not at all.
+
+    Args:
+        vectors: [D, W] float32.
+    """
+    width = vectors.shape[1]
+    kind = pa.list_(pa.float32(), width)
+    with (
+        replacing(path) as unfinished,
+        pq.ParquetWriter(unfinished, pa.schema({"embedding": kind})) as file,
+    ):
+        input_of_row = index.arrays["input_of_row"]
+        for start in range(0, len(input_of_row), ROWS_AT_ONCE):
+            ids = input_of_row[start : start + ROWS_AT_ONCE]
+            flat = pa.array(vectors[np.maximum(ids, 0)].astype(np.float32).ravel())
+            array = pa.FixedSizeListArray.from_arrays(flat, width, mask=pa.array(ids < 0))
+            file.write_table(pa.table({"embedding": array}))
