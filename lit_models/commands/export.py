@@ -12,7 +12,7 @@ def export(
     to: Path,
     class_path: str | None = None,
     adapter: bool = False,
-    format: Literal["sentence-transformers"] | None = None,
+    format: Literal["sentence-transformers", "onnx"] | None = None,
     trust_checkpoint: bool = False,
 ) -> int:
     """Write the weights of a checkpoint to DIR/model.safetensors and the rest to DIR/config.json.
@@ -26,8 +26,8 @@ def export(
         to: the folder to write; new or empty.
         class_path: the module's class, where a script wrote the checkpoint.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
-        format: of a retriever or ranker, the folder that this program reads, for
-            SentenceTransformer or CrossEncoder and --model.pretrained=DIR.
+        format: of a retriever or ranker, the folder of SentenceTransformer or CrossEncoder, for
+            --model.pretrained=DIR, too; or a retriever's encoder in float32 and int8.
         trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
     """
     # torch is loaded by the command alone, not by its help.
@@ -59,7 +59,7 @@ def export(
     if format is not None:
         from lit_models.seo.exchange.writing import exported
 
-        return exported(ckpt, to, module_class, chosen, trust_checkpoint)
+        return exported(ckpt, to, module_class, chosen, format, trust_checkpoint)
     recipe = module_class.stored_recipe(content)
     layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
     left_out = (*START_ONLY, *layout.replaced)

@@ -4,7 +4,7 @@ Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W 
 L levels, classes or labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -134,6 +134,22 @@ def in_batch_loss(
     others = others.masked_fill(is_known | (document == NO_DOCUMENT), -torch.inf)
     nats = torch.cat([own, others], 1).logsumexp(1) - own.squeeze(1)
     return LossSum.of(nats, weight)
+
+
+def shortened(vectors: Tensor, size: int | None) -> Tensor:
+    """Return the first numbers of unit vectors [R, W], made unit ones; all without a size."""
+    return vectors if size is None else F.normalize(vectors[:, :size], dim=-1)
+
+
+def nested(
+    sizes: Sequence[int], queries: Tensor, answers: Tensor, documents: Tensor, *rest: Tensor
+) -> LossSum:
+    """Return the mean of `in_batch_loss` over vectors of these sizes; of whole ones without any.
+    Source: Kusupati et al. 2022, Matryoshka representation learning, equation 1, equal weights."""
+    given = (queries, answers, documents)
+    losses = [in_batch_loss(*(shortened(x, n) for x in given), *rest) for n in sizes or (None,)]
+    total = torch.stack([loss.total for loss in losses]).sum() / len(losses)
+    return LossSum(total, losses[0].count)
 
 
 class CrossEncoder(nn.Module):

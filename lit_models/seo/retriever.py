@@ -41,8 +41,8 @@ from lit_models.seo.metrics import (
 from lit_models.seo.nearest.exact import ExactSearch, Feedback, Found, Vectors
 from lit_models.seo.nearest.index import IndexSearch, SearchOptions
 from lit_models.seo.nearest.sharded import ShardedSearch
-from lit_models.seo.networks import BiEncoder, TemperatureOptions
-from lit_models.seo.teaching import Distillation, nested, shortened, taught_terms
+from lit_models.seo.networks import BiEncoder, TemperatureOptions, nested, shortened
+from lit_models.seo.teaching import Distillation, taught_terms
 from lit_models.training.metrics import LossSum
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more

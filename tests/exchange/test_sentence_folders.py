@@ -13,6 +13,7 @@ from datamodules.text.encoding import TextLimits
 from lit_models import LitRanker, LitRetriever
 from lit_models.commands.export import export
 from lit_models.seo.encoders import BagEncoder, TransformerEncoder
+from lit_models.seo.exchange.reading import stored_pooling
 from tests.distributed.seo_retriever import SMALL, adamw, retriever
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import bert_folder, ranker, ranking_data, relevance_files
@@ -45,7 +46,7 @@ def ranker_checkpoint(folder: Path, **options: Any) -> Path:
     return fitted(module, ranking_data(relevance_files(folder / "data")), folder / "run")
 
 
-def prompted_bert(folder: Path, pooling: str, **options: Any) -> Path:
+def prompted_bert(folder: Path, pooling: str | None, **options: Any) -> Path:
     """Write a BERT of sentence-transformers, as that program does, with a prompt."""
     bert_folder(folder)
     types = ["base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling"]
@@ -160,6 +161,12 @@ def test_a_sequence_classifier_with_one_score_is_a_ranker(tmp_path):
     torch.testing.assert_close(module.rank("salt", TEXTS[:3]), expected, rtol=0, atol=1e-6)
 
 
+def test_an_older_folder_says_its_pooling_by_switches(tmp_path):
+    old = {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": True}
+    folder = prompted_bert(tmp_path / "bert", None, pooled=old)
+    assert stored_pooling(folder, is_ranker=False) == {"pooling": "max"}
+
+
 @pytest.mark.parametrize(
     ("make", "options", "match"),
     [
@@ -184,6 +191,7 @@ def test_what_the_layout_cannot_express_is_refused(make, options, match, tmp_pat
     ("options", "match"),
     [
         ({"pooling": "lasttoken"}, "pools by lasttoken"),
+        ({"pooling": None, "pooled": {"pooling_mode_mean_sqrt_len_tokens": True}}, "pools by mean"),
         ({"pooling": "mean", "similarity_fn_name": "dot"}, "any length"),
         ({"pooling": "mean", "pooled": {"include_prompt": False}}, "without its prompt"),
         ({"pooling": "mean", "modules": [{"path": "", "type": "a.Transformer"}]}, "modules are"),

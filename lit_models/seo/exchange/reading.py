@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from torch import nn
 
 from datamodules.search.prompts import PROMPTS_FILE
 from lit_models.seo.encoders import Pooling
 
 MODULES = "modules.json"
 POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean", "max": "max"}
-LEGACY = {f"pooling_mode_{key}": key.partition("_")[0] for key in ("cls_token", "max_tokens")}
-LEGACY |= {"pooling_mode_mean_tokens": "mean"}
 HEADS = {  # of one score: dense layer and score in the files of a sequence classifier
     "bert": ("bert.pooler.dense", "classifier"),
     "roberta": ("classifier.dense", "classifier.out_proj"),
@@ -45,13 +42,11 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
         fault = "it compares vectors of any length (dot), and a retriever unit vectors"
     else:
         pooling = _read(folder / rows[1][1] / "config.json")
-        modes = pooling.get("pooling_mode") or [n for key, n in LEGACY.items() if pooling.get(key)]
+        legacy = {key for key, value in pooling.items() if "pooling_mode_" in key and value}
+        modes = pooling.get("pooling_mode") or [key.split("_")[2] for key in sorted(legacy)]
         modes = [modes] if isinstance(modes, str) else [*modes]
-        others = [
-            key for key, value in pooling.items() if key.startswith("pooling_mode_") and value
-        ]
-        if len(modes) != 1 or modes[0] not in POOLINGS or not {*others} <= {*LEGACY}:
-            fault = f"it pools by {', '.join(map(str, modes or others))}"
+        if len(modes) != 1 or modes[0] not in POOLINGS or "sqrt" in str(legacy):
+            fault = f"it pools by {', '.join(modes)}"
         elif pooling.get("include_prompt") is False:
             fault = "it pools without its prompt"
     if fault is not None:
@@ -63,7 +58,7 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
     return {"pooling": POOLINGS[modes[0]]}
 
 
-def read_head(network: nn.Module, folder: str | Path) -> None:
+def read_head(network: Any, folder: str | Path) -> None:
     """Give a ranker's network the dense layer and the score of a folder that has them. A
     constant that is added to all scores is taken where the ranker has one."""
     folder, parts = Path(folder), []

@@ -2,7 +2,6 @@
 
 A folder holds an encoder in the layout of transformers, its tokenizer with the marks around texts,
 and `modules.json`: pooling, then unit length of a retriever, or the two layers of a ranker's score.
-Shapes: W width.
 """
 
 import json
@@ -20,36 +19,43 @@ from datamodules.search.prompts import PROMPTS_FILE
 from datamodules.text.encoding import TextEncoding
 from lit_models.causal_lm.adapters import merged_weights
 from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
+from lit_models.seo.exchange.onnx import write_programs
 from lit_models.seo.exchange.reading import MODULES, POOLINGS
 from lit_models.seo.networks import BiEncoder, CrossEncoder
 
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
-BASE = "sentence_transformers.base.modules"
-KINDS = {  # of modules.json
-    "Transformer": f"{BASE}.transformer.Transformer",
-    "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
-    "Normalize": f"{BASE}.normalize.Normalize",
-    "Dense": f"{BASE}.dense.Dense",
-}
+FOLDERS = {"Pooling": "sentence_transformer"}  # of sentence-transformers' modules, else base
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 ROPE_BASE = 1000.0  # of `rotary_table`
 NORM_EPSILON = 1e-5  # of nn.LayerNorm
 
 
 def exported(
-    ckpt: str | Path, folder: Path, kind: Any, weights: dict[str, Tensor], trust_checkpoint: bool
+    ckpt: Path, to: Path, kind: Any, weights: dict[str, Tensor], format: str, trusted: bool
 ) -> int:
-    """Write the checkpoint of a module of this class, with these weights, as `write_folder` does,
-    and print how it is read there."""
-    module = kind.load_from_checkpoint(ckpt, trust_checkpoint=trust_checkpoint).eval()
+    """Write the checkpoint of a module of this class, with these weights, in a format of another
+    program, and print how it is read there."""
+    module = kind.load_from_checkpoint(ckpt, trust_checkpoint=trusted).eval()
     module.load_state_dict(weights)
-    print(write_folder(module, folder))
+    kinds = (BiEncoder, CrossEncoder) if format == "sentence-transformers" else (BiEncoder,)
+    if type(getattr(module, "network", None)) not in kinds:
+        raise ValueError(f"--format {format} cannot express a {kind.__name__}; leave it out.")
+    with replacing(to) as unfinished:
+        unfinished.mkdir()
+        is_ranker = isinstance(module.network, CrossEncoder)
+        for name, text in _tokenizer_files(module.recipe, is_ranker).items():
+            (unfinished / name).write_text(text, "utf-8")
+        if format == "onnx":
+            write_programs(module, unfinished)
+            print(f'read      onnxruntime: InferenceSession("{to}/encoder.int8.onnx")')
+        else:
+            print(f'read      sentence_transformers: {write_folder(module, unfinished)}("{to}")')
     return 0
 
 
 def write_folder(module: Any, folder: Path) -> str:
-    """Write a retriever or a ranker as a folder that SentenceTransformer or CrossEncoder reads, and
-    return how.
+    """Write a retriever or a ranker, but for its tokenizer, into a folder, and return the name of
+    the class that reads it, SentenceTransformer or CrossEncoder.
 
     Queries and documents have one limit there, `text.max_length`; a document is its title and its
     text with a line break between them. Letters are made small one by one, so that a final sigma
@@ -59,21 +65,12 @@ def write_folder(module: Any, folder: Path) -> str:
         ValueError: the layout cannot express the module: a text that becomes stems, a bag that
             counts tokens by logarithms, a prior of a first stage, segments beside rotary positions.
     """
-    network = getattr(module, "network", None)
-    if type(network) not in (BiEncoder, CrossEncoder):
+    network, recipe = module.network, module.recipe
+    is_ranker, limits = isinstance(network, CrossEncoder), TextEncoding(recipe).limits
+    if is_ranker and network.prior_weight is not None:
         raise ValueError(
-            f"a {type(module).__name__} is no LitRetriever and no LitRanker, which --format is "
-            "for; leave it out."
-        )
-    recipe, is_ranker = module.recipe, isinstance(network, CrossEncoder)
-    limits, fault = TextEncoding(recipe).limits, None
-    if limits.stemmer or limits.stopwords:
-        fault = "data.text.stemmer and data.text.stopwords have no counterpart in a tokenizer there"
-    elif is_ranker and network.prior_weight is not None:
-        fault = "model.prior adds the score of a first stage, which CrossEncoder does not know"
-    if fault is not None:
-        raise ValueError(
-            f"sentence-transformers cannot express this model: {fault}. Export it without --format."
+            "model.prior adds the score of a first stage, which CrossEncoder does not know; export "
+            "it without --format."
         )
     config, weights = _encoder_files(network.encoder, limits.max_length, is_ranker)
     read: dict[str, Any] = {"max_seq_length": limits.max_length}
@@ -84,10 +81,8 @@ def write_folder(module: Any, folder: Path) -> str:
     if is_ranker:
         own = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
         read["processing_kwargs"] = {"text": {"truncation": "only_second"}}
-        for layer, activation, output in (
-            (network.dense, TANH, "sentence_embedding"),
-            (network.score, IDENTITY, "scores"),
-        ):
+        first = (network.dense, TANH, "sentence_embedding")
+        for layer, activation, output in (first, (network.score, IDENTITY, "scores")):
             content = {"in_features": layer.in_features, "out_features": layer.out_features}
             content |= {"bias": layer.bias is not None, "activation_function": activation}
             content |= {"module_input_name": "sentence_embedding", "module_output_name": output}
@@ -97,20 +92,19 @@ def write_folder(module: Any, folder: Path) -> str:
         own["truncate_dim"] = module.size
         own["prompts"] = recipe.get("prompts", {"query": "", "document": ""})
         steps.append(("Normalize", {}, {}))
-    texts, rows = _tokenizer_files(recipe, is_ranker), []
-    with replacing(folder) as unfinished:
-        for place, (kind, content, state) in enumerate(steps):
-            path = f"{place}_{kind}" if place else ""
-            rows.append({"idx": place, "name": str(place), "path": path, "type": KINDS[kind]})
-            (unfinished / path).mkdir(parents=True, exist_ok=True)
-            name = f"{path}/config.json" if place else "sentence_bert_config.json"
-            texts[name] = _text(content)
-            if kept := {name: t.detach().contiguous().clone() for name, t in state.items()}:
-                save_file(kept, unfinished / path / "model.safetensors", {"format": "pt"})
-        texts |= {MODULES: _text(rows), PROMPTS_FILE: _text(own), "config.json": _text(config)}
-        for name, text in texts.items():
-            (unfinished / name).write_text(text, "utf-8")
-    return f'read      sentence_transformers: {own["model_type"]}("{folder}")'
+    texts, rows = {"config.json": config, PROMPTS_FILE: own}, []
+    for place, (kind, content, state) in enumerate(steps):
+        path = f"{place}_{kind}" if place else ""
+        rows.append({"idx": place, "name": str(place), "path": path})
+        place_of = FOLDERS.get(kind, "base")
+        rows[-1]["type"] = f"sentence_transformers.{place_of}.modules.{kind.lower()}.{kind}"
+        (folder / path).mkdir(exist_ok=True)
+        texts[f"{path}/config.json" if place else "sentence_bert_config.json"] = content
+        if kept := {name: t.detach().contiguous().clone() for name, t in state.items()}:
+            save_file(kept, folder / path / "model.safetensors", {"format": "pt"})
+    for name, values in {**texts, MODULES: rows}.items():
+        (folder / name).write_text(_text(values), "utf-8")
+    return own["model_type"]
 
 
 def _text(content: Any) -> str:
@@ -203,6 +197,11 @@ def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, st
     """Return the files of a tokenizer that puts the marks around texts that `TextEncoding` puts."""
     encoding = TextEncoding(dict(recipe))
     tokenizer, limits = encoding.tokenizer, encoding.limits
+    if limits.stemmer or limits.stopwords:
+        raise ValueError(
+            "data.text.stemmer and data.text.stopwords have no counterpart in a tokenizer of other "
+            "programs; export it without --format."
+        )
     backend = Tokenizer.from_str(tokenizer.backend.to_str())
     if limits.lower_case:
         steps = [normalizers.Lowercase(), *filter(None, [backend.normalizer])]

@@ -162,18 +162,13 @@ class LitSparseRetriever(LitRetriever):
         self, queries: Tensor, documents: Tensor, batch: RetrievalBatch, temperature: Tensor
     ) -> dict[str, LossSum]:
         weight, total = batch["weight"], queries.new_zeros(())
-        is_there = batch["document"].ne(NO_DOCUMENT) & weight.repeat_interleave(
-            len(documents) // len(weight)
-        ).gt(0)
+        rows = weight.repeat_interleave(len(documents) // len(weight))
+        texts = ((queries, weight), (documents, (batch["document"] != NO_DOCUMENT) & (rows > 0)))
         factors = self.penalty.factors(self.trainer.global_step)
-        for factor, own, counts in zip(
-            factors, (queries, documents), (weight, is_there), strict=True
-        ):
-            sums = self.all_gather(in_float32(own * counts[:, None]).sum(0), sync_grads=True)
-            means = sums.view(-1, own.shape[1]).sum(0) / self.all_gather(counts.sum()).sum().clamp(
-                min=1
-            )
-            total = total + factor * means.square().sum()
+        for factor, (own, is_there) in zip(factors, texts, strict=True):
+            number = self.all_gather(is_there.sum()).sum().clamp(min=1)
+            sums = self.all_gather(in_float32(own * is_there[:, None]).sum(0), sync_grads=True)
+            total = total + factor * (sums.view(-1, own.shape[1]).sum(0) / number).square().sum()
         told = super().more_terms(queries, documents, batch, temperature)
         return {**told, PENALTY: LossSum(total * weight.sum(), weight.sum())}
 

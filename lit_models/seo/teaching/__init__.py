@@ -1,37 +1,13 @@
-"""What else a retriever may learn: vectors of several sizes, and a ranker's scores.
+"""A ranker's scores, which a retriever may learn. Shapes: B queries, K documents each, W width."""
 
-Shapes: B queries, K documents of each, M of the step, W width of vectors.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.core.batches import RetrievalBatch
 from datamodules.search.lists import DISTILLED
-from lit_models.seo.networks import in_batch_loss
 from lit_models.training.metrics import LossSum
-
-
-def shortened(vectors: Tensor, size: int | None) -> Tensor:
-    """Return the first numbers of unit vectors [R, W], made unit ones; all without a size."""
-    return vectors if size is None else F.normalize(vectors[:, :size], dim=-1)
-
-
-def nested(
-    sizes: Sequence[int], queries: Tensor, answers: Tensor, documents: Tensor, *rest: Tensor
-) -> LossSum:
-    """Return the mean of `in_batch_loss` over vectors of these sizes; of whole ones without any.
-
-    Source: Kusupati et al. 2022, Matryoshka representation learning, equation 1, equal weights.
-    """
-    given = (queries, answers, documents)
-    losses = [in_batch_loss(*(shortened(x, n) for x in given), *rest) for n in sizes or (None,)]
-    total = torch.stack([loss.total for loss in losses]).sum() / len(losses)
-    return LossSum(total, losses[0].count)
 
 
 @dataclass(frozen=True)

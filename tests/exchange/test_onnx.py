@@ -1,0 +1,46 @@
+"""A retriever as ONNX: the same vectors, of 8 bits nearly the same, and a tokenizer beside them."""
+
+import importlib
+from functools import partial
+
+import pytest
+import torch
+
+from lit_models import LitRetriever
+from lit_models.commands.export import export
+from lit_models.seo.encoders import TransformerEncoder
+from tests.distributed.seo_retriever import SMALL
+from tests.exchange.test_sentence_folders import TEXTS, ranker_checkpoint, retriever_checkpoint
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:# The axis name"),
+]
+layers = partial(TransformerEncoder, **SMALL)
+
+
+def test_programs_give_the_vectors_of_the_checkpoint(tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="extra: onnx")
+    transformers = importlib.import_module("transformers")
+    path = retriever_checkpoint(tmp_path, encoder=layers, size=12)
+    export(path, to=tmp_path / "out", class_path="lit_models.LitRetriever", format="onnx")
+    module = LitRetriever.load_from_checkpoint(path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    rows = tokenizer(TEXTS, padding=True, truncation=True, max_length=24, return_tensors="np")
+    given = {name: rows[name].astype("int64") for name in ("input_ids", "attention_mask")}
+    expected = module.encode(TEXTS, False)
+    for name, error in (("encoder.onnx", 1e-6), ("encoder.int8.onnx", 0.05)):
+        session = runtime.InferenceSession(str(tmp_path / "out" / name))
+        (found,) = session.run(["vector"], given)
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=error)
+
+
+def test_a_ranker_and_a_missing_package_are_refused(tmp_path, monkeypatch):
+    path = ranker_checkpoint(tmp_path, encoder=layers)
+    options = {"to": tmp_path / "out", "format": "onnx"}
+    with pytest.raises(ValueError, match="cannot express a LitRanker"):
+        export(path, class_path="lit_models.LitRanker", **options)
+    path = retriever_checkpoint(tmp_path / "other", encoder=layers)
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(ValueError, match=r"unisono\[onnx\]"):
+        export(path, class_path="lit_models.LitRetriever", **options)
