@@ -16,6 +16,7 @@ def evaluate(
     to: str | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
+    chat: bool = False,
     run_options: list[str] | None = None,
 ) -> int:
     """Run tasks of lm-eval on a language model, and write a table and results.json.
@@ -32,6 +33,7 @@ def evaluate(
         to: folder of results.json and the answers; by default `evaluation` in the run's folder.
         num_fewshot: examples before each question, where a task does not say 0 itself.
         limit: take the first questions of each task alone, for a trial.
+        chat: put questions into the chat template of the model's tokenizer.
         run_options: those of the trainer and the batches, such as --trainer.devices=2
             --trainer.strategy=ddp --trainer.precision=bf16-true --data.global_batch_size=64.
     """
@@ -56,7 +58,6 @@ def evaluate(
         argv += [f"--model.pretrained={checkpoint}"]
     else:
         argv += [f"--ckpt_path={checkpoint}"]
-    how = functools.partial(
-        harness.EvaluationCLI, tasks=tasks, to=to, num_fewshot=num_fewshot, limit=limit
-    )
-    return launch([*argv, "--trainer.enable_progress_bar=false", *(run_options or [])], how)
+    how = {"num_fewshot": num_fewshot, "limit": limit, "apply_chat_template": chat}
+    kind = functools.partial(harness.EvaluationCLI, tasks=tasks, to=to, **how)
+    return launch([*argv, "--trainer.enable_progress_bar=false", *(run_options or [])], kind)

@@ -99,6 +99,18 @@ class PlannedLM(TemplateLM):
         """Return the tokens of a text alone: an exported tokenizer adds none of its own."""
         return self.text_tokenizer.encode(string).tolist()
 
+    @property
+    def tokenizer_name(self) -> str:
+        return self.text_tokenizer.digest
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return the text of a chat; without a prompt its last message is to be gone on with."""
+        text = self.text_tokenizer.render(chat_history, add_generation_prompt)
+        last = chat_history[-1]["content"]
+        return text if add_generation_prompt else text[: text.rindex(last) + len(last)]
+
     def loglikelihood(self, requests: list[Instance], *_: Any) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)
 
@@ -179,18 +191,11 @@ class EvaluationCLI(UnisonoCLI):
         choice: as there.
         tasks: folders, files and names.
         to: folder of the results; `None` is `evaluation` in the run folder.
-        num_fewshot: of tasks that do not say 0.
-        limit: questions of each task at most.
+        how: options of lm-eval's `simple_evaluate`.
     """
 
     def __init__(
-        self,
-        argv: list[str],
-        choice: Any,
-        tasks: list[str],
-        to: str | None = None,
-        num_fewshot: int | None = None,
-        limit: int | None = None,
+        self, argv: list[str], choice: Any, tasks: list[str], to: str | None, **how: Any
     ) -> None:
         self.folder = Path(to).expanduser() if to else Path(choice.folder) / "evaluation"
         with usage_errors():
@@ -200,8 +205,7 @@ class EvaluationCLI(UnisonoCLI):
                     "folder with --to."
                 )
             self.tasks = tasks_of(tasks)
-        self.how = {"num_fewshot": num_fewshot, "limit": limit}
-        self.num_asked = 0
+        self.how, self.num_asked = how, 0
         super().__init__(argv, choice)
 
     def predict(self, **kwargs: Any) -> None:

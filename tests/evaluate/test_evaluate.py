@@ -11,6 +11,7 @@ import torch
 
 import lit_models.evaluate as room
 from datamodules.text.prompts import ChoiceDataset, Prompt
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from lit_models.__main__ import run
 from lit_models.causal_lm.generation import score
 from lit_models.errors import UsageError
@@ -162,6 +163,24 @@ def test_figures_are_those_of_lm_eval_on_the_export_and_of_two_processes(
     for path in (folder / "own").glob("answers-*.npz"):
         with np.load(path) as one, np.load(folder / "two" / path.name) as other:
             assert all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_chats_are_written_as_transformers_writes_them(folder, tmp_path, is_asked) -> None:
+    from transformers import AutoTokenizer
+
+    from lit_models.evaluate.harness import PlannedLM
+
+    own = make_tokenizer(TokenizerOptions(chat_template="plain"), iter(()))
+    for name, content in own.hugging_face_files().items():
+        (tmp_path / name).write_text(content)
+    chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is"}]
+    chat = chat[:1] if is_asked else chat
+    written = PlannedLM(own, 16, None).apply_chat_template(chat, is_asked)
+    options = {"add_generation_prompt": is_asked, "continue_final_message": not is_asked}
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert written == theirs.apply_chat_template(chat, tokenize=False, **options)
 
 
 @pytest.mark.slow
