@@ -19,6 +19,7 @@ from datamodules.activations.documents import (
     check_activations,
     check_parts,
 )
+from datamodules.activations.interchange.explained import write_explained
 from datamodules.activations.others.draws import WrongOnes, partners
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
@@ -172,8 +173,8 @@ class ActivationDataModule(DocumentsDataModule):
     Args:
         activations: folder of the store; `None` computes the activations in each step from the
             documents that are named here, or the embedded ones.
-        predict_output: jsonl of the test part's explanations; `None` makes `explanations.jsonl` in
-            the run folder.
+        predict_output: jsonl of the test part's explanations, or parquet with the activations, see
+            `interchange`, of a store; `None` makes `explanations.jsonl` in the run folder.
         documents: files, tokenizer, positions and split where there is no store, see
             `DocumentsDataModule`; a store has its own.
 
@@ -186,7 +187,7 @@ class ActivationDataModule(DocumentsDataModule):
     """
 
     default_output = "explanations.jsonl"
-    output_suffixes = JSON_SUFFIXES
+    output_suffixes = (*JSON_SUFFIXES, ".parquet")
 
     def __init__(
         self,
@@ -274,13 +275,19 @@ class ActivationDataModule(DocumentsDataModule):
             yield dataset.batch(np.arange(first, min(first + STATISTICS_BATCH, last)), 0)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write a line per activation, whole or not at all; `results` as `predict_step` returns
-        them."""
+        """Write a line or a row per activation, whole or not at all; `results` as `predict_step`
+        returns them."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, ActivationDataset)
         controls = self.model.options["controls"]
+
+        def line(number: int) -> dict[str, Any]:
+            values = {name: found[number] for name, found in results.items()}
+            return dataset.explanation_line(number, values, controls)
+
+        if path.suffix.lower() == ".parquet":
+            write_explained(path, self.store, dataset.activations, line, OTHER_OUTPUT)
+            return
         with new_file(path, way_out=OTHER_OUTPUT) as file:
             for number in range(len(results["error"])):
-                values = {name: found[number] for name, found in results.items()}
-                line = dataset.explanation_line(number, values, controls)
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json.dumps(line(number), ensure_ascii=False) + "\n")

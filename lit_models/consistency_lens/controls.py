@@ -111,6 +111,21 @@ class Fidelity(NamedTuple):
     nats: Tensor
     next_nats: Tensor
 
+    @classmethod
+    def of(
+        cls, true: Tensor, found: Tensor, mean: Tensor, unit_mean: Tensor, patched: PatchedSubject
+    ) -> "Fidelity":
+        """Return the worth of `found` [B, D]; the training means are [D]."""
+        effect, (true, found) = patched.effect(found), (true.double(), found.double())
+        unit = F.normalize(true, dim=-1)
+        return cls(
+            (true - found).square().sum(-1),
+            (true - mean.double()).square().sum(-1),
+            (unit - F.normalize(found, dim=-1)).square().sum(-1),
+            (unit - unit_mean).square().sum(-1),
+            *effect,
+        )
+
 
 @dataclass
 class Case:
@@ -213,16 +228,8 @@ class Case:
         return {name: self.fidelity(rebuild()) for name, rebuild in self.rows().items()}
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
-        true, spread = self.activation.double(), self.lens.mean.double()
-        found, unit_mean = rebuilt.double(), self.baselines.unit_mean.double()
-        unit = F.normalize(true, dim=-1)
-        return Fidelity(
-            (true - found).square().sum(-1),
-            (true - spread).square().sum(-1),
-            (unit - F.normalize(found, dim=-1)).square().sum(-1),
-            (unit - unit_mean).square().sum(-1),
-            *self.patched.effect(rebuilt),
-        )
+        means = (self.lens.mean, self.baselines.unit_mean)
+        return Fidelity.of(self.activation, rebuilt, *means, self.patched)
 
     def predictions(self) -> dict[str, Tensor]:
         """Return what `predict_step` returns: words, and errors in units of the training variance.

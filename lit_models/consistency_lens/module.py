@@ -400,7 +400,7 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
     if trained is None:
         return recipe
     # One of an earlier version knows fewer options, all at their defaults.
-    trained = {**trained, "lens": asdict(LensOptions(**trained["lens"]))}
+    trained = {**trained, "lens": asdict(LensOptions(**trained.get("lens", {})))}
     changed = [name for name in recipe if name != TRAINED_ON and trained.get(name) != recipe[name]]
     if changed:
         raise ValueError(

@@ -37,6 +37,14 @@ def best_reading(lens: Lens, activation: Tensor, key: Tensor, number: int) -> Ex
     return Explanation(*(torch.stack(each)[best, rows] for each in zip(*said, strict=True)))
 
 
+def worth(lens: Lens, true: Tensor, said: Explanation) -> tuple[Tensor, Tensor, Tensor]:
+    """Return confidence, cosine and fve [B] of what is said of activations, as in `Reading`."""
+    chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
+    one, rebuilt = true.double(), lens.reconstructor(said.embeddings).double()
+    error, spread = ((one - guess).square().sum(-1) for guess in (rebuilt, lens.mean.double()))
+    return chosen.mean((1, 2)).exp(), F.cosine_similarity(rebuilt, one), 1 - error / spread
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a lens says of the activation at one token of a text.
@@ -81,16 +89,7 @@ def readings_of(
             for place in torch.tensor(places, device=module.device).split(AT_ONCE):
                 true = hidden[place].to(lens.mean.dtype)  # [B, D]
                 said = best_reading(lens, true, place, best_of)
-                rebuilt = lens.reconstructor(said.embeddings)
-                chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
-                one, guesses = true.double(), (rebuilt.double(), lens.mean.double())
-                error, spread = ((one - guess).square().sum(-1) for guess in guesses)
-                numbers = (
-                    chosen.mean((1, 2)).exp(),
-                    F.cosine_similarity(guesses[0], one),
-                    1 - error / spread,
-                )
-                columns = (place, said.token_ids, *numbers)
+                columns = (place, said.token_ids, *worth(lens, true, said))
                 rows = zip(*map(Tensor.tolist, columns), strict=True)
                 of_text += [
                     Reading(

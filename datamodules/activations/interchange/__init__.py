@@ -1,0 +1,1 @@
+"""Activations as parquet files that other programs read and write."""

@@ -1,0 +1,122 @@
+"""Parquet files of activations, each beside a sidecar that says what they are of.
+
+FILE.parquet has a column `activation_vector`, lists of float32; FILE.parquet.nla_meta.yaml says
+`kind: nla_dataset` and in `extraction` the width and the layer, as natural-language autoencoders
+have it (github.com/kitft/natural_language_autoencoders, nla/schema.py); `unisono` holds more.
+Shapes: n rows, D features.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from datamodules.core.store import new_file, write_whole
+
+COLUMN, KIND = "activation_vector", "nla_dataset"
+SUFFIX = ".nla_meta.yaml"
+ROWS = 2048  # held at once
+
+
+def write_vectors(
+    path: Path, facts: Mapping[str, Any], pieces: Iterable[dict[str, Any]], way_out: str
+) -> None:
+    """Write a parquet file, whole or not at all, and its sidecar.
+
+    Args:
+        path: .parquet, which there must not be.
+        facts: d_model, layer_index and others of `extraction`; `unisono`, plain values.
+        pieces: columns of rows that follow each other, `activation_vector` [n, D] float32 among
+            them; one piece is in memory at a time.
+        way_out: what to do where the file is there.
+    """
+    extraction = {name: value for name, value in facts.items() if name != "unisono"}
+    with new_file(path, "wb", way_out) as file:
+        writer: Any = None
+        for columns in pieces:
+            vectors = np.ascontiguousarray(columns[COLUMN], np.float32)
+            ends = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
+            lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(vectors.ravel()))
+            table = pa.table({**columns, COLUMN: lists})
+            writer = writer or pq.ParquetWriter(file, table.schema)
+            writer.write_table(table)
+        if writer is not None:
+            writer.close()
+    meta = {"kind": KIND, "extraction": extraction, "unisono": facts.get("unisono", {})}
+    write_whole(Path(f"{path}{SUFFIX}"), yaml.safe_dump(meta, sort_keys=False))
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """A parquet file of activations, read row group by row group.
+
+    Args:
+        path: of the parquet file.
+        width: D.
+        layer: index of the block, from 0; `None` where the sidecar names none.
+        subject: digest of the model, of files that are written here.
+    """
+
+    path: Path
+    width: int
+    layer: int | None
+    subject: str | None
+
+    @classmethod
+    def open(cls, path: str | Path) -> "VectorFile":
+        """Return the file of a path.
+
+        Raises:
+            FileNotFoundError: it or its sidecar is missing.
+            ValueError: one of the two is not what it should be.
+        """
+        path = Path(path).expanduser()
+        sidecar = Path(f"{path}{SUFFIX}")
+        for one in (path, sidecar):
+            if not one.is_file():
+                raise FileNotFoundError(
+                    f"{one} is not there; activations are a parquet file, and beside it its name "
+                    f"with {SUFFIX}, which says of what model and layer they are."
+                )
+        meta = yaml.safe_load(sidecar.read_text("utf-8"))
+        try:
+            kind, extraction = meta["kind"], meta["extraction"]
+            width = int(extraction["d_model"])
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"{sidecar} must have kind, and extraction with d_model ({error!r} is wrong); copy "
+                "it again from where the activations are of."
+            ) from error
+        if kind != KIND or COLUMN not in pq.read_schema(path).names:
+            raise ValueError(
+                f"{path} holds no activations: kind is {kind}, its columns are "
+                f"{', '.join(pq.read_schema(path).names)}; it needs kind {KIND} and {COLUMN}."
+            )
+        layer = extraction.get("layer_index", meta.get("extraction_layer_index"))
+        return cls(path, width, layer, (meta.get("unisono") or {}).get("subject"))
+
+    def pieces(self) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+        """Yield rows, and their activations [n, D] float32; a ValueError names a row of another
+        width or with a value that is no finite number."""
+        first = 0
+        with pq.ParquetFile(self.path) as file:
+            for rows in file.iter_batches(batch_size=ROWS):
+                column = rows.column(COLUMN)
+                sizes = np.array(column.value_lengths().fill_null(0))
+                found = np.array(column.flatten(), np.float32)
+                bad = np.flatnonzero(sizes != self.width)
+                if not len(bad):
+                    found = found.reshape(-1, self.width)
+                    bad = np.flatnonzero(~np.isfinite(found).all(1))
+                if len(bad):
+                    raise ValueError(
+                        f"{self.path}, row {first + int(bad[0]) + 1}: {COLUMN} must hold "
+                        f"{self.width} finite numbers; write the file again without that row."
+                    )
+                first += len(rows)
+                yield rows, found

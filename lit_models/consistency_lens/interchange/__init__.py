@@ -1,0 +1,1 @@
+"""Activations in files of other programs, explained; verbalizers and reconstructors of others."""

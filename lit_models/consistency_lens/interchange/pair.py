@@ -1,0 +1,199 @@
+"""Released pairs of a verbalizer and a reconstructor, and their rows in the table of controls.
+
+
+The layout is that of github.com/kitft/natural_language_autoencoders (README, nla_inference.py): two
+folders of the Hugging Face layout, av and ar, each with nla_meta.yaml. The verbalizer reads a
+prompt in which the embedding of one token is the activation at a fixed length, and answers
+<explanation>…</explanation>. The reconstructor is cut behind the layer; value_head.safetensors maps
+the last block's output at the prompt's last token. It knows directions alone.
+
+Shapes: B activations, D features, T tokens.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from datamodules.activations.datamodule import ActivationDataModule
+from datamodules.activations.store import ActivationStore
+from lit_models.causal_lm.pretrained import load_network, model_of, read_recipe
+from lit_models.consistency_lens.controls import Baselines, Fidelity, FidelityTable, Rows
+from lit_models.consistency_lens.subject import PatchedSubject, Subject, output_of, read
+
+NAMES = {"av": ("av", "verbalizer", "actor"), "ar": ("ar", "reconstructor", "critic")}
+META, VALUE_HEAD = "nla_meta.yaml", "value_head.safetensors"
+SAID = re.compile(r"<explanation>\s*(.*?)\s*</explanation>", re.DOTALL)
+ROWS = ("greedy", "zero", "mean", "position_mean", "token_mean", "shuffled_examples")
+AT_ONCE = 16  # activations
+
+
+class ActivationPair:
+    """A verbalizer and a reconstructor of the layout above, on the CPU; `to` moves both.
+
+    Args:
+        folder: that holds the two folders.
+
+    Raises:
+        FileNotFoundError: a folder or a file of it is missing.
+        ValueError: what a sidecar says does not fit the models or their tokenizers.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        from transformers import AutoTokenizer
+
+        root = Path(folder).expanduser()
+        self.folders, self.metas, self.tokenizers = {}, {}, {}
+        for role, names in NAMES.items():
+            found = next((root / name for name in names if (root / name / META).is_file()), None)
+            if found is None:
+                raise FileNotFoundError(
+                    f"{root} holds no folder {' or '.join(names)} with a {META}: put the released "
+                    "verbalizer into its av and the reconstructor into its ar."
+                )
+            self.folders[role] = found
+            self.metas[role] = yaml.safe_load((found / META).read_text("utf-8"))
+            self.tokenizers[role] = AutoTokenizer.from_pretrained(found, local_files_only=True)
+        self.width, tokens = int(self.metas["av"]["d_model"]), self.metas["av"]["tokens"]
+        self.layer: int | None = self.metas["ar"].get("extraction_layer_index")
+        scale = self.metas["av"].get("extraction", {}).get("injection_scale", "sqrt_d_model")
+        is_root = scale == "sqrt_d_model"
+        self.scale = math.sqrt(self.width) if is_root else None if scale is None else float(scale)
+        asked = self._template("av").replace("{injection_char}", tokens["injection_char"])
+        chat = [{"role": "user", "content": asked}]
+        options: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+        asking: Any = self.tokenizers["av"].apply_chat_template(chat, **options)
+        self.prompt: list[int] = list(asking["input_ids"])
+        names = ("left_neighbor_id", "token_id", "right_neighbor_id")
+        around = [tokens[f"injection_{name}"] for name in names]
+        places = [i for i in range(len(self.prompt)) if self.prompt[i : i + 3] == around]
+        if len(places) != 1:
+            raise ValueError(
+                f"{self.folders['av']}: the prompt holds the tokens {around} of its {META} "
+                f"{len(places)} times, and must once; the tokenizer is not the one of the release."
+            )
+        self.place = places[0] + 1
+        content = read_recipe(self.folders["av"])["config"]
+        self.verbalizer: Any = model_of(content, self.folders["av"]).eval()
+        self.reconstructor = load_network(self.folders["ar"]).eval()
+        head = self.folders["ar"] / VALUE_HEAD
+        if not head.is_file():
+            raise FileNotFoundError(f"{head} is missing; copy it from the release.")
+        (self.value_head,) = load_file(head).values()  # [D, D]
+        self.value_head = self.value_head.float()
+        widths = {tuple(self.value_head.shape), (self.width,) * 2}
+        widths |= {(self.verbalizer.config.get_text_config().hidden_size, self.width)}
+        if len(widths) > 1:
+            raise ValueError(f"{root}: models and {META} are of several widths, {sorted(widths)}.")
+
+    def to(self, device: torch.device | str) -> "ActivationPair":
+        self.verbalizer, self.reconstructor = (
+            self.verbalizer.to(device),
+            self.reconstructor.to(device),
+        )
+        self.value_head = self.value_head.to(device)
+        return self
+
+    @torch.no_grad()
+    def explain(self, activations: Tensor, max_new_tokens: int = 200) -> list[str]:
+        """Return what the verbalizer says of activations [B, D], its likeliest words."""
+        device = self.value_head.device
+        table = self.verbalizer.get_input_embeddings()
+        ids = torch.tensor([self.prompt], device=device).expand(len(activations), -1)
+        embeddings = table(ids).clone()  # [B, T, D]
+        entering = activations.to(device).float()
+        if self.scale is not None:
+            entering = F.normalize(entering, dim=-1) * self.scale
+        embeddings[:, self.place] = entering.to(embeddings.dtype)
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        mask, end = torch.ones_like(ids), self.tokenizers["av"].eos_token_id
+        options |= {"pad_token_id": end if end is not None else 0}
+        written = self.verbalizer.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+        texts = self.tokenizers["av"].batch_decode(written, skip_special_tokens=True)
+        return [match[1] if (match := SAID.search(text)) else text.strip() for text in texts]
+
+    @torch.no_grad()
+    def rebuild(self, explanations: Sequence[str]) -> Tensor:
+        """Return directions [B, D] of length 1."""
+        network, found = self.reconstructor, []
+        for text in explanations:
+            given = self._template("ar").replace("{explanation}", text)
+            ids = torch.tensor([self.tokenizers["ar"](given)["input_ids"]])
+            ids = ids.to(self.value_head.device)
+            hidden = output_of(network.blocks()[-1], lambda ids=ids: read(network, ids))  # type: ignore[misc]
+            found.append(F.linear(hidden[0, -1].float(), self.value_head))
+        return F.normalize(torch.stack(found), dim=-1)
+
+    def _template(self, role: str) -> str:
+        templates = self.metas[role]["prompt_templates"]
+        return templates.get(role) or templates[NAMES[role][2]]
+
+
+@torch.no_grad()
+def pair_rows(
+    pair: ActivationPair,
+    subject: Subject,
+    data: ActivationDataModule,
+    most: int | None = None,
+    max_new_tokens: int = 200,
+) -> dict[str, Rows]:
+    """Return group -> row -> value -> number of a pair, as a lens's `controls.json` has them, with
+    the rows of `ROWS`: of its own words, of those of other activations, and what needs no words.
+
+    What is rebuilt is a direction, at the mean length of the training part.
+
+    Args:
+        pair: whose width is the subject's.
+        subject: whose next words are looked at.
+        data: of a store; its test part is scored.
+        most: activations, the first ones; `None` takes all.
+        max_new_tokens: of an explanation.
+
+    Raises:
+        ValueError: the store is of another width or layer.
+    """
+    data.setup("test")
+    store, dataset = data.store, data.datasets["test"]
+    facts = store.subject if isinstance(store, ActivationStore) else None
+    if facts is None or (facts.hidden_size, facts.layer) != (pair.width, pair.layer):
+        raise ValueError(
+            f"the pair reads {pair.width} features of block {pair.layer}, and the data hold "
+            f"{facts}; dump activations of that model and layer, and name the store with "
+            "data.activations."
+        )
+    statistics = store.statistics
+    device = pair.value_head.device
+    vocab_size = subject.network.embedding.weight.shape[0]
+    baselines = Baselines(statistics, vocab_size).to(device)
+    mean, length = baselines.mean, statistics.norms[0]
+    table = FidelityTable(ROWS, data.facts(2).group_names).to(device)
+    count = len(dataset.lengths) if most is None else min(most, len(dataset.lengths))
+    for first in range(0, count, AT_ONCE):
+        numbers = np.arange(first, min(first + AT_ONCE, count))
+        given: Any = dataset.batch(numbers, 0)
+        other = given.pop("other")["activation"]
+        batch: Any = {name: value.to(device) for name, value in given.items()}
+        batch["weight"] = torch.ones(len(numbers), device=device)
+        true, position = batch["activation"].float(), batch["position"]
+        current = batch["input_ids"].gather(1, position[:, None])[:, 0]
+        own, others = (
+            pair.rebuild(pair.explain(x, max_new_tokens)) * length for x in (true, other)
+        )
+        rebuilt = (
+            *(own, torch.zeros_like(true), mean.expand_as(true)),
+            *(baselines.of_position(position, mean), baselines.of_token(current, mean), others),
+        )
+        patched = PatchedSubject(subject, batch)
+        found = {}
+        for name, values in zip(ROWS, rebuilt, strict=True):
+            found[name] = Fidelity.of(true, values, mean, baselines.unit_mean, patched)
+        table.update(found, batch)
+    return table.compute()
