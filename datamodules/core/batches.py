@@ -45,6 +45,7 @@ class OccupationBatch(PlannedBatch):
     num_with_codes: NotRequired[list[int]]  # [K + 1] records that have 0 to K codes, fillers too
     is_seen_text: NotRequired[Tensor]  # [B] bool, evaluation only: the string occurs in training
     is_seen_code: NotRequired[Tensor]  # [B] bool, evaluation only: all its codes occur in training
+    source_id: NotRequired[Tensor]  # [B] int32, evaluation only, where a column names the source
 
 
 class TextBatch(PlannedBatch):

@@ -160,6 +160,8 @@ class OccupationDataset(PlannedDataset):
         if self.augmentation is None:
             batch["is_seen_text"] = torch.from_numpy(arrays["is_seen_text"][rows])
             batch["is_seen_code"] = torch.from_numpy(arrays["is_seen_code"][rows])
+            if "source_id" in arrays:
+                batch["source_id"] = torch.from_numpy(arrays["source_id"][rows])
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:

@@ -113,6 +113,7 @@ class Columns:
             `None` takes code_1, code_2, … as far as they exist.
         code_separator: text between the codes of one cell.
         split: train, validation or test, stated by the table itself.
+        source: where a record comes from; a test can tell the scores of sources apart.
         default_language: of rows that state none.
     """
 
@@ -122,6 +123,7 @@ class Columns:
     code_separator: str | None = None
     split: str | None = None
     default_language: str = UNKNOWN
+    source: str | None = None
 
     def __post_init__(self) -> None:
         self.default_language = language_code(self.default_language)
@@ -194,6 +196,7 @@ class Job(NamedTuple):
     language: str
     codes: tuple[str, ...]
     part: int | None
+    source: str = ""
 
 
 class RowReader:
@@ -235,6 +238,9 @@ class RowReader:
         if split is not None:
             table.check([split], "columns.split")
             wanted.append(split)
+        if columns.source is not None:
+            table.check([columns.source], "columns.source")
+            wanted.append(columns.source)
         for line, row in table.rows(list(dict.fromkeys(wanted)), self.bad_rows.add):
             try:
                 raw = row[columns.text]
@@ -248,7 +254,8 @@ class RowReader:
             except RowFault as fault:
                 self.bad_rows.add_fault(path, line, fault)
             else:
-                yield Job(text, language, found, part)
+                source = "" if columns.source is None else row[columns.source].strip()
+                yield Job(text, language, found, part, source)
 
     def inputs(self, path: Path) -> Iterator[tuple[str | None, str]]:
         """Yields normalised text, `None` where there is none, and language of every row to code;
@@ -394,12 +401,15 @@ class OccupationStore(ArrayFolder):
             is_truncated [T] bool; text_id [N] int32; language_id [N] int16, index in the recipe's
             languages; code_ids [K] int32; code_offsets [N + 1] int64; part [N] int8, train,
             validation or test; is_seen_text [N] bool, the text occurs in a training row;
-            is_seen_code [N] bool, every code of the row does.
+            is_seen_code [N] bool, every code of the row does; with `columns.source`, source_id [N]
+            int32.
+        sources: their names by id.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.recipe: dict[str, Any] = self.facts["recipe"]
+        self.sources: list[str] = self.facts.get("sources", [])
 
     def rows(self, part: int) -> np.ndarray:
         """[rows] int64: the rows of one part, in input order."""
@@ -445,6 +455,8 @@ class _Rows:
         self.text_ids: dict[str, int] = {}
         self.language_ids: dict[str, int] = {}
         self.code_ids: dict[str, int] = {}
+        self.source_ids: dict[str, int] = {}
+        self.source = array("i")
         self.text, self.language, self.part = array("i"), array("i"), array("b")
         self.code, self.num_codes = array("i"), array("i")
 
@@ -454,6 +466,7 @@ class _Rows:
         for code in job.codes:
             self.code.append(self.code_ids.setdefault(code, len(self.code_ids)))
         self.num_codes.append(len(job.codes))
+        self.source.append(self.source_ids.setdefault(job.source, len(self.source_ids)))
         self.part.append(part if job.part is None else job.part)
 
 
@@ -516,6 +529,8 @@ def _write(request: StoreRequest, folder: Path) -> None:
         "is_seen_text": np.pad(is_seen_text, new, constant_values=True),
         "is_seen_code": np.pad(is_seen_code, new, constant_values=True),
     }
+    if columns.source is not None:
+        arrays["source_id"] = np.array(rows.source, np.int32)
     content = hashlib.sha256()
     for name, values in arrays.items():
         content.update(f"{name} {values.dtype.str} {len(values)};".encode())
@@ -528,7 +543,8 @@ def _write(request: StoreRequest, folder: Path) -> None:
         "default_language": columns.default_language,
         "code_book": book.to_dict(),
     }
-    write_arrays(folder, arrays, recipe=made, fingerprint=content.hexdigest()[:32])
+    facts = {"recipe": made, "sources": list(rows.source_ids)}
+    write_arrays(folder, arrays, **facts, fingerprint=content.hexdigest()[:32])
 
 
 def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
