@@ -18,6 +18,7 @@ from datamodules.core.store import cache_folder, digest_of, file_digest, made_on
 from datamodules.demo import demo_collection
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected, refuse
 from datamodules.files.splitting import PART_NAMES, TRAIN, Split
+from datamodules.search.cleaning import Cleaning, main_lines
 from datamodules.search.formats import (
     PAGE_SUFFIXES,
     BeirReader,
@@ -42,11 +43,13 @@ class CollectionRequest:
         folder: where the files lie; `None` is the demo.
         files: those that lie elsewhere or have other names.
         split: how training queries are divided where a part is missing.
+        cleaning: what is left out of pages, and which documents.
     """
 
     folder: str | None = None
     files: CollectionFiles = field(default_factory=CollectionFiles)
     split: Split = Split()  # noqa: RUF009 - frozen
+    cleaning: Cleaning = Cleaning()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if self.folder is None and self.files != CollectionFiles():
@@ -82,9 +85,14 @@ class CollectionRequest:
             FileNotFoundError: a file or folder is not there.
             ValueError: a file cannot be assigned to a part.
         """
-        make = PagesReader if self.layout == "pages" else BeirReader
         folder = demo_collection() if self.folder is None else Path(self.folder).expanduser()
-        return make(folder, self.files)
+        if self.layout == "pages":
+            return PagesReader(folder, self.files, main_lines if self.cleaning.main_text else None)
+        if self.cleaning.main_text:
+            raise ValueError(
+                "collection.cleaning.main_text is for a folder of pages; leave it out."
+            )
+        return BeirReader(folder, self.files)
 
 
 class Judgements(NamedTuple):
@@ -232,6 +240,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
             "format": request.layout,
             "files": {role: [file_digest(p) for p in paths] for role, paths in files.items()},
             "split": asdict(request.split),
+            **request.cleaning.facts(),
         }
     )
     # Messages name the files, so that the same ones elsewhere are another folder.
@@ -239,19 +248,18 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     home = str(Path(request.folder).resolve()) if request.folder else None  # ids of pages are in it
     folder = cache_folder("collections", [fingerprint, places, home])
     facts = {"fingerprint": fingerprint, "format": request.layout}
-    made_once(folder, lambda unfinished: _write(unfinished, reader, request.split, facts))
+    made_once(folder, lambda unfinished: _write(unfinished, reader, request, facts))
     collection = Collection(folder)
     refuse(read_rejected(folder), on_bad_rows)
     return collection
 
 
-def _write(folder: Path, reader: Reader, split: Split, facts: dict[str, Any]) -> None:
+def _write(folder: Path, reader: Reader, request: CollectionRequest, facts: dict[str, Any]) -> None:
     """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
-    bad_rows = BadRows("reject")
-    documents, queries = (
-        write_texts(folder, name, reader.rows(name, bad_rows), bad_rows)
-        for name in ("documents", "queries")
-    )
+    bad_rows, split = BadRows("reject"), request.split
+    rows = request.cleaning.distinct(reader.rows("documents", bad_rows), bad_rows)
+    documents = write_texts(folder, "documents", rows, bad_rows)
+    queries = write_texts(folder, "queries", reader.rows("queries", bad_rows), bad_rows)
     for texts in (documents, queries):
         if not len(texts):
             refuse(bad_rows.rows)

@@ -1,7 +1,7 @@
 """Files of a collection in their formats: lines of BEIR, and folders of pages."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,18 +238,26 @@ class PagesReader:
     or in a named file: a row has query and page (its path, name or address), perhaps a grade above
     0. Without a file each title is a query, and its page, which is read without it, the answer.
 
+    Args:
+        main_lines: lines of the main text of an html page; `None` reads all that is visible.
+
     Raises:
         FileNotFoundError: a file is not there.
         ValueError: other files than queries are named.
     """
 
-    def __init__(self, folder: Path, named: CollectionFiles) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        named: CollectionFiles,
+        main_lines: Callable[[str], list[str]] | None = None,
+    ) -> None:
         if named.judgements():
             raise ValueError(
                 "a folder of pages is read with data.collection.files.queries alone; leave the "
                 "other files out."
             )
-        self.folder = folder
+        self.folder, self.main_lines = folder, main_lines
         beside = (folder / f"queries{suffix}" for suffix in QUERY_TABLES)
         files = named.queries or [str(path) for path in beside if path.is_file()]
         self.asked = expand_files(files, "data.collection.files.queries", QUERY_TABLES)
@@ -269,7 +277,7 @@ class PagesReader:
         if role == "documents":
             by_name: dict[str, list[str]] = {}
             for page in self.pages:
-                record = page_record(page, self.folder)
+                record = page_record(page, self.folder, self.main_lines)
                 yield TextRow(record, page, 1)
                 self._titles.append(TextRow(TextRecord(record.id, "", record.title), page, 1))
                 by_name.setdefault(page.name, []).append(record.id)
@@ -310,7 +318,9 @@ class PagesReader:
 Reader = BeirReader | PagesReader
 
 
-def page_record(page: Path, folder: Path) -> TextRecord:
+def page_record(
+    page: Path, folder: Path, main_lines: Callable[[str], list[str]] | None = None
+) -> TextRecord:
     """Return id, title, text and address of a page; the title is no line of the text.
 
     The title is `<title>`, else the first heading, of text a short first line, else the name of the
@@ -321,7 +331,7 @@ def page_record(page: Path, folder: Path) -> TextRecord:
         tree = parsed(source)
         nodes = [tree.css_first("title"), tree.css_first("h1")]
         title = next((text for n in nodes if n and (text := " ".join(n.text().split()))), "")
-        lines = visible_lines(tree)
+        lines = visible_lines(tree) if main_lines is None else main_lines(source)
         link = tree.css_first('link[rel="canonical"]')
         address = "" if link is None else (link.attributes.get("href") or "").strip()
     else:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from datamodules.files.documents import decoded_html, files_in, html_encoding, parsed, visible_lines
 from datamodules.files.tables import first_bad_byte, write_batches
+from datamodules.search.cleaning.reading import reading_ease
 from datamodules.text.encoding import words_of
 from lit_models.errors import run_guarded
 
@@ -85,11 +86,12 @@ class PageReport:
             self.findings.append(PageFinding(check, rule, line, _place(element)))
 
 
-def check_page(content: bytes, name: str) -> PageReport:
+def check_page(content: bytes, name: str, with_ease: bool = False) -> PageReport:
     """Return the report of one page of this name.
 
     Args:
         content: of the file; a wrong encoding is a finding and no error.
+        with_ease: also say how easily it is read, see `reading_ease`.
     """
     report = PageReport(name)
     if not content.strip():
@@ -99,15 +101,17 @@ def check_page(content: bytes, name: str) -> PageReport:
     for check in (_check_texts, _check_head, _check_headings, _check_images, _check_links):
         check(report, tree)
     _check_structured_data(report, tree)
-    report.words = words_of("\n".join(visible_lines(tree)))
+    report.words = words_of("\n".join(lines := visible_lines(tree)))
     report.facts["words"] = len(report.words)
+    if with_ease:
+        report.facts["reading_ease"] = reading_ease(lines, report.facts["language"])
     return report
 
 
-def check_site(pages: Iterable[tuple[str, bytes]]) -> list[PageReport]:
+def check_site(pages: Iterable[tuple[str, bytes]], with_ease: bool = False) -> list[PageReport]:
     """Return the reports of pages (name, content) that belong together, with what repeats among
     them."""
-    reports = [check_page(content, name) for name, content in pages]
+    reports = [check_page(content, name, with_ease) for name, content in pages]
     for name in ("title", "description", "text"):
         first: dict[str, PageReport] = {}
         for report in reports:
@@ -374,9 +378,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE_OR_FOLDER")
     told = "table of a site, a row per page, written again; beside it -findings, a row per finding"
     parser.add_argument("--csv", type=Path, default=Path("onpage.csv"), help=told)
+    parser.add_argument("--ease", action="store_true", help="say how easily each text is read")
     options = parser.parse_args(arguments)
     paths = [files_in(p, SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
-    reports = check_site((str(path), path.read_bytes()) for path in chain(*paths))
+    contents = ((str(path), path.read_bytes()) for path in chain(*paths))
+    reports = check_site(contents, options.ease)
     if len(reports) == 1:
         print(shown_report(reports[0]))
     else:

@@ -1,0 +1,84 @@
+"""Collections made clean by libraries: main texts of pages, near duplicates.
+
+They are the extra `pages`: trafilatura, datasketch and pyphen, imported where they are used.
+"""
+
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from datamodules.core.plan import check_range
+from datamodules.files.rows import BadRow, BadRows
+
+NUM_PERMUTATIONS, SEED = 128, 1  # of a sketch
+SHINGLE = 5  # words
+
+
+def library(name: str) -> Any:
+    """Return a module of the extra; a ValueError says how it is installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"{name} is missing ({error}): pip install 'unisono[pages]'.") from error
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What is left out of a collection.
+
+    Args:
+        main_text: of an html page, read the main text alone, without menus, footers and comments,
+            as trafilatura finds it; a page without any is empty.
+        near_duplicates: least share of common runs of five words, 0 to 1, estimated by MinHash
+            (Broder 1997), with which a document repeats an earlier one; it then breaks a rule, and
+            data.on_bad_rows=reject leaves it out, with its judgements. `None` looks for none.
+    """
+
+    main_text: bool = False
+    near_duplicates: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range("cleaning", 0.1, 1, near_duplicates=self.near_duplicates)
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain values that decide what is read; none where nothing is left out."""
+        facts: dict[str, Any] = {}
+        if self.main_text:
+            facts["main_text"] = version(library("trafilatura").__name__)
+        if self.near_duplicates is not None:
+            facts["near_duplicates"] = [self.near_duplicates, library("datasketch").__version__]
+        return facts
+
+    def distinct(self, rows: Iterator[Any], bad_rows: BadRows) -> Iterator[Any]:
+        """Yield the `TextRow`s of documents that repeat no earlier one."""
+        if self.near_duplicates is None:
+            yield from rows
+            return
+        sketches, known = library("datasketch"), {}
+        index = sketches.MinHashLSH(self.near_duplicates, NUM_PERMUTATIONS)
+        for row in rows:
+            words = re.findall(r"\w+", row.record.whole.lower())
+            runs = range(max(1, len(words) - SHINGLE + 1))
+            own = sketches.MinHash(NUM_PERMUTATIONS, SEED)
+            own.update_batch([" ".join(words[n : n + SHINGLE]).encode() for n in runs])
+            near = [(own.jaccard(known[id]), id) for id in index.query(own) if words]
+            share, id = max(near, default=(0.0, ""))
+            if share >= self.near_duplicates:
+                rule = f"it repeats {id}, with {share:.2f} of its runs of words; keep one."
+                row_of_file = (str(row.path), row.line, row.record.id)
+                bad_rows.add(BadRow(*row_of_file, rule, "near duplicate"))
+            elif words and row.record.id not in known:
+                index.insert(row.record.id, own)
+                known[row.record.id] = own
+                yield row
+            else:
+                yield row
+
+
+def main_lines(source: str) -> list[str]:
+    """Return the lines of the main text of an html page."""
+    text = library("trafilatura").extract(source, include_comments=False) or ""
+    return [line for one in text.splitlines() if (line := " ".join(one.split()))]
