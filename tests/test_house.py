@@ -50,7 +50,7 @@ LATER_ROOMS = {
     "lit_models/consistency_lens/interchange": 262,
     "lit_models/consistency_lens/parts": 49,
     "lit_models/consistency_lens/schedules": 42,
-    "lit_models/consistency_lens/teacher": 194,
+    "lit_models/consistency_lens/teacher": 199,
     "lit_models/consistency_lens/unembedding": 68,
     "tests/consistency_lens/interchange": 258,
     "tests/consistency_lens/parts": 149,

@@ -31,8 +31,8 @@ class TeacherText:
 
     Args:
         rare: words that are the rarest ones of the text, by their number in the training part.
-        told: words of which the activation tells most, see `told_map`; they stand behind the most
-            recent ones, which are all others, and before the rare ones.
+        told: words that the activation itself tells of, which few documents hold, see `told_map`;
+            they stand behind the most recent ones, which are all others, and before the rare ones.
     """
 
     rare: int = 0
@@ -72,7 +72,7 @@ class TeacherText:
             num_words: t.
             token_counts: [V] int64, occurrences in the training part; 0 for what is no word.
             is_word: [V] bool.
-            shares: [B, T], how much more likely each word is by the activation than without it.
+            shares: [B, T], how much the activation tells of each word, see `told_map`.
         """
         num_recent = num_words - self.rare - self.told
         recent = recent_words(input_ids, position, max(1, num_recent), is_word)
@@ -158,14 +158,16 @@ def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
 MOST_SAMPLES = 1 << 16  # of the training part that the map is fitted to
 RIDGE = 1e-3  # of each input's mean square
 FEWEST = 1e-3  # share of documents; of what is rarer the map would claim too much
+POWER = 1.5  # 1 lets words of every second document in; 2 leaves out what the activation knows
 
 
 def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
     """Return [V, D + 1] float32: for each word, the weights and the constant by which an activation
-    says how much more likely than on average the word stands up to its position.
+    says how likely the word stands up to its position, for how few documents hold it.
 
-    It is the ridge regression of the words' presence on the activation, divided by their mean
-    presence; summed in float64 by one thread, so that no bit depends on devices.
+    It is the ridge regression of the words' presence on the activation, divided by the share of
+    documents that hold them to the power of `POWER`, which puts first what tells documents apart;
+    summed in float64 by one thread, so that no bit depends on devices.
 
     Args:
         lens: that knows the activations.
@@ -174,7 +176,7 @@ def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
     width, vocab_size = len(lens.mean), len(lens.token_counts)
     squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")
     products = torch.zeros(vocab_size, width + 1, dtype=torch.float64, device="cpu")
-    count = 0
+    held, count = torch.zeros(vocab_size, dtype=torch.float64, device="cpu"), 0
     with one_thread(), torch.no_grad():
         for batch in batches:
             device = lens.mean.device
@@ -183,11 +185,14 @@ def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
             one = torch.cat([found, torch.ones_like(found[:, :1])], dim=1)
             ids, places = batch["input_ids"], arange(batch["input_ids"].shape[1], device="cpu")
             rows = arange(len(ids), device="cpu")[:, None]
-            pairs = (rows * vocab_size + ids)[places <= batch["position"][:, None]].unique()  # [n]
+            keys = rows * vocab_size + ids
+            pairs = keys[places <= batch["position"][:, None]].unique()  # [n]
+            whole = keys[places < batch["lengths"][:, None]].unique() % vocab_size
+            held += whole.bincount(minlength=vocab_size)
             products.index_add_(0, pairs % vocab_size, one[pairs // vocab_size])
             squares += one.T @ one
             count += len(ids)
         ridge = squares + RIDGE * squares.diag().diag()
         weights = torch.linalg.solve(ridge, products.T).T  # [V, D + 1]
-    mean = products[:, -1:] / count
-    return (weights / mean.clamp(min=FEWEST)).float()
+    share = (held / count).clamp(min=FEWEST)[:, None]
+    return (weights / share**POWER).float()
