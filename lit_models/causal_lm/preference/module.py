@@ -41,9 +41,8 @@ def pair_scores(hidden: Tensor, weight: Tensor, batch: dict[str, Any]) -> Tensor
 
     rows = hidden.flatten(0, 1).index_select(0, batch["places"]).split(ROWS_AT_ONCE)
     targets = batch["labels"].flatten().index_select(0, batch["places"]).split(ROWS_AT_ONCE)
-    parts = [
-        checkpoint(nats_of, *pair, use_reentrant=False) for pair in zip(rows, targets, strict=True)
-    ]
+    how: Any = {"use_reentrant": False, "preserve_rng_state": False}
+    parts = [checkpoint(nats_of, *pair, **how) for pair in zip(rows, targets, strict=True)]
     sums = torch.zeros(
         2 * len(batch["choice_documents"]), dtype=torch.float64, device=hidden.device
     )
