@@ -23,6 +23,7 @@ from datamodules.search.collection import Collection
 from datamodules.text.encoding import terms_by
 
 BM25_VERSION = 1
+DISTILLED = "distillation"  # of the losses, beside that of the queries
 FIRST_DEPTH = 1000  # documents of BM25 beside those of a retriever
 Source = Literal["judged", "bm25", "run"]
 

@@ -6,7 +6,7 @@ import math
 import os
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,13 +25,17 @@ from datamodules.search.formats import (
     CollectionFiles,
     JudgementRow,
     PagesReader,
-    Reader,
     TextRecord,
     TextRow,
 )
+from datamodules.search.layouts import PASSAGES, PRODUCTS, EsciReader, MsMarcoReader
 
 COLLECTION_VERSION = 5
 JUDGEMENTS_AT_ONCE = 65_536
+Reader = BeirReader | EsciReader | PagesReader
+READERS: dict[str, Callable[[Path, CollectionFiles], Reader]] = {
+    **{"demo": BeirReader, "beir": BeirReader, "msmarco": MsMarcoReader, "esci": EsciReader}
+}
 KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
 
@@ -56,7 +60,7 @@ class CollectionRequest:
             raise ValueError("data.collection.folder is missing; name that of the documents.")
 
     @property
-    def layout(self) -> Literal["demo", "beir", "pages"]:
+    def layout(self) -> Literal["demo", "beir", "msmarco", "esci", "pages"]:
         """The format, by the files of the folder.
 
         Raises:
@@ -70,12 +74,16 @@ class CollectionRequest:
             raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
         if (folder / "corpus.jsonl").exists():
             return "beir"
+        if (folder / PASSAGES).exists():
+            return "msmarco"
+        if (folder / PRODUCTS).exists():
+            return "esci"
         if any(any(folder.glob(f"**/*{suffix}")) for suffix in PAGE_SUFFIXES):
             return "pages"
         raise ValueError(
             f"data.collection.folder {folder} holds none of the files that tell a format "
-            f"(corpus.jsonl of BEIR, or pages: {', '.join(PAGE_SUFFIXES)}); name the folder that "
-            "holds them."
+            f"(corpus.jsonl of BEIR, {PASSAGES} of MS MARCO, {PRODUCTS}, or pages: "
+            f"{', '.join(PAGE_SUFFIXES)}); name the folder that holds them."
         )
 
     def reader(self) -> Reader:
@@ -92,7 +100,7 @@ class CollectionRequest:
             raise ValueError(
                 "collection.cleaning.main_text is for a folder of pages; leave it out."
             )
-        return BeirReader(folder, self.files)
+        return READERS[self.layout](folder, self.files)
 
 
 class Judgements(NamedTuple):

@@ -27,6 +27,7 @@ from datamodules.files.rows import (
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files, expand_files, value_rows
 
+NO_DOCUMENT = -1  # where a row of documents has fewer
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
 BEIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
@@ -107,22 +108,25 @@ class BeirReader:
         ValueError: a file of judgements is of no part, or of one that another has.
     """
 
+    patterns = {
+        "documents": "corpus.jsonl",
+        "queries": "queries.jsonl",
+        "judgements": "qrels/*.tsv",
+    }
+
     def __init__(self, folder: Path, named: CollectionFiles) -> None:
-        def files(role: str, pattern: str, given: Files = None) -> list[Path]:
+        def files(role: str, given: Files = None) -> list[Path]:
             if given:
                 return expand_files(given, f"data.collection.files.{role}", BEIR_SUFFIXES)
-            if not (found := sorted(folder.glob(pattern))):
-                raise FileNotFoundError(f"{folder} has no {role} ({pattern}).")
+            if not (found := sorted(folder.glob(self.patterns[role]))):
+                raise FileNotFoundError(f"{folder} has no {role} ({self.patterns[role]}).")
             return found
 
-        self.texts = {
-            "documents": files("documents", "corpus.jsonl"),
-            "queries": files("queries", "queries.jsonl", named.queries),
-        }
+        self.texts = {"documents": files("documents"), "queries": files("queries", named.queries)}
         self.judged = {
-            part: files(PART_NAMES[part], "", given) for part, given in named.judgements().items()
+            part: files(PART_NAMES[part], given) for part, given in named.judgements().items()
         }
-        for path in [] if self.judged else files("judgements", "qrels/*.tsv"):
+        for path in [] if self.judged else files("judgements"):
             words = re.split(r"[._-]", path.stem.lower())
             part = next((PART_ALIASES[word] for word in words if word in PART_ALIASES), None)
             if part is None:
@@ -313,9 +317,6 @@ class PagesReader:
                 bad_rows.add(BadRow(row.file, row.line, row.document, rule, "unknown document"))
             else:
                 yield row._replace(document=page)
-
-
-Reader = BeirReader | PagesReader
 
 
 def page_record(

@@ -26,6 +26,7 @@ from datamodules.core.store import (
 )
 from datamodules.files.splitting import PART_NAMES
 from datamodules.search.candidates import (
+    DISTILLED,
     FIRST_DEPTH,
     Bm25Options,
     HardNegatives,
@@ -34,7 +35,7 @@ from datamodules.search.candidates import (
 )
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
-from datamodules.search.lists import DISTILLED, candidate_lists, teacher_lists
+from datamodules.search.lists import candidate_lists, teacher_lists
 from datamodules.search.prompts import prompts_of
 from datamodules.search.queries import (
     NO_DOCUMENT,

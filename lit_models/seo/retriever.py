@@ -21,9 +21,8 @@ from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.core.plan import check_range
 from datamodules.core.planned import ModelFacts
 from datamodules.core.store import write_whole
-from datamodules.search.candidates import FIRST_DEPTH, Hits, open_bm25
+from datamodules.search.candidates import DISTILLED, FIRST_DEPTH, Hits, open_bm25
 from datamodules.search.datamodule import TERM
-from datamodules.search.lists import DISTILLED
 from datamodules.search.queries import NO_DOCUMENT, Ranking
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule

@@ -21,7 +21,6 @@ from datamodules.search.collection import Collection
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run
 
 LISTS_VERSION = 1
-DISTILLED = "distillation"  # of the losses, beside that of the queries
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
 
 

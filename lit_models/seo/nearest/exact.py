@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from datamodules.search.queries import NO_DOCUMENT
+from datamodules.search.formats import NO_DOCUMENT
 
 DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 512  # of a search, which bound its memory
 NUMBERS_AT_ONCE = 2**18  # of vectors whose scores are taken in float64

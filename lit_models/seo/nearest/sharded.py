@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from datamodules.search.queries import NO_DOCUMENT
+from datamodules.search.formats import NO_DOCUMENT
 from lit_models.seo.metrics import GatheredRows
 from lit_models.seo.nearest.exact import ExactSearch, Found
 

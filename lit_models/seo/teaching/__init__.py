@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from datamodules.core.batches import RetrievalBatch
-from datamodules.search.lists import DISTILLED
+from datamodules.search.candidates import DISTILLED
 from lit_models.training.metrics import LossSum
 
 
