@@ -278,15 +278,14 @@ class LitConsistencyLens(ExactModule):
         self.val_fve.update(error * weight, spread)
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
 
-    def on_test_start(self) -> None:
-        super().on_test_start()
-        self.fit_tuned_lens(self.trainer.datamodule)
-
     def fit_tuned_lens(self, data: Any) -> None:
-        """Fit the affine map of the tuned lens to documents of the training part."""
-        self.baselines.tuned = tuned_map(self.lens.subject, data.training_sample(NUM_DOCUMENTS))
+        """Fit the affine map of the tuned lens, once, to documents of the training part."""
+        if self.baselines.tuned is None:
+            documents = data.training_sample(NUM_DOCUMENTS)
+            self.baselines.tuned = tuned_map(self.lens.subject, documents)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
+        self.fit_tuned_lens(self.trainer.datamodule)  # here, where sharded weights are whole
         case = self._case(batch)
         texts = (case.greedy.token_ids, case.shuffled.token_ids)
         nats = text_nats(self.lens.language_logits(texts[0]), texts[0])
