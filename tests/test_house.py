@@ -55,7 +55,7 @@ LATER_ROOMS = {
     "lit_models/consistency_lens/teacher": 199,
     "lit_models/consistency_lens/unembedding": 68,
     "tests/consistency_lens/interchange": 258,
-    "tests/consistency_lens/parts": 149,
+    "tests/consistency_lens/parts": 180,
     "tests/consistency_lens/readings": 274,
     "tests/consistency_lens/teacher": 133,
     "tests/consistency_lens/unembedding": 84,

@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -339,18 +339,34 @@ class ActivationDumpDataModule(DocumentsDataModule):
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the store; `results` as `LitSubject.predict_step` returns them.
+        """Write the store, or one for each layer in the folder; `results` as
+        `LitSubject.predict_step` returns them.
 
         Raises:
             FileExistsError: the folder exists.
             ValueError: the training part has no activation, or one is no finite number.
             OSError: the disk is full; the folder does not exist then.
         """
+        subject: SubjectFacts = self.model.options["subject"]
+        layers = self.model.options.get("layers")
+        if layers is None:
+            self.write_store(results["activations"], path, subject)
+            return
+        with naming(path), replacing(path, is_new=True) as unfinished:
+            unfinished.mkdir()
+            for layer in layers:
+                facts = replace(subject, layer=layer)
+                self.write_store(
+                    results[f"activations-{layer}"], unfinished / f"layer-{layer}", facts
+                )
+
+    def write_store(self, activations: np.ndarray, path: Path, subject: SubjectFacts) -> None:
+        """Write the store of one layer with its activations [P, K, D]; errors as above."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, DumpDataset)
         parts: dict[str, DumpedPart] = {}
         for part, name in enumerate(PART_NAMES):
-            found = results["activations"][dataset.first[part] : dataset.first[part + 1]]
+            found = activations[dataset.first[part] : dataset.first[part + 1]]
             (piece, position), facts = dataset.positions[part], self.facts(part)
             parts[name] = DumpedPart(dataset.parts[part], piece, position, found, facts)
         training = parts[PART_NAMES[TRAIN]]
@@ -363,7 +379,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
             statistics = statistics_of(training.chunks())
             np.savez(unfinished / STATISTICS, **vars(statistics))
             facts_of_all = {
-                "subject": asdict(self.model.options["subject"]),
+                "subject": asdict(subject),
                 "tokens": self.store.fingerprint,
                 "positions": asdict(self.positions),
                 "context_length": training.pieces.context_length,

@@ -45,8 +45,10 @@ from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
     SubjectOptions,
+    check_layer,
     keep_layers,
     load_subject,
+    outputs_of,
     subject_facts,
     subject_recipe,
     tokenizer_folder,
@@ -460,12 +462,16 @@ class LitSubject(ExactModule):
 
     Args:
         subject: the model and the layer.
+        layers: several layers, of which one reading gives a store each, layer-0 and so on in the
+            output's folder; `subject.layer` is then of no account.
     """
 
-    def __init__(self, subject: SubjectOptions) -> None:
+    def __init__(self, subject: SubjectOptions, layers: list[int] | None = None) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.options = subject
+        self.layers = sorted(set(layers or [subject.layer]))
+        self.options = replace(subject, layer=self.layers[-1])
+        self.is_several = layers is not None
         self.subject: Any = None
         self.recipe = None  # it has no checkpoint
 
@@ -473,7 +479,9 @@ class LitSubject(ExactModule):
         return self.subject.network.blocks()
 
     def model_facts(self) -> ModelFacts:
-        options = {} if self.recipe is None else {"subject": SubjectFacts(**self.recipe["subject"])}
+        options: dict[str, Any] = {"layers": self.layers if self.is_several else None}
+        if self.recipe is not None:
+            options["subject"] = SubjectFacts(**self.recipe["subject"])
         return ModelFacts(tokenizer=tokenizer_folder(self.options), options=options)
 
     def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
@@ -484,14 +492,18 @@ class LitSubject(ExactModule):
 
     def build(self, recipe: Recipe, data: Any) -> None:
         network = load_subject(self.options, recipe["network"])
+        check_layer(self.layers[0], len(network.blocks()))
         self.subject = Subject(network, self.options.layer)
         keep_layers(network, self.options.layer + 1)
 
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
+        ids, places = batch["input_ids"], batch["positions"].clamp(min=0)
+        blocks = [self.blocks()[layer] for layer in self.layers]
         with one_thread():
-            found = self.subject.activations(batch["input_ids"])  # [R, T, D]
-        rows = torch.arange(len(found), device=found.device)[:, None]
-        return {"activations": found[rows, batch["positions"].clamp(min=0)]}
+            found = outputs_of(blocks, lambda: self.subject.activations(ids))  # [R, T, D] each
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        names = [f"activations-{n}" if self.is_several else "activations" for n in self.layers]
+        return {name: one[rows, places] for name, one in zip(names, found, strict=True)}
 
     def configure_optimizers(self) -> Any:
         """Raise ValueError: Lightning asks for one before it knows that there is nothing to fit."""

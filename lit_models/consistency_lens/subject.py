@@ -5,8 +5,8 @@ Shapes: R or B rows, T tokens, D features, P places that are looked at, V vocabu
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,18 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
 
 def output_of(block: nn.Module, run: Callable[[], Tensor]) -> Tensor:
     """Return the output [R, T, D] of a block while its network runs."""
+    return outputs_of([block], run)[0]
+
+
+def outputs_of(blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
+    """Return the output [R, T, D] of each of some blocks while their network runs."""
     found: list[Any] = []
-    with block.register_forward_hook(lambda *call: found.append(call[-1])):
+    with ExitStack() as hooks:
+        for block in blocks:
+            hook = block.register_forward_hook(lambda *call: found.append(call[-1]))
+            hooks.enter_context(hook)
         run()
-    return found[0][0] if isinstance(found[0], tuple) else found[0]
+    return [one[0] if isinstance(one, tuple) else one for one in found]
 
 
 @dataclass(frozen=True)
