@@ -46,7 +46,7 @@ LATER_ROOMS = {
     "datamodules/occupations/written": 210,
     "datamodules/pairs": 590,
     "datamodules/shards": 1_226,
-    "datamodules/preferences": 256,
+    "datamodules/preferences": 257,
     "tests/seq2seq": 806,
     "lit_models/consistency_lens/readings": 160,
     "lit_models/consistency_lens/interchange": 262,

@@ -168,7 +168,7 @@ class PreferenceDataset(PlannedDataset):
 
 class PreferenceDataModule(LanguageModelDataModule):
     """Prompts with a chosen and a rejected answer; without any file, embedded demo data, whose
-    rejected answers belong to other questions. Training files are divided by the prompt.
+    rejected answers say their words backwards. Training files are divided by the prompt.
 
     `global_batch_size` counts pairs.
 
@@ -223,15 +223,18 @@ class PreferenceDataModule(LanguageModelDataModule):
 
         def make(folder: Path) -> None:
             rows = [json.loads(line) for line in source.read_text("utf-8").splitlines()]
-            others = [row["completion"] for row in rows[1:] + rows[:1]]
             pairs = [
-                {"prompt": row["prompt"], "chosen": row["completion"], "rejected": other}
-                for row, other in zip(rows, others, strict=True)
+                {
+                    "prompt": row["prompt"],
+                    "chosen": row["completion"],
+                    "rejected": " ".join(reversed(row["completion"].split())),
+                }
+                for row in rows
             ]
             lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
             (folder / "pairs.jsonl").write_text(lines, "utf-8")
 
-        folder = made_once(cache_folder("demo_pairs", file_digest(source)), make)
+        folder = made_once(cache_folder("demo_pairs", [2, file_digest(source)]), make)
         return {TRAIN: [folder / "pairs.jsonl"], VALIDATION: [], TEST: []}
 
     def audit(self) -> Audit:
