@@ -74,6 +74,7 @@ WAYS = {
     "retriever_dropout_chunked": partial(
         retriever, module_class=WithExactDropout, dropout=0.3, encode_chunk=5
     ),
+    "retriever_sizes": partial(retriever, sizes=[4, 16], size=8),
     "sparse_retriever": partial(retriever, module_class=SparseRetriever),
     "retriever_mutant": partial(retriever, module_class=WithoutGradients),
 }

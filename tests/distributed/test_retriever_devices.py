@@ -13,6 +13,7 @@ CELLS = [
     ("retriever", "retriever", "ddp"),
     ("retriever_chunked", "retriever", "fsdp"),
     ("sparse_retriever", "sparse_retriever", "ddp"),
+    ("retriever_sizes", "retriever_sizes", "fsdp"),
     ("retriever_dropout_chunked", "retriever_dropout", "ddp"),
     ("retriever_mutant", "retriever", "ddp"),
 ]
