@@ -36,11 +36,11 @@ LATER_ROOMS = {
     "lit_models/seo/teaching": 59,
     "tests/exchange": 250,
     "tests/teaching": 130,
-    "lit_models/occupation_coder/occcanine": 516,
+    "lit_models/occupation_coder/occcanine": 504,
     "datamodules/activations/interchange": 169,
     "datamodules/activations/others": 52,
     "tests/sparse": 150,
-    "lit_models/occupation_coder/answers": 347,
+    "lit_models/occupation_coder/answers": 412,
     "tests/cleaning": 93,
     "tests/layouts": 97,
     "datamodules/occupations/written": 210,
@@ -69,7 +69,7 @@ LATER_ROOMS = {
     "tests/evaluate": 242,
     "tests/occcanine": 310,
     "tests/preference": 356,
-    "tests/coder_answers": 340,
+    "tests/coder_answers": 341,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 110, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

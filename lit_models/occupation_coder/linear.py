@@ -99,7 +99,6 @@ TEXTS_AT_ONCE = 512
 TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
-UNLIKE = 1.5  # what a code without a text loses against one with
 
 
 @dataclass
@@ -117,7 +116,7 @@ class LinearOptions:
         head_ends: words and signs that end the head before the text does, such as "of", "and" and
             ","; in small letters where texts are lower-cased; see `TitleHeads`.
         descriptions: finds codes that no training text has by their descriptions: their margin is
-            the cosine of the text's features and the description's, less `UNLIKE`.
+            the cosine of the text's features and the description's, less 1.5.
     """
 
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
@@ -246,17 +245,3 @@ def solve(
         weight[code], bias[code] = svm.coef_[0], svm.intercept_[0]
     head.weight.copy_(torch.from_numpy(weight))
     head.bias.copy_(torch.from_numpy(bias))
-
-
-@torch.no_grad()
-def describe(head: LinearHead, descriptions: Sequence[np.ndarray], has_text: np.ndarray) -> None:
-    """Give the codes that no text has the features of their descriptions as weights.
-
-    Args: code points of each code's description, none where there is none, and has_text [C] bool.
-    """
-    codes = [code for code, text in enumerate(descriptions) if len(text) and not has_text[code]]
-    for start in range(0, len(codes), TEXTS_AT_ONCE):
-        some = codes[start : start + TEXTS_AT_ONCE]
-        batch = padded_texts([descriptions[code] for code in some])
-        head.weight[some] = head.features(**batch)
-        head.bias[some] = -UNLIKE

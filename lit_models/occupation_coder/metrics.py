@@ -263,25 +263,3 @@ class LinearBaseline(Callback):
             warnings.filterwarnings("ignore", "The number of unique classes")
             model = LinearSVC(tol=TOLERANCE, random_state=0).fit(features, codes)
         return model.predict(ngrams.transform(test_texts)).tolist()
-
-
-class NearestTexts:
-    """Rows of the training part of an OccupationDataModule, which is set up here, by the likeness
-    of their letters; of each text one."""
-
-    def __init__(self, data: Any) -> None:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        data.setup("fit")
-        self.rows = data.datasets["train"]
-        self.rows.augmentation = None  # they are told as they were written
-        texts = self.rows.store.texts(self.rows.row_ids)
-        self.number_of = {decode(text): number for number, text in enumerate(texts)}  # the last
-        self.ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4))
-        self.known = self.ngrams.fit_transform(self.number_of)
-
-    def find(self, text: str, number: int) -> list[dict[str, str]]:
-        """Return the nearest rows, the nearest first, as their dataset describes them."""
-        likeness = (self.known @ self.ngrams.transform([text]).T).toarray()[:, 0]
-        numbers = list(self.number_of.values())
-        return [self.rows.describe(numbers[n], 0) for n in likeness.argsort()[::-1][:number]]

@@ -12,9 +12,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch
-from datamodules.tokenizers.codes import CodeBook, TextNormalisation, encode
+from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_rates
 from lit_models.occupation_coder.answers.coverage import PlausibleSets
+from lit_models.occupation_coder.answers.descriptions import describe
 from lit_models.occupation_coder.answers.texts import CodedText, code_texts
 from lit_models.occupation_coder.decoding import (
     TERMS,
@@ -25,7 +26,7 @@ from lit_models.occupation_coder.decoding import (
     nats_by_temperature,
 )
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder, freeze_encoder
-from lit_models.occupation_coder.linear import describe, refuse_other_features, solve
+from lit_models.occupation_coder.linear import refuse_other_features, solve
 from lit_models.occupation_coder.loss import (
     OccupationLossOptions,
     linear_examples,
@@ -154,10 +155,7 @@ class LitOccupationCoder(ExactModule):
             texts, has_code, weight = linear_examples(data.store, self.loss)
             solve(self.network.flat, texts, has_code, weight)
             if self.loss.linear.descriptions:
-                clean = TextNormalisation.from_dict(self.recipe["normalisation"])
-                book = [clean(text) for text in self.recipe["code_book"]["descriptions"]]
-                encoded = [encode(text, self.recipe["max_length"]) for text in book]
-                describe(self.network.flat, encoded, has_code.any(0))
+                describe(self.network.flat, self.recipe, np.asarray(has_code.any(0)))
 
     def forward(self, batch: OccupationBatch) -> tuple[Memory, Tensor]:
         """Return the encoded texts and the flat logits [B, C]."""

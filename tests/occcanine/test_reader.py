@@ -184,7 +184,7 @@ FAULTS = {
     "columns": "must have the columns code .* it has a, b",
     "rows": "2 codes with rows up to 77, and the flat head has 9 rows",
     "config": "config.json is damaged",
-    "another network": "but its weights are of another layout",
+    "another network": "config, but its weights are of another layout",
     "pickle": "harm.bin is damaged: it is cut short or no checkpoint",
     "code": "Only plain data is loaded, never code",
 }

@@ -7,13 +7,14 @@ codes, O hypotheses per record.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_models.occupation_coder.encoders import Encoder, frame
+from lit_models.blocks import DecoderLayer
+from lit_models.occupation_coder.encoders import CanineEncoder, frame
 from lit_models.occupation_coder.network import END, PAD, BlockDecoder, CodeTrie, Memory
 from lit_models.training.metrics import in_float32
 
@@ -24,7 +25,7 @@ LANGUAGE_SIZE = 8  # most letters of a language's name
 FLAT, NEW_LOGIT = "network.flat", -6.0
 
 
-class OccCanineEncoder(Encoder):
+class OccCanineEncoder(CanineEncoder):
     """CANINE over "en[SEP]wine merchant", padded to one length: every position is memory.
 
     Position 0 is the pooled output, which the flat head alone sees; CANINE pools it from its deep
@@ -40,7 +41,7 @@ class OccCanineEncoder(Encoder):
     prefixes: Tensor  # [languages, LANGUAGE_SIZE + 5] code points, 0 behind
 
     def __init__(self, num_languages: int, canine: dict[str, int], positions: int = 128) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # there is no folder to read
         from transformers import CanineConfig, CanineModel  # seconds of import
 
         no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -71,23 +72,16 @@ class OccCanineEncoder(Encoder):
         is_memory = torch.arange(self.positions + 1, device=mask.device) > 0
         return memory, is_memory.expand(len(memory), -1)
 
-    def blocks(self) -> list[nn.Module]:
-        canine = self.canine
-        stages = (canine.initial_char_encoder, canine.encoder, canine.final_char_encoder)
-        return [layer for stage in stages for layer in stage.layer]
 
-
-class PostNormLayer(nn.Module):
+class PostNormLayer(DecoderLayer):
     """Layer of torch's `TransformerDecoder` as it is by default, which keeps keys and values.
 
     Norms come behind each part, projections have biases, the activation is ReLU. Dropout falls on
     each part's output, never on attention weights.
     """
 
-    forward_methods: ClassVar[tuple[str, ...]] = ("project",)
-
     def __init__(self, width: int, num_heads: int, feed_forward: int, dropout: float) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # its parent's projections have no biases
         self.num_heads = num_heads
         self.self_qkv, self.self_output = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.cross_query, self.cross_kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
@@ -103,6 +97,7 @@ class PostNormLayer(nn.Module):
         memory_kv: tuple[Tensor, Tensor],
         mask: Tensor,
         past: tuple[Tensor, Tensor] | None = None,
+        rotary: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As `lit_models.blocks.DecoderLayer.forward`."""
         rows, num_new, width = hidden.shape
@@ -122,12 +117,6 @@ class PostNormLayer(nn.Module):
         hidden = self.norms[1](hidden + self.dropout(read))
         inner = self.contract(self.dropout(F.relu(self.expand(hidden))))
         return self.norms[2](hidden + self.dropout(inner)), (k_bhtk, v_bhtk)
-
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory [B, P, D], made once per text."""
-        kv = self.cross_kv(memory).view(*memory.shape[:2], 2, self.num_heads, -1)
-        k_bhpk, v_bhpk = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        return k_bhpk, v_bhpk
 
 
 class OccCanineDecoder(BlockDecoder):

@@ -35,11 +35,11 @@ KEYS = ("key.json", "Key.csv", "key.csv")
 FIRST_SYMBOLS = [0, 2, 3, 1]  # their pad, begin, end and unused block stand at other ids than ours
 OTHERS_CODES = 4  # most codes of a record where no file says so, in systems other than HISCO
 CANINE, LAYER = "network.encoder.canine.", "network.decoder.layers."
-SIZES = {  # of CANINE: weight and axis that tell them
-    "hidden_size": ("char_embeddings.LayerNorm.weight", 0),
-    "num_hash_buckets": ("char_embeddings.char_position_embeddings.weight", 0),
-    "type_vocab_size": ("char_embeddings.token_type_embeddings.weight", 0),
-    "intermediate_size": ("encoder.layer.0.intermediate.dense.weight", 0),
+SIZES = {  # of CANINE: the weight whose length tells them
+    "hidden_size": "char_embeddings.LayerNorm.weight",
+    "num_hash_buckets": "char_embeddings.char_position_embeddings.weight",
+    "type_vocab_size": "char_embeddings.token_type_embeddings.weight",
+    "intermediate_size": "encoder.layer.0.intermediate.dense.weight",
 }
 
 
@@ -55,42 +55,41 @@ def content_of(path: Path) -> dict[str, Any] | None:
         if path.is_file():
             return None
         raise ValueError(
-            f"{path} has the config of an OccCANINE model, but its weights are of another layout; "
-            "copy the whole folder again."
+            f"{path} has OccCANINE's config, but its weights are of another layout; copy it again."
         )
-    rows = state.get("out.bias" if is_flat else "linear_decoder.bias", torch.zeros(0))
-    vocab_size = 0 if is_flat else len(state["decoder.head.bias"])
+    base, head = ("basemodel.", "out") if is_flat else ("encoder.", "linear_decoder")
+    num_rows = len(state.get(f"{head}.bias", ()))
     key, descriptions = _key(path, folder, content)
-    codes, place = _codes(path, key, len(rows))
+    codes, place = _codes(path, key, num_rows)
+    vocab_size = 0 if is_flat else len(state["decoder.head.bias"])
     book = _book(path, codes, descriptions, content.get("chars"), folder, vocab_size, config)
-    base = "basemodel." if is_flat else "encoder."
     weights = {f"{CANINE}{n[len(base) :]}": v for n, v in state.items() if n.startswith(base)}
     weights.pop(f"{CANINE}char_embeddings.position_ids", None)  # a buffer of older versions
-    width = len(weights[f"{CANINE}char_embeddings.LayerNorm.weight"])
-    prefix = "out" if is_flat else "linear_decoder"
-    for part, fill in (("weight", 0.0), ("bias", NEW_LOGIT)):
-        shape = (len(codes), width)[: 2 if part == "weight" else 1]
-        there = state.get(f"{prefix}.{part}")
-        kept = torch.full(shape, fill) if there is None else there[place]
-        weights[f"network.flat.codes.{part}"] = kept
+    canine = {name: len(weights[f"{CANINE}{of}"]) for name, of in SIZES.items()}
+    width = canine["hidden_size"]
+    if not num_rows:  # a flat head that is still to be trained
+        place = torch.arange(len(codes))
+        state[f"{head}.weight"] = torch.zeros(len(codes), width)
+        state[f"{head}.bias"] = torch.full((len(codes),), NEW_LOGIT)
+    for part in ("weight", "bias"):
+        weights[f"network.flat.codes.{part}"] = state[f"{head}.{part}"][place]
     decoder, layers = _decoder(state, len(book.symbols), width)
-    canine = {name: weights[f"{CANINE}{of}"].shape[axis] for name, (of, axis) in SIZES.items()}
-    mark = f"{CANINE}encoder.layer."
-    canine["num_hidden_layers"] = 1 + max(
-        int(name[len(mark) :].partition(".")[0]) for name in weights if name.startswith(mark)
+    deep = f"{CANINE}encoder.layer."
+    canine["num_hidden_layers"] = len(
+        {name[len(deep) :].partition(".")[0] for name in weights if name.startswith(deep)}
     )
     canine["num_hash_functions"] = sum("HashBucket" in name for name in weights)
-    is_repeated = book.system.to_dict() == CodeSystem(**SYSTEMS["hisco"]).to_dict()
     inner = len(state["decoder.decoder.layers.0.linear1.bias"]) if layers else width
-    has_flat = len(rows) > 0
+    # A method of one head where the other is not trained.
+    method, share = ("mixed", 0.5) if num_rows else ("beam", 1.0)
+    method, share = ("flat", 0.0) if is_flat else (method, share)
     return {
         "state_dict": {**weights, **decoder},
         "hyper_parameters": {
             "_class_path": "lit_models.LitOccupationCoder",
             "_instantiator": INSTANTIATOR,
-            # A method of one head where the other is not trained.
-            "decoding": {"method": "flat" if is_flat else "mixed" if has_flat else "beam"},
-            "loss": {"seq2seq_weight": 0.0 if is_flat else 0.5 if has_flat else 1.0},
+            "decoding": {"method": method},
+            "loss": {"seq2seq_weight": share},
             "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-5}},
             "encoder": _spec(Encoder, canine=canine, positions=POSITIONS),
             "decoder": _spec(
@@ -99,7 +98,7 @@ def content_of(path: Path) -> dict[str, Any] | None:
                 num_heads=DECODER_HEADS,
                 feed_forward=inner,
                 dropout=config.get("dropout_rate") or 0.0,
-                repeats=is_repeated,
+                repeats=bool(book.system.specials),  # of HISCO
             ),
         },
         "occupation_recipe": {
