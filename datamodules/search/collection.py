@@ -265,8 +265,8 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
 def _write(folder: Path, reader: Reader, request: CollectionRequest, facts: dict[str, Any]) -> None:
     """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
     bad_rows, split = BadRows("reject"), request.split
-    rows = request.cleaning.distinct(reader.rows("documents", bad_rows), bad_rows)
-    documents = write_texts(folder, "documents", rows, bad_rows)
+    distinct = request.cleaning.distinct(reader.rows("documents", bad_rows), bad_rows)
+    documents = write_texts(folder, "documents", distinct, bad_rows)
     queries = write_texts(folder, "queries", reader.rows("queries", bad_rows), bad_rows)
     for texts in (documents, queries):
         if not len(texts):

@@ -111,7 +111,7 @@ class EncodedTextModule(ExactModule):
                     f"{self.pretrained}; lower it to {limit} or less."
                 )
             encoder = self.encoder_class(content, self.pretrained)
-            stored = stored_pooling(self.pretrained, self.kind == "LitRanker")
+            stored = stored_pooling(self.pretrained, hasattr(self, "rank"))
             recipe["encoder"] = {"kind": "transformers", "config": content, **stored}
         if known is None:
             if data is not None and hasattr(encoder, "start_from"):

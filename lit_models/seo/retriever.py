@@ -64,8 +64,7 @@ class Fusion:
     weight: float | None = None
 
     def __post_init__(self) -> None:
-        if self.weight is not None and not 0 <= self.weight <= 1:
-            raise ValueError(f"fusion.weight must be 0 to 1, got {self.weight}.")
+        check_range("fusion", 0, 1, weight=self.weight)
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
@@ -132,9 +131,10 @@ class RetrievalEvaluation(nn.Module):
         values: system -> metric -> values [Q] float64.
     """
 
-    def __init__(self, search: type[ShardedSearch] = ShardedSearch) -> None:
+    search_class = ShardedSearch
+
+    def __init__(self) -> None:
         super().__init__()
-        self.search_class = search
         self.of_queries = GatheredRows("vector", *OF_QUERIES)
         self.of_documents = GatheredRows("vector", gathers=False)
         self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
@@ -247,8 +247,8 @@ class LitRetriever(EncodedTextModule):
         self.sizes, self.size, self.distillation = sizes or [], size, distillation
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        for given in (*self.sizes, self.size):
-            check_range("model", 1, encoder.width, size=given)
+        for size in (*self.sizes, self.size):
+            check_range("model", 1, encoder.width, size=size)
         self.val_evaluation = RetrievalEvaluation()
         self.test_evaluation = RetrievalEvaluation()
         return BiEncoder(encoder, self.temperature)

@@ -57,7 +57,8 @@ class Cleaning:
         if self.near_duplicates is None:
             yield from rows
             return
-        sketches, known = library("datasketch"), {}
+        sketches: Any = library("datasketch")
+        known: dict[str, Any] = {}
         index = sketches.MinHashLSH(self.near_duplicates, NUM_PERMUTATIONS)
         for row in rows:
             words = re.findall(r"\w+", row.record.whole.lower())

@@ -24,8 +24,7 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
     nothing of one that does not say it.
 
     Raises:
-        ValueError: it has modules that are not ours, pools otherwise, or ranks by products of
-            vectors of any length.
+        ValueError: it has other modules, pools otherwise, or ranks by vectors of any length.
     """
     folder = Path(folder)
     if not (folder / MODULES).is_file():

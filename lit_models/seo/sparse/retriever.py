@@ -21,7 +21,7 @@ from lit_models.seo.encoders import PretrainedEncoder, TextEncoder
 from lit_models.seo.nearest.exact import ExactSearch, Found, Vectors
 from lit_models.seo.nearest.sharded import ShardedSearch
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
-from lit_models.seo.retriever import LitRetriever, RetrievalEvaluation
+from lit_models.seo.retriever import LitRetriever
 from lit_models.training.metrics import LossSum, in_float32
 
 SCORES_AT_ONCE = 2**24  # of a search, which bound its memory
@@ -149,8 +149,9 @@ class LitSparseRetriever(LitRetriever):
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_evaluation = RetrievalEvaluation(ShardedInvertedSearch)
-        self.test_evaluation = RetrievalEvaluation(ShardedInvertedSearch)
+        super().make_network(encoder)
+        for evaluation in (self.val_evaluation, self.test_evaluation):
+            evaluation.search_class = ShardedInvertedSearch
         return SparseBiEncoder(encoder, self.temperature)
 
     def kept(self, vectors: Tensor) -> Tensor:
