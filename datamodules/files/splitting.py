@@ -208,7 +208,7 @@ def stem_key(text: str) -> str:
     """
     folded = text.lower()
     if not folded.isascii():
-        folded = _fold(folded)
+        folded = fold_accents(folded)
     words = set(folded.translate(_PUNCTUATION).split())
     return " ".join(sorted(words - _STATUS_STEMS or words)) or text
 
@@ -224,8 +224,9 @@ def keyed_hashes(keys: Iterable[str], seed: int) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
-def _fold(text: str) -> str:
+def fold_accents(text: str) -> str:
+    """The text with Latin letters in place of those with accents; æ becomes ae, ø o, ß ss."""
     return _ACCENTS.sub("", unicodedata.normalize("NFKD", text.translate(_LETTERS)))
 
 
-_STATUS_STEMS = frozenset(_fold(word) for words in STATUS_WORDS.values() for word in words)
+_STATUS_STEMS = frozenset(fold_accents(word) for words in STATUS_WORDS.values() for word in words)

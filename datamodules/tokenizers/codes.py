@@ -15,7 +15,7 @@ import numpy as np
 
 from datamodules.core.batches import PADDING_ID
 from datamodules.core.plan import check_range
-from datamodules.files.splitting import STATUS_WORDS
+from datamodules.files.splitting import STATUS_WORDS, fold_accents
 from datamodules.files.tables import Table, check_file
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
@@ -28,6 +28,7 @@ LOST_ZEROS = (
 )
 _AROUND = ".,;:()[]"
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
+_FOLDED_STATUS = frozenset(map(fold_accents, _STATUS))
 
 
 # Options of earlier checkpoints, of which these values alone are left.
@@ -45,10 +46,13 @@ class TextNormalisation:
         lowercase: case carries no meaning in most records.
         drop_status_words: leave out words such as "deceased" that say nothing about the work, with
             the punctuation around them; a text of such words alone stays as it is.
+        fold_accents: small letters lose their accents, æ becomes ae and ø o, as in texts that were
+            transliterated to ASCII.
     """
 
     lowercase: bool = True
     drop_status_words: bool = False
+    fold_accents: bool = False
 
     def __call__(self, text: str) -> str:
         """Return the normalised text; doing it twice changes nothing more."""
@@ -58,16 +62,19 @@ class TextNormalisation:
         while text != before:
             before, text = text, unicodedata.normalize("NFKC", text)
             text = text.lower() if self.lowercase else text
+        if self.fold_accents:
+            text = fold_accents(text)
         if self.drop_status_words:
-            words = text.split()
-            kept = [word for word in words if word.strip(_AROUND).lower() not in _STATUS]
+            words, status = text.split(), _FOLDED_STATUS if self.fold_accents else _STATUS
+            kept = [word for word in words if word.strip(_AROUND).lower() not in status]
             if len(kept) < len(words):
                 text = " ".join(kept).strip(" ,;:-") or text
         return " ".join(text.split())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON types."""
-        return asdict(self)
+        """Return the options as plain JSON types; a newer one where it is set, so that recipes of
+        earlier checkpoints are those of today."""
+        return {n: v for n, v in asdict(self).items() if n != "fold_accents" or v}
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> "TextNormalisation":
@@ -78,7 +85,8 @@ class TextNormalisation:
                     f"the checkpoint was trained on texts of {name} {kept[name]}, and texts have "
                     f"{value} alone now; train anew, or code with an earlier Unisono."
                 )
-        return cls(kept["lowercase"], kept["drop_status_words"])
+        folds = kept.get("fold_accents", False)
+        return cls(kept["lowercase"], kept["drop_status_words"], folds)
 
 
 def encode(text: str, max_length: int) -> np.ndarray:

@@ -16,6 +16,10 @@ def test_text_is_lower_case_plain_and_single_spaced():
     assert normalise("ＦＵＬＬ ﬁsher") == "full fisher"
     assert normalise("SMØRHANDLER") == "smørhandler"
     assert normalise("a\0b") == "a b"
+    folding = TextNormalisation(drop_status_words=True, fold_accents=True)
+    assert folding("Afdød GÅRDMÆND à Ærø") == "gardmaend a aero"
+    assert TextNormalisation.from_dict(folding.to_dict()) == folding
+    assert normalise.to_dict() == {"lowercase": True, "drop_status_words": False}
 
 
 def test_an_earlier_checkpoint_is_read_where_its_texts_are_those_of_today():
@@ -28,9 +32,9 @@ def test_an_earlier_checkpoint_is_read_where_its_texts_are_those_of_today():
 
 
 @settings(max_examples=200, deadline=None)
-@given(TEXTS, st.booleans())
-def test_normalising_twice_changes_nothing_more(text, lowercase):
-    normalise = TextNormalisation(lowercase)
+@given(TEXTS, st.booleans(), st.booleans())
+def test_normalising_twice_changes_nothing_more(text, lowercase, folds):
+    normalise = TextNormalisation(lowercase, fold_accents=folds)
     once = normalise(text)
     assert normalise(once) == once
 

@@ -70,6 +70,8 @@ def test_a_folder_is_coded_within_its_codes_by_both_heads(tmp_path, model):
         for coded in coder.code(TEXTS, language="se", method=method):
             assert set(coded.codes) <= set(CODES)
             assert 0 <= coded.set_confidence <= 1
+    plain, accents = coder.code(["gardmand aeoss", "Gårdmänd æöß"], language="sv")
+    assert plain.set_confidence == accents.set_confidence
 
 
 @pytest.mark.slow

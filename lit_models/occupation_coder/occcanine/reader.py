@@ -103,7 +103,7 @@ def content_of(path: Path) -> dict[str, Any] | None:
         },
         "occupation_recipe": {
             "version": RECIPE_VERSION,
-            "normalisation": TextNormalisation().to_dict(),
+            "normalisation": TextNormalisation(fold_accents=True).to_dict(),
             "max_length": LONGEST_TEXT,
             "languages": [UNKNOWN, *LANGUAGES],
             "default_language": UNKNOWN,
