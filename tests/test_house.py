@@ -34,7 +34,7 @@ LATER_ROOMS = {
     "datamodules/search/layouts": 96,
     "datamodules/search/lists": 145,
     "lit_models/seo/teaching": 59,
-    "tests/exchange": 298,
+    "tests/exchange": 300,
     "tests/teaching": 130,
     "lit_models/occupation_coder/occcanine": 504,
     "datamodules/activations/interchange": 169,
