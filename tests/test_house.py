@@ -36,7 +36,7 @@ LATER_ROOMS = {
     "lit_models/seo/teaching": 59,
     "tests/exchange": 300,
     "tests/teaching": 130,
-    "lit_models/occupation_coder/occcanine": 504,
+    "lit_models/occupation_coder/occcanine": 503,
     "datamodules/activations/interchange": 169,
     "datamodules/activations/others": 52,
     "tests/sparse": 150,
@@ -67,7 +67,7 @@ LATER_ROOMS = {
     "tests/shards": 749,
     "tests/nearest": 200,
     "tests/evaluate": 242,
-    "tests/occcanine": 310,
+    "tests/occcanine": 314,
     "tests/preference": 356,
     "tests/coder_answers": 341,
 }

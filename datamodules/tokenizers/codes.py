@@ -109,6 +109,8 @@ class CodeSystem:
         specials: codes outside the rules, each one symbol, such as -1 for "no title", with the
             description that is used where a code book names none.
         max_codes: most codes of one record, 1 to 5; `None` is as many as a row of the data has.
+        symbol_separator: text between the symbols of a code, such as "," in 1,14,0; `None` takes
+            every character as one.
     """
 
     def __init__(
@@ -117,19 +119,24 @@ class CodeSystem:
         alphabet: str | None = None,
         specials: dict[str, str] | None = None,
         max_codes: int | None = None,
+        symbol_separator: str | None = None,
     ) -> None:
         check_range("code_system", 1, length=length)
         check_range("code_system", 1, MOST_CODES, max_codes=max_codes)
         self.length, self.alphabet = length, alphabet
         self.specials, self.max_codes = specials or {}, max_codes
+        self.symbol_separator = symbol_separator
 
     def to_dict(self) -> dict[str, Any]:
-        """The system as plain JSON types, the arguments of `CodeSystem`."""
-        return dict(vars(self))
+        """The system as plain JSON types, the arguments of `CodeSystem`; a separator where there is
+        one, so that recipes of earlier checkpoints are those of today."""
+        return {n: v for n, v in vars(self).items() if n != "symbol_separator" or v}
 
     def split(self, code: str) -> list[str]:
         """The symbols of a code in normal form; a special is one symbol."""
-        return [code] if code in self.specials else list(code)
+        if code in self.specials:
+            return [code]
+        return code.split(self.symbol_separator) if self.symbol_separator else list(code)
 
     def parse(self, raw: str) -> str:
         """The code in its normal form: outer spaces dropped, nothing else changed.

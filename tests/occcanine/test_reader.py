@@ -139,8 +139,13 @@ def test_codes_of_other_systems_are_spelled_by_their_own_symbols(tmp_path):
     assert book.codes == ["12A", "0", "A10"]
     assert book.max_codes == 2  # of 8 positions
     assert book.table.tolist() == [[6, 7, 8], [5, 2, 2], [8, 6, 5]]  # ids from 4 on are theirs
+    pair = {"1,14,0": 0, "2,-1": 1, "14": 2}  # symbols of several characters, cut by commas
+    (folder / "key.json").write_text(json.dumps(pair), encoding="utf-8")
+    (folder / "chars.json").write_text(json.dumps([0, 1, 2, 14, -1]), encoding="utf-8")
+    book = CodeBook.from_dict(read_checkpoint(folder)["occupation_recipe"]["code_book"])
+    assert book.table.tolist() == [[6, 8, 5], [7, 9, 2], [8, 2, 2]]
     (folder / "key.json").write_text(json.dumps({"12Z": 0, "0": 1, "A10": 2}), "utf-8")
-    with pytest.raises(ValueError, match="its codes hold Z, which is none of its symbols"):
+    with pytest.raises(ValueError, match="its codes hold A, which is none of its symbols"):
         read_checkpoint(folder)
 
 

@@ -215,15 +215,14 @@ def _book(
     else:
         others = [*range(-999, 1000), *string.ascii_letters, *string.punctuation]
         symbols = [str(s) for s in (chars or [c for c in others if c not in ("&", ",")])]
+        cut = "," if any("," in code for code in codes) else None
+        size = max(len(CodeSystem(symbol_separator=cut).split(code)) for code in codes)
         positions = len(config.get("num_classes") or []) - 2
-        most = positions // max(map(len, codes)) if positions > 0 else OTHERS_CODES
-        system = CodeSystem(max_codes=max(1, min(most, MOST_CODES)))
+        most = positions // size if positions > 0 else OTHERS_CODES
+        system = CodeSystem(max_codes=max(1, min(most, MOST_CODES)), symbol_separator=cut)
     unknown = sorted({s for code in codes for s in system.split(code)} - set(symbols))
     if unknown:
-        raise ValueError(
-            f"{path}: its codes hold {', '.join(unknown[:5])}, which is none of its symbols; a "
-            "code whose symbols have several characters cannot be read."
-        )
+        raise ValueError(f"{path}: its codes hold {unknown[0]}, which is none of its symbols.")
     symbols = [*CONTROL_SYMBOLS, "<separator>", *symbols]
     if vocab_size and len(symbols) > vocab_size:
         raise ValueError(
