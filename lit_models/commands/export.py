@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 
 def export(
@@ -12,7 +12,7 @@ def export(
     to: Path,
     class_path: str | None = None,
     adapter: bool = False,
-    format: Literal["sentence-transformers", "onnx"] | None = None,
+    format: str | None = None,
     trust_checkpoint: bool = False,
 ) -> int:
     """Write the weights of a checkpoint to DIR/model.safetensors and the rest to DIR/config.json.
@@ -26,8 +26,8 @@ def export(
         to: the folder to write; new or empty.
         class_path: the module's class, where a script wrote the checkpoint.
         adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
-        format: of a retriever or ranker, the folder of SentenceTransformer or CrossEncoder, for
-            --model.pretrained=DIR, too; or a retriever's encoder in float32 and int8.
+        format: sentence-transformers, its folder of a retriever or ranker, for
+            --model.pretrained=DIR, too; or onnx, a retriever's encoder in float32 and int8.
         trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
     """
     # torch is loaded by the command alone, not by its help.

@@ -125,14 +125,14 @@ def test_sentence_transformers_gives_the_same_scores(retriever_folders):
 
 
 @pytest.mark.parametrize("case", ["bert", "bag"])
-def test_a_ranker_scores_pairs_as_cross_encoder_does(case, tmp_path):
+def test_a_ranker_scores_pairs_as_cross_encoder_does(case, tmp_path, unisono):
     options: dict[str, Any] = {"encoder": bag}
     if case == "bert":
         options = {"pretrained": str(bert_folder(tmp_path / "bert")), "pooling": "first"}
     path = ranker_checkpoint(tmp_path, **options)
-    export(
-        path, to=tmp_path / "out", class_path="lit_models.LitRanker", format="sentence-transformers"
-    )
+    words = (f"--to={tmp_path / 'out'}", "--class-path=lit_models.LitRanker")
+    status, output = unisono("export", str(path), *words, "--format=sentence-transformers")
+    assert status == 0, output
     module = LitRanker.load_from_checkpoint(path).eval()
     expected = module.rank("salt WOOL", TEXTS)
     again = LitRanker.load_from_checkpoint(

@@ -37,9 +37,10 @@ def exported(
     program, and print how it is read there."""
     module = kind.load_from_checkpoint(ckpt, trust_checkpoint=trusted).eval()
     module.load_state_dict(weights)
-    kinds = (BiEncoder, CrossEncoder) if format == "sentence-transformers" else (BiEncoder,)
-    if type(getattr(module, "network", None)) not in kinds:
-        raise ValueError(f"--format {format} cannot express a {kind.__name__}; leave it out.")
+    kinds = {"sentence-transformers": (BiEncoder, CrossEncoder), "onnx": (BiEncoder,)}
+    if type(getattr(module, "network", None)) not in kinds.get(format, ()):
+        known = f"{' and '.join(kinds)}, of LitRetriever, and the first of LitRanker"
+        raise ValueError(f"--format {format} of a {kind.__name__}: there are {known}.")
     with replacing(to) as unfinished:
         unfinished.mkdir()
         is_ranker = isinstance(module.network, CrossEncoder)
