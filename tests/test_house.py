@@ -28,7 +28,7 @@ LATER_ROOMS = {
     "lit_models/seo/nearest": 392,
     "lit_models/seq2seq": 962,
     "lit_models/seo/exchange": 365,
-    "lit_models/seo/sparse": 183,
+    "lit_models/seo/sparse": 184,
     "datamodules/search/prompts": 30,
     "datamodules/search/cleaning": 116,
     "datamodules/search/layouts": 96,

@@ -1,8 +1,7 @@
 """The sparse retriever: token weights of queries and documents, their penalty, exact search.
 
-Source: Formal et al. 2021, "SPLADE v2": equation 6 (maximum over tokens), section 3.1 of the first
-paper (FLOPS, Paria et al. 2020). Shapes: R rows, T positions, D hidden, V vocabulary, M rows of the
-step, L kept tokens of a text, Q queries, k documents found of each.
+Source: Formal et al. 2021, "SPLADE v2", equation 6; its FLOPS penalty, Paria et al. 2020. Shapes: R
+rows, T positions, D hidden, V vocabulary, L kept tokens of a text, Q queries, k found of each.
 """
 
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ from lit_models.training.metrics import LossSum, in_float32
 
 SCORES_AT_ONCE = 2**24  # of a search, which bound its memory
 PENALTY = "flops"  # of the losses
+START = 10.0  # logit of a state in the direction of a token, without the bias
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class MaskedEncoder(PretrainedEncoder):
 class SparseBiEncoder(BiEncoder):
     """Queries and documents to token weights, at least 0, of which most become 0.
 
-    An encoder from scratch gets a head that begins as its own table of tokens.
+    A head over directions of states begins with those of the table of tokens: a text begins with
+    its own tokens and nearly no others.
     """
 
     def __init__(self, encoder: TextEncoder, temperature: TemperatureOptions) -> None:
@@ -75,21 +77,21 @@ class SparseBiEncoder(BiEncoder):
             tables = [m.weight for m in encoder.modules() if isinstance(m, nn.Embedding)]
             table = max(tables, key=len)
             self.head = nn.Linear(encoder.width, len(table))
-            nn.init.zeros_(self.head.bias)
+            nn.init.constant_(self.head.bias, -START / 2)
             with torch.no_grad():
-                self.head.weight.copy_(table)
+                self.head.weight.copy_(START * F.normalize(table, dim=-1))
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return token weights [R, V] of texts [R, T]."""
         hidden = self.encoder(input_ids, attention_mask)  # [R, T, D]
-        logits = hidden if self.head is None else self.head(hidden)
+        logits = hidden if self.head is None else self.head(F.normalize(hidden, dim=-1))
         highest = logits.masked_fill(~attention_mask[..., None], -torch.inf).amax(1)
         return in_float32(highest).relu().log1p()
 
 
 class InvertedSearch(ExactSearch):
-    """Documents of kept token weights in an inverted index; scores are sums of products in float64,
-    token by token, rounded to float32. Args: documents: [D, 2 L] of `LitSparseRetriever.kept`."""
+    """Documents [D, 2 L] of `LitSparseRetriever.kept` in an inverted index; scores are sums in
+    float64, token by token, rounded to float32."""
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         super().__init__(documents, device)
@@ -118,8 +120,7 @@ class ShardedInvertedSearch(ShardedSearch, InvertedSearch):
 
 
 def _matrix(rows: Vectors, num_tokens: int) -> csr_array:
-    """Return kept token weights [n, 2 L] as a matrix [n, V]; tokens from V on, and weights of 0,
-    are in no posting."""
+    """Return rows of `kept` as a matrix [n, V], without tokens from V on and weights of 0."""
     tokens, weights = np.split(np.asarray(torch.as_tensor(rows).cpu(), np.float64), 2, axis=1)
     row, place = np.nonzero((weights > 0) & (tokens < num_tokens))
     values = (weights[row, place], (row, tokens[row, place].astype(np.int64)))
