@@ -54,7 +54,7 @@ LATER_ROOMS = {
     "lit_models/consistency_lens/schedules": 42,
     "lit_models/consistency_lens/teacher": 199,
     "lit_models/consistency_lens/unembedding": 68,
-    "tests/consistency_lens/interchange": 258,
+    "tests/consistency_lens/interchange": 262,
     "tests/consistency_lens/parts": 180,
     "tests/consistency_lens/readings": 274,
     "tests/consistency_lens/teacher": 133,

@@ -38,15 +38,19 @@ def write_vectors(
     extraction = {name: value for name, value in facts.items() if name != "unisono"}
     with new_file(path, "wb", way_out) as file:
         writer: Any = None
-        for columns in pieces:
-            vectors = np.ascontiguousarray(columns[COLUMN], np.float32)
-            ends = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
-            lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(vectors.ravel()))
-            table = pa.table({**columns, COLUMN: lists})
-            writer = writer or pq.ParquetWriter(file, table.schema)
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()
+        try:
+            for columns in pieces:
+                vectors = np.ascontiguousarray(columns[COLUMN], np.float32)
+                ends = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
+                lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(vectors.ravel()))
+                table = pa.table({**columns, COLUMN: lists})
+                writer = writer or pq.ParquetWriter(file, table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is None:
+            raise ValueError(f"{path.name} would hold no activation; give at least one.")
     meta = {"kind": KIND, "extraction": extraction, "unisono": facts.get("unisono", {})}
     write_whole(Path(f"{path}{SUFFIX}"), yaml.safe_dump(meta, sort_keys=False))
 

@@ -80,7 +80,10 @@ def foreign(path, rows, **extraction):
     Path(f"{path}{SUFFIX}").write_text(yaml.safe_dump(meta))
 
 
-def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(written, tmp_path):
+def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(
+    written, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(vectors, "ROWS", 1)
     _, module, _ = written
     row, path, target = [0.5] * 16, tmp_path / "a.parquet", tmp_path / "b.parquet"
     foreign(path, [row, row])
@@ -95,6 +98,7 @@ def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(written, 
         ([row, row[1:]], {}, r"a.parquet, row 2: activation_vector must hold 16 finite numbers"),
         ([row, None], {}, r"a.parquet, row 2: "),
         ([row, [float("nan")] * 16], {}, r"a.parquet, row 2: "),
+        ([], {}, r"b.parquet would hold no activation"),
     ):
         foreign(path, rows, **extraction)
         with pytest.raises(ValueError, match=message):
