@@ -37,7 +37,7 @@ LATER_ROOMS = {
     "tests/exchange": 300,
     "tests/teaching": 130,
     "lit_models/occupation_coder/occcanine": 503,
-    "datamodules/activations/interchange": 169,
+    "datamodules/activations/interchange": 173,
     "datamodules/activations/others": 52,
     "tests/sparse": 150,
     "lit_models/occupation_coder/answers": 412,
