@@ -253,8 +253,13 @@ def test_several_target_columns_or_one_with_a_separator(folder):
             ["1,1,12,0", "1,30,1,0"],
             (8, 3),
         ),
+        (
+            ["--data.code_system=datamodules.CodeSystem", "--data.code_system.symbol_separator=,"],
+            ["1,1,12,0", "1,30,1,0"],
+            (4, 1),
+        ),
     ],
-    ids=["formatter", "from the data", "block size and separator inside a code"],
+    ids=["formatter", "from the data", "block size and separator inside a code", "long symbols"],
 )
 def test_a_code_system(folder, options, codes, blocks):
     rows = [("smith", "en", codes[0]), ("clerk", "en", codes[1])]
