@@ -44,7 +44,6 @@ from lit_models.training.rules import is_first_process
 SCORES = GenerationOptions(mode="score")
 # What a task may say of generation beside `until` and the number of tokens.
 KNOWN = {"do_sample", "temperature", "top_k", "top_p"}
-WIDTHS = (34, 20, 12, 12)  # of the table: task, metric, value, standard error
 
 
 class RequestDataModule(LanguageModelDataModule):
@@ -296,20 +295,14 @@ def tasks_of(named: Sequence[str]) -> list[Any]:
 
 
 def table(results: Any) -> list[str]:
-    """Return lines of at most 80 columns: each metric of each task, with its standard error."""
-    lines = ["".join(f"{head:<{w}}" for head, w in zip(("task", "metric"), WIDTHS, strict=False))]
-    lines[0] += "".join(
-        f"{head:>{w}}" for head, w in zip(("value", "± error"), WIDTHS[2:], strict=True)
-    )
+    """Return lines of 80 columns at most: each metric of each task, with its standard error."""
+    lines = [f"{'task':<34}{'metric':<20}{'value':>12}{'± error':>12}"]
     for task, metrics in results["results"].items():
         for key, value in metrics.items():
             name, _, kind = key.partition(",")
-            if not kind or name.endswith("_stderr"):
-                continue
-            error = metrics.get(f"{name}_stderr,{kind}")
-            shown = [f"{v:.4f}" if isinstance(v, float) else "–" for v in (value, error)]
-            words = (task, name if kind == "none" else f"{name} ({kind})", *shown)
-            cells = [f"{w:<{n}.{n - 1}}" for w, n in zip(words[:2], WIDTHS, strict=False)]
-            cells += [f"{w:>{n}}" for w, n in zip(words[2:], WIDTHS[2:], strict=True)]
-            lines.append("".join(cells))
+            if kind and not name.endswith("_stderr"):
+                error = metrics.get(f"{name}_stderr,{kind}")
+                shown = [f"{v:.4f}" if isinstance(v, float) else "–" for v in (value, error)]
+                label = name if kind == "none" else f"{name} ({kind})"
+                lines.append(f"{task:<34.33}{label:<20.19}{shown[0]:>12}{shown[1]:>12}")
     return lines

@@ -43,9 +43,8 @@ def pair_scores(hidden: Tensor, weight: Tensor, batch: dict[str, Any]) -> Tensor
     targets = batch["labels"].flatten().index_select(0, batch["places"]).split(ROWS_AT_ONCE)
     how: Any = {"use_reentrant": False, "preserve_rng_state": False}
     parts = [checkpoint(nats_of, *pair, **how) for pair in zip(rows, targets, strict=True)]
-    sums = torch.zeros(
-        2 * len(batch["choice_documents"]), dtype=torch.float64, device=hidden.device
-    )
+    number = batch["choice_documents"].numel()
+    sums = torch.zeros(number, dtype=torch.float64, device=hidden.device)
     return -sums.index_add(0, batch["place_text"], torch.cat(parts).double()).view(-1, 2)
 
 
