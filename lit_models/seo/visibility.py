@@ -1,0 +1,262 @@
+"""How visible a page is to a language model that answers from found pages, before and after a
+rewrite. Measures for a set of queries, no promises:
+
+    python -m lit_models.seo.visibility --help
+
+The page's rank is that of BM25 or of a retriever. The model reads the best K documents as numbered
+sources; its citations are the probabilities of their numbers behind the prompt, as shares of all K.
+What stands first is cited more often, so the share is the mean over K prompts, in which the sources
+move on by one place each. Nothing is drawn: a measurement gives the same numbers again.
+
+Source: Aggarwal et al. 2024, "GEO: Generative Engine Optimization", for the question; theirs reads
+written answers. Shapes: Q queries, D documents, K sources.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from datamodules.core.plan import check_range
+from datamodules.core.store import digest_of
+from datamodules.files.tables import write_batches
+from datamodules.search.candidates import FIRST_DEPTH, open_bm25
+from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
+from datamodules.search.formats import TextRecord
+from datamodules.search.queries import file_queries
+from datamodules.text.prompts import ChoiceDataset, read_prompts, rows_in_memory
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
+from lit_models.causal_lm.generation import score
+from lit_models.causal_lm.module import LitCausalLM
+from lit_models.causal_lm.pretrained import load_network, most_positions, read_recipe
+from lit_models.errors import run_guarded
+from lit_models.seo.metrics import paired_bootstrap
+from lit_models.seo.retriever import LitRetriever
+from lit_models.training.export import OWN_CONFIG
+from lit_models.training.metrics import evaluating
+
+PROMPT = "Answer the question from the sources and cite them by number.\n\n{sources}\n\n"
+PROMPT += "Question: {query}\nAnswer, from source ["
+
+
+Records = Sequence[TextRecord] | TextTable
+
+
+@dataclass(frozen=True)
+class Rewritten(Sequence[TextRecord]):
+    """Documents of a collection, one of them in other words."""
+
+    documents: Records
+    place: int
+    text: str
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, number: Any) -> Any:
+        record = self.documents[number]
+        return record._replace(title="", text=self.text) if number == self.place else record
+
+
+class Texts(NamedTuple):
+    """What is searched: `documents`, and the `fingerprint` of what they are."""
+
+    documents: Records
+    fingerprint: str
+
+
+def rankings(
+    texts: Texts, queries: Sequence[str], retriever: LitRetriever | None = None
+) -> np.ndarray:
+    """Return the best documents of each query [Q, k] int64, -1 behind the last one found.
+
+    Args:
+        texts: D documents; k is `FIRST_DEPTH` or D.
+        queries: Q texts.
+        retriever: encodes all of them; `None` is BM25.
+    """
+    depth = min(FIRST_DEPTH, len(texts.documents))
+    if retriever is None:
+        return open_bm25(cast(Collection, texts)).search(queries, depth).documents
+    vectors = retriever.encode([record.whole for record in texts.documents], False)
+    return retriever.search(queries, vectors, depth).documents.numpy()
+
+
+class Citing:
+    """A language model that cites.
+
+    Args:
+        path: a checkpoint of LitCausalLM, its exported folder, or a model's folder of Hugging Face.
+        words: of each source that it reads, from the first on.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint or folder.
+        ValueError: it is damaged, or of another kind.
+    """
+
+    def __init__(self, path: Path, words: int = 60) -> None:
+        check_range("visibility", 1, words=words)
+        self.words = words
+        if (path / "config.json").exists() and not (path / OWN_CONFIG).exists():
+            self.tokenizer = make_tokenizer(TokenizerOptions("folder", path=str(path)), iter(()))
+            self.network: Any = load_network(path)
+            self.most = most_positions(read_recipe(path))
+        else:
+            module = LitCausalLM.load_from_checkpoint(path)
+            self.tokenizer, self.network = module.tokenizer, module.network
+            self.most = most_positions(module.recipe["network"])
+
+    @torch.no_grad()
+    def shares(self, query: str, sources: Sequence[str]) -> np.ndarray:
+        """Return the share of the citations that each of K sources has, [K] float64; their sum is
+        1. A ValueError where a prompt is longer than the model's positions."""
+        number, rows = len(sources), []
+        short = [" ".join(source.split()[: self.words]) for source in sources]
+        for turn in range(number):
+            moved = [short[(place + turn) % number] for place in range(number)]
+            listed = "\n".join(f"[{place}] {text}" for place, text in enumerate(moved, start=1))
+            prompt = PROMPT.format(sources=listed, query=query)
+            rows.append({"prompt": prompt, "choices": [f"{n}]" for n in range(1, number + 1)]})
+        prompts = read_prompts(rows_in_memory(rows), self.tokenizer, "", "score", self.most)
+        data, found = ChoiceDataset(prompts), np.zeros(number)
+        with evaluating(self.network):
+            for turn in range(number):
+                batch: Any = data.batch(np.array([turn]), 0)
+                place = (batch["input_ids"], batch["position_ids"], batch["document_ids"])
+                hidden = self.network(*place, batch["has_single_documents"])
+                scores = score(hidden, self.network.head.weight, batch)["scores"]
+                found += np.roll(scores[0].softmax(0).numpy(), turn)
+        return found / number
+
+
+class Seen(NamedTuple):
+    """What of a page is seen: `rank` from 1, `FIRST_DEPTH` + 1 and more are infinite, and its
+    `share` of citations, 0 where it is not among the sources; [Q] float64 each."""
+
+    rank: np.ndarray
+    share: np.ndarray
+
+
+@dataclass
+class Visibility:
+    """A page in a collection, for queries.
+
+    Args:
+        texts: of the collection.
+        page: id of the page.
+        queries: what is asked.
+        citing: the model that reads.
+        retriever: finds; `None` is BM25.
+        sources: K.
+
+    Raises:
+        ValueError: there is no such page, no query, or K is not 2 to 9.
+    """
+
+    texts: Texts
+    page: str
+    queries: Sequence[str]
+    citing: Citing
+    retriever: LitRetriever | None = None
+    sources: int = 5
+
+    def __post_init__(self) -> None:
+        check_range("visibility", 2, 9, sources=self.sources)
+        if not self.queries:
+            raise ValueError("there is no query; give one or more.")
+        self.place = -1
+        for place, record in enumerate(self.texts.documents):
+            if record.id == self.page:
+                self.place = place
+        if self.place < 0:
+            ids = [r.id for r, _ in zip(self.texts.documents, range(3), strict=False)]
+            raise ValueError(f'no document has the id "{self.page}"; ids are such as {ids}.')
+
+    @cached_property
+    def before(self) -> Seen:
+        """The page as it is."""
+        return self._seen(self.texts)
+
+    def after(self, rewrite: str) -> Seen:
+        """Return what is seen of the page with another text, which also stands for its title; a
+        ValueError where that is empty."""
+        if not rewrite.strip():
+            raise ValueError("the rewritten page has no text; write what it shall say.")
+        documents = Rewritten(self.texts.documents, self.place, rewrite)
+        name = digest_of([self.texts.fingerprint, self.place, rewrite])
+        return self._seen(Texts(documents, name))
+
+    def _seen(self, texts: Texts) -> Seen:
+        rank, share = (np.zeros(len(self.queries)) for _ in range(2))
+        found = rankings(texts, self.queries, self.retriever)
+        for number, (query, documents) in enumerate(zip(self.queries, found, strict=True)):
+            is_page = documents == self.place
+            rank[number] = is_page.argmax() + 1 if is_page.any() else np.inf
+            if rank[number] <= self.sources:
+                best = [int(n) for n in documents[: self.sources] if n >= 0]
+                shares = self.citing.shares(query, [texts.documents[n].whole for n in best])
+                share[number] = shares[best.index(self.place)]
+        return Seen(rank, share)
+
+
+def table(before: Seen, after: Seen, sources: int) -> Iterator[str]:
+    """Yield the lines of means over queries, with the 95 % interval of the change."""
+    yield f"{'mean over ' + format(len(before.rank), ',') + ' queries':28}before  after   change"
+    rows = {
+        "reciprocal rank": (1 / before.rank, 1 / after.rank),
+        f"among the {sources} sources": (before.rank <= sources, after.rank <= sources),
+        "share of the citations": (before.share, after.share),
+    }
+    for name, (old, new) in rows.items():
+        old, new = old.astype(np.float64), new.astype(np.float64)
+        change, low, high = paired_bootstrap(new, old, seed=0)
+        interval = f"{change:+.3f} ({low:+.3f} to {high:+.3f})"
+        yield f"{name:28}{old.mean():.3f}   {new.mean():.3f}   {interval}"
+
+
+def write_csv(path: Path, queries: Sequence[str], before: Seen, after: Seen) -> None:
+    """Write a row per query, an empty rank where the page was not found."""
+    columns: dict[str, Any] = {"query": list(queries)}
+    for when, seen in (("before", before), ("after", after)):
+        ranks = [None if rank == np.inf else int(rank) for rank in seen.rank]
+        columns[f"rank_{when}"] = pa.array(ranks, pa.int64())
+        columns[f"share_{when}"] = seen.share
+    write_batches(path, [pa.RecordBatch.from_pydict(columns)])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure how visible a page is to a language model, before and after a rewrite."""
+    parser = argparse.ArgumentParser(
+        "python -m lit_models.seo.visibility", description=main.__doc__
+    )
+    add = parser.add_argument
+    add("--collection", help="folder of pages, or of BEIR's files; by default the demo")
+    add("--page", required=True, help="id of the page; in a folder of pages its path")
+    add("--rewrite", required=True, type=Path, help="file with the page's other text")
+    add("--queries", required=True, type=Path, help="lines of .txt, or a table with query")
+    add("--model", required=True, type=Path, help="checkpoint or folder of a language model")
+    add("--retriever", type=Path, help="checkpoint of a LitRetriever; by default BM25 finds")
+    add("--sources", type=int, default=5, help="documents that the model reads, 2 to 9")
+    add("--words", type=int, default=60, help="words of each that it reads")
+    add("--csv", type=Path, default=Path("visibility.csv"), help="table of the queries, new")
+    options = parser.parse_args(arguments)
+    collection = open_collection(CollectionRequest(options.collection))
+    texts = Texts(collection.documents, collection.fingerprint)
+    queries = [query.text for query in file_queries(options.queries)]
+    found_by = options.retriever and LitRetriever.load_from_checkpoint(options.retriever).eval()
+    citing = Citing(options.model, options.words)
+    page = Visibility(texts, options.page, queries, citing, found_by, options.sources)
+    after = page.after(options.rewrite.read_text("utf-8"))
+    write_csv(options.csv, queries, page.before, after)
+    print("\n".join([*table(page.before, after, options.sources), f"each query: {options.csv}"]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))
