@@ -13,7 +13,7 @@ _HOME = {
     "LitPreference": "lit_models.causal_lm.preference.module",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
-    "LitSparseRetriever": "lit_models.seo.sparse.retriever",
+    "LitSparseRetriever": "lit_models.seo.sparse",
     "LitSnippetWriter": "lit_models.seo.writer",
     "LitSubject": "lit_models.consistency_lens.module",
     "LitTextScorer": "lit_models.seo.scorer",

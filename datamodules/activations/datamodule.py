@@ -20,7 +20,7 @@ from datamodules.activations.documents import (
     check_parts,
 )
 from datamodules.activations.interchange.explained import write_explained
-from datamodules.activations.others.draws import WrongOnes, partners
+from datamodules.activations.others import WrongOnes, partners
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
 from datamodules.core.plan import hash_ids

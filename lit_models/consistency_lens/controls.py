@@ -29,8 +29,8 @@ from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
 from lit_models.consistency_lens.loss import squared_error
 from lit_models.consistency_lens.readings.reading import DRAW, best_reading
 from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
-from lit_models.consistency_lens.teacher.text import TeacherText, recent_words
-from lit_models.consistency_lens.unembedding.words import unembedded_words
+from lit_models.consistency_lens.teacher import TeacherText, recent_words
+from lit_models.consistency_lens.unembedding import unembedded_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 

@@ -16,7 +16,7 @@ from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.metrics import in_float32
 
 if TYPE_CHECKING:
-    from lit_models.consistency_lens.teacher.text import TeacherText
+    from lit_models.consistency_lens.teacher import TeacherText
 
 
 @dataclass(frozen=True)

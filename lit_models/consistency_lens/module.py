@@ -37,10 +37,9 @@ from lit_models.consistency_lens.loss import (
     squared_error,
     text_nats,
 )
-from lit_models.consistency_lens.parts.parts import by_beginning, check_parts, clip_parts
+from lit_models.consistency_lens.parts import by_beginning, check_parts, clip_parts
 from lit_models.consistency_lens.readings.contrast import NUM_WRONG
 from lit_models.consistency_lens.readings.reading import Reading, readings_of
-from lit_models.consistency_lens.schedules.temperature import TemperatureSchedule
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
@@ -54,13 +53,14 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
-from lit_models.consistency_lens.teacher.text import (
+from lit_models.consistency_lens.teacher import (
     MOST_SAMPLES,
     TeacherText,
     told_map,
     word_counts,
 )
-from lit_models.consistency_lens.unembedding.words import NUM_DOCUMENTS, tuned_map
+from lit_models.consistency_lens.temperature import TemperatureSchedule
+from lit_models.consistency_lens.unembedding import NUM_DOCUMENTS, tuned_map
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups

@@ -21,8 +21,8 @@ from lit_models.consistency_lens.lens import (
     straight_through,
 )
 from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
-from lit_models.consistency_lens.teacher.text import TeacherText
-from lit_models.consistency_lens.unembedding.words import tuned_map
+from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.unembedding import tuned_map
 from tests.causal_lm.folders import VOCAB, of_transformers
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}

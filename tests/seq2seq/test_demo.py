@@ -41,6 +41,7 @@ def test_the_demo_beats_the_nearest_target_of_its_training(tmp_path, unisono):
         tokenizer=TokenizerOptions(kind="characters"), split=TextSplit(0.05, 0.05)
     )
     data.prepare_data()
+    data.setup("fit")
     parts = [data.part_dataset(PART_NAMES.index(name)) for name in ("train", "test")]
     train, test = ([part.describe(i, 0) for i in range(len(part.samples))] for part in parts)
     known = sorted({sample["target"] for sample in train})

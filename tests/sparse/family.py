@@ -4,7 +4,7 @@ from functools import partial
 
 from lit_models import LitSparseRetriever
 from lit_models.seo.networks import TemperatureOptions
-from lit_models.seo.sparse.retriever import Penalty
+from lit_models.seo.sparse import Penalty
 
 SparseRetriever = partial(
     LitSparseRetriever,

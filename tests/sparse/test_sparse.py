@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lit_models import LitSparseRetriever
+from lit_models.seo import sparse as sparse_file
 from lit_models.seo.encoders import BagEncoder
 from lit_models.seo.networks import TemperatureOptions
 from lit_models.seo.retriever import Fusion
-from lit_models.seo.sparse import retriever as sparse_file
-from lit_models.seo.sparse.retriever import InvertedSearch, Penalty
+from lit_models.seo.sparse import InvertedSearch, Penalty
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import bert_folder

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from lit_models.consistency_lens import teacher as teacher_text
 from lit_models.consistency_lens.loss import text_nats
-from lit_models.consistency_lens.teacher import text as teacher_text
-from lit_models.consistency_lens.teacher.text import TeacherText, told_map, word_counts
+from lit_models.consistency_lens.teacher import TeacherText, told_map, word_counts
 from tests.causal_lm.folders import VOCAB
 from tests.consistency_lens.tiny import activations, batch_of, documents, lens_of, moved
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_models.consistency_lens.subject import output_of, read
-from lit_models.consistency_lens.unembedding.words import tuned_map, unembedded_words
+from lit_models.consistency_lens.unembedding import tuned_map, unembedded_words
 from tests.consistency_lens.tiny import activations, case_of, documents, lens_of
 
 FINAL_NORM = {"own GPT-2": "norm", "GPT-2": "model.transformer.ln_f", "Llama": "model.model.norm"}

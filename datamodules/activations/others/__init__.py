@@ -1,1 +1,0 @@
-"""Other activations than a sample's own: its partner in a test, wrong ones in training."""

@@ -1,1 +1,0 @@
-"""Parts of a lens by their names: rates of their own, and gradients that are clipped apart."""

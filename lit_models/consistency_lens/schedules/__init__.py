@@ -1,1 +1,0 @@
-"""Values that change over the optimizer steps of a run."""

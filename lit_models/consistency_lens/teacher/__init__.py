@@ -1,1 +1,0 @@
-"""Text that a verbalizer learns to write in the warm start."""
