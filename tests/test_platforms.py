@@ -12,6 +12,12 @@ import pytest
 from tests.distributed.launch import in_world, unisono_here
 
 LIBRARIES = ("lightning.pytorch", "platformdirs", "psutil", "torch.distributed.checkpoint")
+NOT_IMPORTED = (
+    "__main__",
+    "on_ray",
+    "prepare.steps",
+    "evaluate.harness",
+)  # a run, and what needs an extra
 OF_POSIX = ("fcntl", "resource", "pwd", "grp", "termios")
 NAMES = {
     os: ("fork", "getuid", "geteuid", "killpg", "getpgid", "posix_fallocate", "sched_getaffinity"),
@@ -32,7 +38,7 @@ def trained_without_posix(folder: Path) -> int:
             delattr(module, name)
     for package in map(importlib.import_module, ("datamodules", "lit_models")):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.endswith(("__main__", "on_ray", "prepare.steps")):  # of extras
+            if not found.name.endswith(NOT_IMPORTED):
                 importlib.import_module(found.name)
     return unisono_here("fit", "--config", "occupation_coder/debug.yaml", "--trainer.devices=1")
 

@@ -83,6 +83,7 @@ def test_a_compiled_network_stays_compiled_for_one_shape_and_is_counted(tmp_path
     assert all(json.loads(line)["mfu"] > 0 for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
 def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_path, compiled_by):
     compiled = []  # whether its sizes are open, of each graph

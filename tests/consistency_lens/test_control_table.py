@@ -319,6 +319,7 @@ def tested(trained):
     return evaluated(trained, "own", split=split(0))
 
 
+@pytest.mark.slow
 def test_a_test_on_another_split_of_the_same_texts_says_so(trained, tested):
     _, own = tested
     assert own["notes"][0] == controls.NO_REFERENCE  # kept at the first step, without a warm start
@@ -329,6 +330,7 @@ def test_a_test_on_another_split_of_the_same_texts_says_so(trained, tested):
     assert other["rows"]["all"]["mean"]["fve"] == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_random_subject_is_the_same_in_every_precision_and_known_by_its_weights(
     trained, tested, monkeypatch
 ):
@@ -340,6 +342,7 @@ def test_a_random_subject_is_the_same_in_every_precision_and_known_by_its_weight
         evaluated(trained, "moved", split=split(0))
 
 
+@pytest.mark.slow
 def test_the_headline_is_of_the_first_file_however_files_are_called(trained):
     stories(trained, 16, "all.jsonl")
     texts = [f"it saw one fox & left the hut at once {i} ." for i in range(6)]

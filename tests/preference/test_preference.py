@@ -159,6 +159,7 @@ def test_a_bad_row_is_a_sentence(tmp_path, row, message) -> None:
         dataset(tmp_path, [row])
 
 
+@pytest.mark.slow
 def test_a_reference_is_scored_once_and_the_run_begins_at_log_two(tmp_path, monkeypatch) -> None:
     passes, original = [], LitPreference.predict_step
     counted = lambda *given, **more: passes.append(1) or original(*given, **more)  # noqa: E731

@@ -179,6 +179,7 @@ def test_a_fusion_needs_a_weight():
         fresh.fusion_weight()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "table"), [("pages", "encoded/found.csv"), ("pages_ranker", "ranked.trec.csv")]
 )

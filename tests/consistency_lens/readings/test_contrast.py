@@ -83,6 +83,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
     assert (gradient - exact).norm() < 0.2 * exact.norm()
 
 
+@pytest.mark.slow
 def test_the_wrong_ones_of_a_step_do_not_depend_on_how_it_is_cut(tmp_path):
     of = subject()
     dumped(tmp_path / "store", stories(tmp_path, 60), of)
