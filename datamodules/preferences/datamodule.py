@@ -46,14 +46,14 @@ class PreferenceRequest(InstructionRequest):
     def pair(self, row: JsonRow) -> list[Instruction]:
         """Return the two texts of a row; RowFault where it breaks a rule."""
         prompt, answers = row.values.get("prompt"), [row.values.get(side) for side in SIDES]
-        if answers[0] == answers[1]:
-            rule = '"chosen" and "rejected" are the same: nothing could be learnt; delete the row.'
-            raise RowFault("equal answers", str(answers[0]), rule)
         is_text = all(isinstance(said, str) for said in (prompt, *answers))
         is_chat = all(isinstance(said, list) for said in (prompt or [], *answers))
         if not (is_text or is_chat):
             names = ", ".join(row.values) or "nothing"
             raise RowFault("keys", names, f"the row has {names}; write {SHAPES}.")
+        if answers[0] == answers[1]:
+            rule = '"chosen" and "rejected" are the same: nothing could be learnt; delete the row.'
+            raise RowFault("equal answers", str(answers[0]), rule)
         texts, place = [], (str(row.file), row.line)
         for side, said in zip(SIDES, answers, strict=True):
             if isinstance(said, str):

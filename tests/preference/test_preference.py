@@ -147,6 +147,7 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "pairs.jsonl:1: .*the row has prompt, chosen; write"),
+        ({"prompt": "a", "good": "b", "bad": "c"}, "the row has prompt, good, bad; write"),
         ({"prompt": "a", "chosen": "b", "rejected": CHAT}, "the row has prompt, chosen, rejected;"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, '"chosen" and "rejected" are the same'),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, '"rejected" is empty: only end-of-text'),
