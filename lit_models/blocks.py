@@ -90,8 +90,20 @@ class DecoderLayer(nn.Module):
         keys and values [B, H, P, D / H] and mask [B, 1, 1, P] are shared by hypotheses. `rotary`
         [2, T, D / 2H] are of the new positions, where these are told apart by it.
         """
+        mixed, kv = self.self_attention(self.self_norm(hidden), past, rotary)
+        hidden = hidden + self.dropout(mixed)
+        read = self.cross_attention(self.cross_norm(hidden), memory_kv, mask)
+        hidden = hidden + self.dropout(read)
+        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
+        return hidden + self.dropout(self.contract(inner)), kv
+
+    def self_attention(
+        self, hidden: Tensor, past: tuple[Tensor, Tensor] | None, rotary: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What new positions read of those up to them [B x O, T, D], and the keys and values of
+        all; arguments as of `forward`."""
         rows, num_new, width = hidden.shape
-        qkv = self.self_qkv(self.self_norm(hidden)).view(rows, num_new, 3, self.num_heads, -1)
+        qkv = self.self_qkv(hidden).view(rows, num_new, 3, self.num_heads, -1)
         q_bhtk, k_bhtk, v_bhtk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         if rotary is not None:
             q_bhtk, k_bhtk = rotate(q_bhtk, *rotary), rotate(k_bhtk, *rotary)
@@ -100,15 +112,17 @@ class DecoderLayer(nn.Module):
             v_bhtk = torch.cat([past[1], v_bhtk], dim=2)
         mixed = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=past is None)
         mixed = mixed.transpose(1, 2).reshape(rows, num_new, width)
-        hidden = hidden + self.dropout(self.self_output(mixed))
+        return self.self_output(mixed), (k_bhtk, v_bhtk)
+
+    def cross_attention(
+        self, hidden: Tensor, memory_kv: tuple[Tensor, Tensor], mask: Tensor
+    ) -> Tensor:
+        """What new positions read of the memory [B x O, T, D]; arguments as of `forward`."""
         # queries do not see each other, so a record's hypotheses queue up over one memory
-        query = self.cross_query(self.cross_norm(hidden))
-        query = query.view(len(mask), -1, self.num_heads, width // self.num_heads)
+        query = self.cross_query(hidden)
+        query = query.view(len(mask), -1, self.num_heads, hidden.shape[2] // self.num_heads)
         read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
-        read = self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
-        hidden = hidden + self.dropout(read)
-        inner = F.gelu(self.expand(self.feed_forward_norm(hidden)))
-        return hidden + self.dropout(self.contract(inner)), (k_bhtk, v_bhtk)
+        return self.cross_output(read.transpose(1, 2).reshape(hidden.shape))
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a memory [B, P, D], made once per text."""

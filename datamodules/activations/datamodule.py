@@ -19,7 +19,7 @@ from datamodules.activations.documents import (
     check_activations,
     check_parts,
 )
-from datamodules.activations.interchange.explained import write_explained
+from datamodules.activations.interchange import write_explained
 from datamodules.activations.others import WrongOnes, partners
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS

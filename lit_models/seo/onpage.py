@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from datamodules.files.documents import decoded_html, files_in, html_encoding, parsed, visible_lines
 from datamodules.files.tables import first_bad_byte, write_batches
-from datamodules.search.cleaning.reading import reading_ease
+from datamodules.search.reading_ease import reading_ease
 from datamodules.text.encoding import words_of
 from lit_models.errors import run_guarded
 

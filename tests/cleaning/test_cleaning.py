@@ -8,8 +8,8 @@ import pytest
 
 from datamodules.files.rows import read_rejected
 from datamodules.search.cleaning import Cleaning
-from datamodules.search.cleaning.reading import reading_ease
 from datamodules.search.collection import CollectionRequest, open_collection
+from datamodules.search.reading_ease import reading_ease
 from lit_models.seo.onpage import check_page
 from tests.search_collections import write_lines
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from datamodules.activations.interchange.vectors import COLUMN, VectorFile, write_vectors
+from datamodules.activations.interchange import COLUMN, VectorFile, write_vectors
 from lit_models.consistency_lens.readings.reading import AT_ONCE, best_reading, worth
 from lit_models.training.metrics import evaluating
 

@@ -100,23 +100,12 @@ class PostNormLayer(DecoderLayer):
         rotary: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As `lit_models.blocks.DecoderLayer.forward`."""
-        rows, num_new, width = hidden.shape
-        qkv = self.self_qkv(hidden).view(rows, num_new, 3, self.num_heads, -1)
-        q_bhtk, k_bhtk, v_bhtk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        if past is not None:
-            k_bhtk = torch.cat([past[0], k_bhtk], dim=2)
-            v_bhtk = torch.cat([past[1], v_bhtk], dim=2)
-        mixed = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=past is None)
-        mixed = self.self_output(mixed.transpose(1, 2).reshape(rows, num_new, width))
+        mixed, kv = self.self_attention(hidden, past)
         hidden = self.norms[0](hidden + self.dropout(mixed))
-        query = self.cross_query(hidden).view(
-            len(mask), -1, self.num_heads, width // self.num_heads
-        )
-        read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
-        read = self.cross_output(read.transpose(1, 2).reshape(rows, num_new, width))
+        read = self.cross_attention(hidden, memory_kv, mask)
         hidden = self.norms[1](hidden + self.dropout(read))
         inner = self.contract(self.dropout(F.relu(self.expand(hidden))))
-        return self.norms[2](hidden + self.dropout(inner)), (k_bhtk, v_bhtk)
+        return self.norms[2](hidden + self.dropout(inner)), kv
 
 
 class OccCanineDecoder(BlockDecoder):

@@ -12,8 +12,8 @@ import yaml
 from lightning.pytorch import seed_everything
 
 from datamodules import ActivationDataModule
-from datamodules.activations.interchange import vectors
-from datamodules.activations.interchange.vectors import COLUMN, SUFFIX, VectorFile
+from datamodules.activations import interchange
+from datamodules.activations.interchange import COLUMN, SUFFIX, VectorFile
 from lit_models.consistency_lens.interchange.vectors import explain_vectors
 from tests.activation_dumps import dumped, stories, subject
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
@@ -25,7 +25,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("interchange")
     store = dumped(folder / "store", stories(folder, 60), subject())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("datamodules.activations.interchange.explained.ROWS", 5)
+        patch.setattr("datamodules.activations.interchange.ROWS", 5)
         for name in ("said.jsonl", "said.parquet"):
             seed_everything(1, verbose=False)
             data = ActivationDataModule(str(store.folder), predict_output=str(folder / name))
@@ -51,7 +51,7 @@ def test_a_prediction_writes_the_activations_beside_its_lines(written):
 
 def test_a_file_of_activations_is_explained_piece_by_piece(written, tmp_path, monkeypatch):
     store, module, path = written
-    monkeypatch.setattr(vectors, "ROWS", 7)
+    monkeypatch.setattr(interchange, "ROWS", 7)
     explain_vectors(module, path, tmp_path / "said.parquet")
     table = pq.read_table(tmp_path / "said.parquet")
     true = torch.from_numpy(np.array(store.array(2, "activations")))
@@ -83,7 +83,7 @@ def foreign(path, rows, **extraction):
 def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(
     written, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(vectors, "ROWS", 1)
+    monkeypatch.setattr(interchange, "ROWS", 1)
     _, module, _ = written
     row, path, target = [0.5] * 16, tmp_path / "a.parquet", tmp_path / "b.parquet"
     foreign(path, [row, row])

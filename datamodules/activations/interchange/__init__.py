@@ -1,1 +1,0 @@
-"""Activations as parquet files that other programs read and write."""
