@@ -358,7 +358,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             raise RuntimeError(f"the weights of the checkpoint do not fit the module: {wrong}.")
         with torch.no_grad():
             # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
-            for name in own.keys() & given.keys():
+            for name in (name for name in own if name in given):
                 own[name].copy_(sharded_like(given[name], own[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

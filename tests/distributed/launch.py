@@ -23,9 +23,11 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 MARK = "UNISONO_TEST_RUN"
+FORKED = "forkserver"
 # What an earlier run in this process, or whoever started the tests, may have left.
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 REMAINS_S = 20.0  # loader workers look every few seconds whether their parent lives
@@ -99,7 +101,10 @@ class Fork:
     def __init__(self, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             self.log = Path(file.name)
-        self.process, self.mark = _forked(environ, self.log, _command, *arguments), environ[MARK]
+        self.process, self.mark = (
+            _process(FORKED, environ, self.log, _command, *arguments),
+            environ[MARK],
+        )
         self.pid, self.send_signal = self.process.pid, partial(os.kill, self.process.pid)
 
     def poll(self) -> int | None:
@@ -183,7 +188,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def world(size: int, log: Path, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
+def world(
+    size: int, log: Path, function: Callable[..., Any], *arguments: Any, method: str = FORKED
+) -> list[BaseProcess]:
     """Start the ranks of a world, in each of which a function is called.
 
     Args:
@@ -191,6 +198,8 @@ def world(size: int, log: Path, function: Callable[..., Any], *arguments: Any) -
         log: file to which their output is appended.
         function: of a module; its result, where it is a number, is the exit status.
         arguments: of the function.
+        method: `spawn` starts interpreters as launchers do, each of which orders sets in its own
+            way; by default they are forks of one.
     """
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0"}
@@ -198,14 +207,16 @@ def world(size: int, log: Path, function: Callable[..., Any], *arguments: Any) -
     ranks = []
     for rank in range(size):
         own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
-        ranks.append(_forked({**inherited(), **own}, log, function, *arguments))
+        given = ({**inherited(), **own}, log, function, *arguments)
+        with mock.patch.dict(os.environ, PYTHONHASHSEED=str(rank)):
+            ranks.append(_process(method, *given))
     return ranks
 
 
-def _forked(*given: Any) -> BaseProcess:
-    context = multiprocessing.get_context("forkserver")
+def _process(method: str, *given: Any) -> BaseProcess:
+    context = multiprocessing.get_context(method)
     context.set_forkserver_preload(IMPORTED)
-    process = context.Process(target=_rank, args=given)
+    process: Any = context.Process(target=_rank, args=given)  # type: ignore[attr-defined]
     process.start()
     return process
 
@@ -226,13 +237,14 @@ def in_world(
     *arguments: Any,
     status: int = 0,
     timeout_s: float = 400,
+    method: str = FORKED,
 ) -> str:
-    """Return what the ranks of a world printed, which all ended with a status, in time."""
+    """Return what the ranks of a `world` printed, which all ended with a status, in time."""
     end = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         log.touch()
-        ranks = world(size, log, function, *arguments)
+        ranks = world(size, log, function, *arguments, method=method)
         try:
             for rank in ranks:
                 rank.join(max(0.0, end - time.monotonic()))
