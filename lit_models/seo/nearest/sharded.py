@@ -13,8 +13,7 @@ from lit_models.seo.nearest.exact import ExactSearch, Found
 
 def gathered(**columns: Tensor) -> SimpleNamespace:
     """Return the rows of all ranks in the order of their `id`; a collective."""
-    names = [name for name in columns if name != "id"]  # every rank sends in this order
-    rows = GatheredRows(*names)
+    rows = GatheredRows(*(name for name in columns if name != "id"))  # in one order on all ranks
     rows.update(torch.ones_like(columns["id"], dtype=torch.bool), **columns)
     return rows.take()
 
