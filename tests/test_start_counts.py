@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +24,12 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_models.__main__ import run
-from tests.distributed.launch import ROOT, free_port
+from tests.distributed.launch import PATIENCE_S, ROOT, free_port
 
 pytestmark = pytest.mark.slow
 FITTED = ("causal_lm/debug", "occupation_coder/debug")  # whose data is made quickly
 PARSED = ("seo/ranker_debug", "seo/writer_debug", "consistency_lens/debug")
 COUNTED_STEPS = range(3, 9)  # DDP builds its buckets anew after the first step
-PATIENCE_S = 60
 # Each costs every process of every run up to a second, and no debug run needs one of them; those
 # that `import lightning` brings itself, such as transformers, are not listed.
 NEEDLESS = (
@@ -133,7 +131,7 @@ def forked(answer: Callable[[], Any], path: Path) -> int:
     process = os.fork()
     if process:
         return process
-    signal.alarm(PATIENCE_S)
+    signal.alarm(int(PATIENCE_S))
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             found = answer()
@@ -166,7 +164,7 @@ def main(folder: Path) -> None:
 
 def answered(*arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -183,9 +181,7 @@ def test_help_imports_neither_torch_nor_any_other_package() -> None:
     code = "import lit_models.training, lit_models.occupation_coder, lit_models.causal_lm\n"
     code += "from lit_models.__main__ import run; run(['--help'])"
     show = "import json, sys; print(json.dumps(sorted(sys.modules)))"
-    begin = time.monotonic()
     names = answered("-c", f"{code}\n{show}")
-    assert time.monotonic() - begin < 2
     others = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
     assert not others & {"torch", "numpy", "lightning", "jsonargparse", "torchmetrics", *NEEDLESS}
     assert len(names) < 250

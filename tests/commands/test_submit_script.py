@@ -67,21 +67,21 @@ class Node:
             )
 
     def run(self, **environ: object) -> int:
-        return self.start(**environ).wait(20)
+        return self.start(**environ).wait(120)
 
     def signalled(
         self, *signals: signal.Signals, after: str = "srun.txt", **environ: object
     ) -> int:
         """Send signals as soon as a file is there; return the exit status."""
         job = self.start(**environ)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while not (self.folder / after).exists():
             assert time.monotonic() < end
             time.sleep(0.02)
         for signum in signals:
             job.send_signal(signum)
             time.sleep(0.15)
-        return job.wait(20)
+        return job.wait(120)
 
     @property
     def asked(self) -> list[str]:

@@ -30,18 +30,23 @@ MARK = "UNISONO_TEST_RUN"
 FORKED = "forkserver"
 # What an earlier run in this process, or whoever started the tests, may have left.
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-REMAINS_S = 20.0  # loader workers look every few seconds whether their parent lives
+REMAINS_S = 60.0  # loader workers look every few seconds whether their parent lives
+PATIENCE_S = 900.0  # after which a test hangs: no proof, so that a busy machine passes too
 IMPORTED = ["tests.distributed.jobs", "lit_models.cli", "tensorboard", "pytest"]
 SESSIONS: dict[str, int] = {}  # mark -> that of a fork, whose environment the system does not show
 
 
-def run(*arguments: str, timeout_s: float = 300, **environ: str) -> subprocess.CompletedProcess:
+def run(
+    *arguments: str, timeout_s: float = PATIENCE_S, **environ: str
+) -> subprocess.CompletedProcess:
     """Return the finished `python arguments`; no process of it is left, whatever happened."""
     statuses, outputs = finished(started(*arguments, is_fork=False, **environ), limit_s=timeout_s)
     return subprocess.CompletedProcess(arguments, statuses[0], outputs[0])
 
 
-def finished(*launched: tuple[Any, str], limit_s: float = 150) -> tuple[list[int], list[str]]:
+def finished(
+    *launched: tuple[Any, str], limit_s: float = PATIENCE_S
+) -> tuple[list[int], list[str]]:
     """Return the statuses and outputs of started commands; no process of them is left."""
     try:
         outputs = [process.communicate(timeout=limit_s)[0] for process, _ in launched]
@@ -65,7 +70,7 @@ def run_clean(
     try:
         if meanwhile is not None:
             meanwhile(process)
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=PATIENCE_S)
         end = time.monotonic() + REMAINS_S
         while left := [*processes_of(mark), *(abandoned_memory() - before)]:
             assert time.monotonic() < end, (left, output)
@@ -199,7 +204,7 @@ def world(
         function: of a module; its result, where it is a number, is the exit status.
         arguments: of the function.
         method: `spawn` starts interpreters as launchers do, each of which orders sets in its own
-            way; by default they are forks of one.
+            way; by default they are forks of one, by `fork` of this process, without a group.
     """
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0"}
@@ -228,19 +233,16 @@ def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *giv
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    for number, name in ((1, "stdout"), (2, "stderr")):  # a fork of pytest's has its own here
+        setattr(sys, name, os.fdopen(number, "w", 1, encoding="utf-8", closefd=False))
     sys.exit(function(*given))
 
 
 def in_world(
-    size: int,
-    function: Callable[..., Any],
-    *arguments: Any,
-    status: int = 0,
-    timeout_s: float = 400,
-    method: str = FORKED,
+    size: int, function: Callable[..., Any], *arguments: Any, status: int = 0, method: str = FORKED
 ) -> str:
     """Return what the ranks of a `world` printed, which all ended with a status, in time."""
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + PATIENCE_S
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         log.touch()

@@ -15,7 +15,15 @@ import pytest
 
 from lit_models.training.checkpoints import damage
 from tests.conftest import TOY
-from tests.distributed.launch import ended, in_world, processes_of, run_clean, started, unisono_here
+from tests.distributed.launch import (
+    PATIENCE_S,
+    ended,
+    in_world,
+    processes_of,
+    run_clean,
+    started,
+    unisono_here,
+)
 
 pytestmark = pytest.mark.slow
 BREAKS = """
@@ -76,7 +84,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
     hangs = training(tmp_path, "hang", "--trainer.devices=2", more=TWO_RANKS.format(6))
-    in_world(2, unisono_here, *hangs, status=1, timeout_s=90)
+    in_world(2, unisono_here, *hangs, status=1)
     stacks = [(tmp_path / "run" / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
     assert '"rank": 1, "verb": "fit", "epoch": 0, "step": 5' in stacks[1]
     assert "in hang_for_ever" in stacks[1]
@@ -111,7 +119,7 @@ def test_who_presses_ctrl_c_twice_ends_a_run_that_hangs(tmp_path: Path) -> None:
     ledger = tmp_path / "run" / "ledger.jsonl"
 
     def interrupt_twice(process: subprocess.Popen) -> None:
-        end = time.monotonic() + 90
+        end = time.monotonic() + PATIENCE_S
         while not ledger.exists() or ledger.read_text().count("\n") < 5:
             assert time.monotonic() < end, "the run did not start"
             time.sleep(0.1)
@@ -141,7 +149,7 @@ def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path) -> None
             "-m", "lit_models", *training(tmp_path, None, *DDP), MASTER_PORT=str(port)
         )
         try:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=PATIENCE_S)
             assert processes_of(mark) == []
         finally:
             ended(process, mark)

@@ -11,7 +11,7 @@ from lit_models.commands.verify import verify_run
 from lit_models.training.ledger import stop_reason
 from tests.distributed.breaks import SignalledAt
 from tests.distributed.jobs import run_jobs
-from tests.distributed.launch import ended, in_world, started
+from tests.distributed.launch import PATIENCE_S, ended, in_world, started
 from tests.distributed.test_matrix import weights
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_command_says_by_its_status_that_it_wants_to_be_started_again(
         while signum == signal.SIGUSR1 and process.poll() is None:
             process.send_signal(signum)
             time.sleep(0.02)
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         ended(process, mark)
     assert process.returncode == status, output

@@ -39,7 +39,7 @@ def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, vi
         async def asked(text: str, expected: str, button: str = "write") -> None:
             user.find(ui.textarea).elements.pop().set_value(text)
             user.find(kind=ui.button, content=button).click()
-            for _ in range(100):
+            for _ in range(600):
                 await asyncio.sleep(0.1)  # the button is free after the last look
                 tokens = [e for e in user.find(TextElement).elements if e.tag == "mark"]
                 texts = "".join(token.text for token in sorted(tokens, key=lambda token: token.id))

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import pickle
 import threading
-import time
 from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -136,7 +135,7 @@ def test_processes_of_a_machine_share_the_files_also_forks(store):
     processes = [context.Process(target=ask, args=(url, queue)) for _ in range(2)]
     for process in processes:
         process.start()
-    sizes = [queue.get(timeout=20) for _ in range(2 * NUM_SHARDS)]
+    sizes = [queue.get(timeout=120) for _ in range(2 * NUM_SHARDS)]
     for process in processes:
         process.join()
     assert Counter(sizes) == Counter(2 * [path.stat().st_size for path in folder.rglob("*.ds")])
@@ -158,10 +157,9 @@ def test_urls_of_a_folder_a_pattern_or_a_file(store, tmp_path):
     ):
         list(read_documents(path))
     assert not path.exists()
-    begin = time.monotonic()
     with pytest.raises(FileNotFoundError):
         fetch(f"{url}/texts/none.jsonl", tmp_path / "x")
-    assert time.monotonic() - begin < 1  # it is not waited for
+    assert Breaking.asked["none.jsonl"] == 1  # it is not waited for
 
 
 def test_a_model_reads_the_same_rows_from_object_storage(store, tmp_path):

@@ -117,7 +117,7 @@ def saved_on_a_full_disk(path):
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"state_dict": {"old": torch.ones(1)}}, path)
-    output = in_world(1, saved_on_a_full_disk, path, status=1)
+    output = in_world(1, saved_on_a_full_disk, path, status=1, method="fork")
     assert "could not be written" in output
     assert "The one before it is kept" in output
     assert read_checkpoint(path)["state_dict"]["old"] == 1
@@ -301,7 +301,7 @@ def killed_before_the_folder_is_renamed(path):
 
 def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(tmp_path):
     save(path := tmp_path / "checkpoints" / "last.ckpt", 4)
-    in_world(1, killed_before_the_folder_is_renamed, path, status=-signal.SIGKILL)
+    in_world(1, killed_before_the_folder_is_renamed, path, status=-signal.SIGKILL, method="fork")
     assert list(path.parent.glob(".last.ckpt.unfinished-*/meta.pt"))
     assert newest_checkpoint(tmp_path) == path
     assert read_checkpoint(path)["global_step"] == 4
