@@ -13,8 +13,14 @@ from ray.cluster_utils import Cluster
 from lit_models.engines.jobs import world_sizes
 from lit_models.engines.on_ray import launch, space
 from lit_models.errors import UsageError
-from tests.distributed.launch import ended, started
-from tests.engines.worlds import LIMIT_S, RUN, assert_undisturbed, wait_for_world
+from tests.distributed.launch import PATIENCE_S, ended, started
+from tests.engines.worlds import assert_undisturbed, wait_for_world
+
+RUN = (
+    *("-m", "lit_models", "fit", "--config=occupation_coder/debug.yaml"),
+    *("--trainer.precision=64-true", "--trainer.limit_train_batches=600"),
+    *("--trainer.limit_val_batches=0", "--trainer.strategy=ddp"),
+)
 
 
 def test_workers_are_a_number_or_two():
@@ -61,7 +67,7 @@ def test_workers_join_and_one_is_killed_without_a_trace(tmp_path):
         named = [p for p in psutil.process_iter() if "RayTrainWorker" in " ".join(p.cmdline())]
         os.kill(max(p.pid for p in named), signal.SIGKILL)
         wait_for_world(elastic, 2, 3)
-        printed = process.communicate(timeout=LIMIT_S)[0]
+        printed = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == 0, printed
         assert_undisturbed(elastic, whole, undisturbed)
     finally:

@@ -1,4 +1,4 @@
-"""A run under torchrun whose nodes leave and come back, on loopback, beside one undisturbed."""
+"""A run under torchrun whose nodes come and go, on loopback, beside one undisturbed."""
 
 import os
 import signal
@@ -6,20 +6,26 @@ import signal
 import pytest
 
 from lit_models.commands.submit import submit
-from tests.distributed.launch import ended, free_port, processes_of, started
-from tests.engines.worlds import LIMIT_S, RUN, assert_undisturbed, wait_for_world
+from tests.distributed.launch import PATIENCE_S, ended, free_port, processes_of, started
+from tests.engines.worlds import assert_undisturbed, wait_for_world
 
 pytestmark = pytest.mark.slow
 # Seconds to wait for one more node, and between signs of life, of which three make a dead node;
 # torchrun's own are 30 and 5.
 SOON = "last_call_timeout=3,keep_alive_interval=1"
+OPTIONS = (
+    *("--data.num_samples=8000", "--trainer.precision=64-true", "--trainer.strategy=ddp"),
+    *("--trainer.limit_val_batches=0", "--trainer.logger=false"),
+)
+PATIENT = "--trainer.callbacks+=tests.engines.worlds.Patient"
 
 
-def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path, monkeypatch):
+def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path, toy_config):
     whole, elastic = tmp_path / "whole", tmp_path / "elastic"
-    undisturbed = started(*RUN, f"--trainer.default_root_dir={whole}")
-    monkeypatch.chdir(tmp_path)
-    options = [*RUN[3:], f"--trainer.default_root_dir={elastic}"]
+    options = [f"--config={toy_config}", *OPTIONS]
+    root = "--trainer.default_root_dir="
+    undisturbed = started("-m", "lit_models", "fit", *options, f"{root}{whole}")
+    options += [PATIENT, f"{root}{elastic}"]
     meeting = f"127.0.0.1:{free_port()}"
     submit(target="torchrun", name="job", nodes="1:2", rendezvous=meeting, run_options=options)
     job, nodes = tmp_path / "jobs/job/job.sh", []
@@ -38,9 +44,8 @@ def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path, monkey
         wait_for_world(elastic, 2, 3)
         nodes[1][0].terminate()
         wait_for_world(elastic, 1, 4)
-        join()
-        wait_for_world(elastic, 2, 5)
-        printed = nodes[0][0].communicate(timeout=LIMIT_S)[0]
+        (elastic / "over").touch()
+        printed = nodes[0][0].communicate(timeout=PATIENCE_S)[0]
         assert nodes[0][0].returncode == 0, printed
         assert_undisturbed(elastic, whole, undisturbed)
     finally:
