@@ -1,7 +1,8 @@
 """Preference tuning: loss and gradients beside a plain reference, scores kept once, any devices."""
 
-import json
 import math
+import signal
+import sys
 from functools import partial
 
 import numpy as np
@@ -16,10 +17,14 @@ from lit_models import LitPreference
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.preference.module import pair_scores, preference_loss
-from lit_models.certify.command import certify
+from lit_models.certify import probe
 from tests.causal_lm.tiny import own_gpt2, own_llama
+from tests.distributed.launch import in_world
+from tests.distributed.test_matrix import assert_same
 from tests.text_corpora import rows_file
 from tests.toy import ledger_lines, toy_trainer
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 WORDS = ("red", "blue", "green", "old", "new", "big")
 ROWS = [
@@ -28,6 +33,7 @@ ROWS = [
 ]
 SHAPE = {"max_positions": 64, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 SIDES = ("chosen", "rejected")
+STOPPED = 75
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
 
@@ -46,11 +52,6 @@ def dataset(folder, rows, **options):
     made = data(folder, rows, **options)
     made.store = made.open_store("fit")
     return made.part_dataset(TRAIN)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 def test_loss_by_hand() -> None:
@@ -138,7 +139,7 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
     made = data(tmp_path, rows, split=TextSplit(0.3, 0.2))
     audit = made.audit()
     assert [(part.name, len(part.lengths)) for part in audit.parts] == [
-        *(("train", 15), ("validation", 10), ("test", 5)),
+        *(("train", 15), ("validation", 10), ("test", 5))
     ]
     assert [count for *_, count in audit.leaks()] == [0, 0, 0]
 
@@ -201,19 +202,37 @@ def test_a_pass_over_pairs_has_the_same_batches_on_any_number_of_devices(tmp_pat
     assert [number for ids in whole for number in ids] == list(range(27))
 
 
+def probed(*options: str) -> int:
+    """Train in this process as one start of a certificate does; return the exit status."""
+    sys.argv = ["unisono", *options]
+    return probe.main() % STOPPED  # which one rank says for all
+
+
 @pytest.mark.slow
-def test_it_is_the_same_run_on_two_processes_killed_and_on_one(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows_file(tmp_path / "pairs.jsonl", ROWS)
-    options = [f"--model.network.{name}={value}" for name, value in SHAPE.items()]
-    options += [
-        "--model.pretrained=null",
-        "--data.tokenizer.kind=bytes",
-        "--data.context_length=64",
-    ]
-    options += ["--data.train_files=pairs.jsonl", "--data.global_batch_size=8"]
-    options += ["--trainer.max_epochs=4", "--model.optimizer.lr=0.003"]
-    named = ["--config=causal_lm/preference.yaml", *options]
-    assert certify(named, devices="2", strategies="fsdp", levels="C", steps=8) == 0
-    facts = json.loads((tmp_path / "certificates" / "preference" / "certificate.json").read_text())
-    assert facts["is_same"]
+def test_it_is_the_same_run_on_two_processes_stopped_on_one_killed_and_on_one(tmp_path) -> None:
+    options = ["fit", "--config=causal_lm/preference.yaml", "--trainer.precision=64-true"]
+    options += [f"--model.network.{name}={value}" for name, value in SHAPE.items()]
+    options += ["--model.pretrained=null", "--data.tokenizer.kind=bytes"]
+    options += [f"--data.train_files={rows_file(tmp_path / 'pairs.jsonl', ROWS)}"]
+    options += ["--data.context_length=64", "--data.global_batch_size=8"]
+    options += ["--trainer.accelerator=cpu", "--trainer.max_epochs=4", "--trainer.max_steps=8"]
+    options += ["--model.optimizer.lr=0.003"]
+
+    def start(name: str, devices: int, status: int, attempt: int, *more: str) -> None:
+        place = [f"--trainer.default_root_dir={tmp_path / name}", f"--trainer.devices={devices}"]
+        way = [f"--trainer.strategy={'fsdp' if devices > 1 else 'auto'}"]
+        way += ["--ckpt_path=auto"] if attempt > 1 else []
+        way += ["--trainer.callbacks+=lit_models.certify.probe.Probe"]
+        way += [f"--trainer.callbacks.attempt={attempt}", *more]
+        in_world(devices, probed, *options, *place, *way, status=status)
+
+    start("one", 1, 0, 1)
+    stop = ["--trainer.callbacks+=tests.distributed.breaks.SignalledAt"]
+    stop += ["--trainer.callbacks.step=2", "--trainer.callbacks.signal_name=SIGTERM"]
+    start("two", 2, 0, 1, *stop, "--trainer.callbacks.rank=0")
+    start("two", 1, -signal.SIGKILL, 2, "--trainer.callbacks.kill_after=7")
+    start("two", 2, 0, 3)
+    assert_same(tmp_path / "one", tmp_path / "two")
+    attempts = [line["attempt"] for line in ledger_lines(tmp_path / "two")]
+    assert attempts == sorted(attempts)
+    assert {*attempts} == {1, 2, 3}
