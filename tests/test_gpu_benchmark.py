@@ -170,7 +170,7 @@ def test_a_row_is_measured_at_a_toy_size(tmp_path, own_environment, name):
 
 @pytest.mark.slow
 def test_what_is_tested_on_a_gpu_runs_on_a_cpu():
-    few = "not compiled and (Qwen2 or snippet_writer or fsdp or bits or masks)"
+    few = "not compiled and not lora and (Qwen2 or without_fsdp or masks or (bits and toy))"
     command = ["-m", "pytest", "-q", "-n0", "-m", "gpu", "tests/gpu", "-k", few]
     done = run(*command, ACCELERATOR="cpu", PYTHONWARNINGS="")
     assert done.returncode == 0, done.stdout

@@ -64,7 +64,7 @@ def fit(name: str, strategy: str = "auto", **more: Any) -> Job:
     data = {"global_batch_size": 16, "micro_batch_size": 4}
     return {
         **{"name": name, "family": "consistency_lens", "strategy": strategy},
-        **{"data": data, "decay": 0.9, **more},
+        **{"data": data, "decay": 0.9, "stages": (), **more},
     }
 
 

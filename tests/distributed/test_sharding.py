@@ -20,7 +20,8 @@ from tests.toy import assert_same_samples, ledger_lines
 pytestmark = pytest.mark.slow
 LARGE_ON = ("large", "large folder lora")
 LARGE = (*LARGE_ON, "large lora", "large folder")
-HALF, SHARDS = {"max_steps": 5}, {"sharded_checkpoint": True}
+HALF: dict[str, Any] = {"trainer": {"max_steps": 5}, "stages": ()}
+SHARDS = {"sharded_checkpoint": True}
 LIT_TIED = "tests.distributed.families.LitTied"
 SHARD = [f"shard-0000{number}-of-00002.safetensors" for number in (1, 2)]
 RESUMED = ["ddp-1 to fsdp-2", "fsdp-2 to ddp-1", "fsdp-2 to fsdp-4"]
@@ -41,21 +42,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs, and runs in two halves by two strategies and numbers of processes."""
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
-    run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", trainer=HALF)])
+    run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", **HALF)])
     saved_with_bytes(folder / "large", "Llama", num_hidden_layers=8, hidden_size=64)
     evaluated = {"callbacks": [OfRanks()], "stages": ()}
     begun = {"trainer": {"limit_train_batches": 0, "limit_val_batches": 0}, "stages": ()}
     two = [
         job("sharded"),
-        job("half of fsdp-2", trainer=HALF),
+        job("half of fsdp-2", **HALF),
         job("ddp-1 to fsdp-2", resume=ddp),
         job("kept", sharding={"reshard_after_forward": False}),
         job("ddp-2", "ddp"),
         job("copies", sharding={"replicate_size": 2}),
         job("shards", sharding=SHARDS),
-        job("half of shards", sharding=SHARDS, trainer=HALF),
-        job("shards to two files", resume=shards),
-        *(job(f"half {n}", family=n, sharding=SHARDS, trainer=HALF, stages=()) for n in LARGE_ON),
+        job("half of shards", sharding=SHARDS, **HALF),
+        job("shards to two files", resume=shards, stages=()),
+        *(job(f"half {n}", family=n, sharding=SHARDS, **HALF) for n in LARGE_ON),
         *(job(n, family=n, **begun) for n in LARGE),
         *(
             job(f"{n} on", family=n, resume=str(last(folder / f"half {n}")), **begun)
@@ -65,13 +66,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("evaluated causal_lm", family="causal_lm", **evaluated),
     ]
     run_world(folder, 2, two)
-    one = [job("fsdp-2 to ddp-1", "ddp", resume=fsdp), job("shards to one", "ddp", resume=shards)]
-    run_world(folder, 1, one)
-    run_world(folder, 3, [job("shards to three", sharding=SHARDS, resume=shards)])
+    one = {"fsdp-2 to ddp-1": fsdp, "shards to one": shards}
+    run_world(folder, 1, [job(n, "ddp", resume=path, stages=()) for n, path in one.items()])
+    run_world(folder, 3, [job("shards to three", sharding=SHARDS, resume=shards, stages=())])
     copies = {"sharding": {"replicate_size": 2, **SHARDS}, "callbacks": [GradientSums()]}
     in_parts = {"data": {"global_batch_size": 16, "micro_batch_size": 2}, "family": "tied"}
     hybrid = [job("hybrid", **copies), job("hybrid in parts", **copies, **in_parts)]
-    run_world(folder, 4, [*hybrid, job("fsdp-2 to fsdp-4", resume=fsdp)])
+    run_world(folder, 4, [*hybrid, job("fsdp-2 to fsdp-4", resume=fsdp, stages=())])
     return folder
 
 

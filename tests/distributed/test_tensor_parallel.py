@@ -20,7 +20,8 @@ from tests.toy import assert_same_samples, ledger_lines
 
 RESUMED = "ignore:The dirpath has changed"  # of a run that goes on in another folder
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(RESUMED)]
-HALF = {"max_steps": STEPS // 2}
+FEW = {"max_steps": STEPS // 2}
+HALF: dict[str, Any] = {"trainer": FEW, "stages": ()}
 BATCH = 16
 
 
@@ -56,22 +57,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     alone(folder, "one")
     alone(folder, "one gpt2", "gpt2")
-    alone(folder, "half", trainer=HALF)
+    alone(folder, "half", **HALF)
     two = [
         {**job("pair"), "seeds_apart": True},
         job("pair gpt2", "gpt2"),
-        {**job("pair half", sharded_checkpoint=True), "trainer": HALF},
-        {**job("one to pair"), "resume": last("half")},
+        {**job("pair half", sharded_checkpoint=True), **HALF},
+        {**job("one to pair"), "resume": last("half"), "stages": ()},
         {
             **job("pair bf16"),
-            "trainer": {**HALF, "precision": "bf16-mixed"},
-            "callbacks": [Topology()],
+            **{"callbacks": [Topology()], "stages": ()},
+            "trainer": {**FEW, "precision": "bf16-mixed"},
         },
     ]
     printed = run_world(folder, 2, two)
     for words in ("tensor parallel 2, gloo", "rendezvous", "16 = 1 tensor groups x 16 x 1 acc"):
         assert words in printed
-    alone(folder, "pair to one", resume=last("pair half"))
+    alone(folder, "pair to one", resume=last("pair half"), stages=())
     four = [
         {
             **job("square gpt2", "gpt2"),
