@@ -33,6 +33,12 @@ trainer:
 
 MOST_WORKERS = 4
 ALONE = ("soak", "smoke", "benchmark", "gpu")
+# Files of a minute and more begin first: the last of them would keep one worker alone.
+LONGEST = (
+    *("test_matrix", "test_chaos", "test_torchrun", "test_on_ray", "test_sharding"),
+    *("test_tensor_parallel", "test_slurm", "test_slurm_submit", "test_own_parts"),
+    *("test_cluster_readme", "test_matrix_spawn", "test_gpt2_chain", "test_gpu_benchmark"),
+)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -43,9 +49,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["UNISONO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True)
