@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, no_grad
 
 from datamodules.core.batches import TERMS, ActivationBatch
-from lit_models.consistency_lens.layers import of_layer
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.readings.contrast import contrast
 from lit_models.consistency_lens.subject import PatchedSubject
@@ -94,8 +93,7 @@ class LensLosses:
 
 
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B]: mean square over features, in units of the training part's variance, [] or
-    [B]."""
+    """Return [B]: mean square over features, in units of the training part's variance."""
     return (in_float32(rebuilt) - in_float32(activation)).square().mean(-1) / variance
 
 
@@ -138,25 +136,22 @@ def lens_terms(
 ) -> dict[str, Tensor]:
     """Return the terms of these names, name -> [B], of a batch and its activations [B, D]."""
     found: dict[str, Tensor] = {}
-    layer = batch.get("layer")
-    variance = of_layer(lens.variance, layer)
     if names & set(WARM):
         teacher = teacher_text.of(lens, batch, activation)
     if "teacher_text" in names:
-        found["teacher_text"] = text_nats(lens.verbalizer(activation, teacher, layer), teacher)
+        found["teacher_text"] = text_nats(lens.verbalizer(activation, teacher), teacher)
     if "teacher_reconstruction" in names:
-        rebuilt = lens.reconstructor(lens.words(teacher), layer)
-        found["teacher_reconstruction"] = squared_error(rebuilt, activation, variance)
+        rebuilt = lens.reconstructor(lens.words(teacher))
+        found["teacher_reconstruction"] = squared_error(rebuilt, activation, lens.variance)
     if "contrast" in names:
         found["contrast"] = contrast(lens, batch, activation)
     if names - {*WARM, "contrast"}:
-        key = batch["noise_key"]
-        own = lens.verbalizer.explain(activation, key, temperature, layer=layer)
-        rebuilt = lens.reconstructor(own.embeddings, layer)
-        found["reconstruction"] = squared_error(rebuilt, activation, variance)
+        own = lens.verbalizer.explain(activation, batch["noise_key"], temperature)
+        rebuilt = lens.reconstructor(own.embeddings)
+        found["reconstruction"] = squared_error(rebuilt, activation, lens.variance)
         if "reference" in names:
             with no_grad():
-                before = lens.reference["verbalizer"](activation, own.token_ids, layer)
+                before = lens.reference["verbalizer"](activation, own.token_ids)
             found["reference"] = divergence(own.logits, before)
         if "fluency" in names:
             with no_grad():

@@ -60,62 +60,44 @@ SHIPPED = [
 ]
 
 
-def in_two_parts() -> None:
-    lines = Path("mine.jsonl").read_text().splitlines(keepends=True)
-    Path("held.jsonl").write_text("".join(lines[3:5]) + '{"text": "a cat at hill"}\n')
-
-
-# name: (command, what is made before, message)
-WRONG: dict[str, tuple[list[str], Callable[[], None] | None, str]] = {
+# name: (command, message)
+WRONG: dict[str, tuple[list[str], str]] = {
     "a store of another subject": (
         [*FIT, "--model.subject.network.num_heads=1"],
-        None,
         r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the "
         "model that was dumped with model.subject.path",
     ),
     "a store of another layer": (
         [*FIT, "--model.subject.layer=0"],
-        None,
         "activations of another subject .*layer: 1 there, 0 here.*or dump the activations of this",
     ),
     "a negative layer": (
         [*PREDICT, OTHER, "--model.subject.layer=-1"],
-        None,
         "subject.layer -1 is none of the subject's 3 blocks",
     ),
     "a layer out of range": (
         [*PREDICT, OTHER, "--model.subject.layer=3"],
-        None,
         "subject.layer 3 is none of the subject's 3 blocks; give one from 0 to 2",
     ),
     "a position beyond the context": (
         [*PREDICT, OTHER, "--data.positions.min_position=15"],
-        None,
         "the part train holds no activation: .* data.context_length is not; lower the position",
     ),
     "a context beyond the subject's": (
         [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],
-        None,
         "context_length 17 .*16.*lower data.context_length",
     ),
     "no such store": (
         [*FIT, "--data.activations=none"],
-        None,
         "none holds no schema.json, .*make it with",
     ),
     "documents in two parts": (
         [*PREDICT, OTHER, "--data.validation_files=held.jsonl"],
-        in_two_parts,
         "2 documents are both in train and in validation; take them out of one of the two",
     ),
-    "a dump with fit": (
-        ["fit", *PREDICT[1:], OTHER],
-        None,
-        "a dump only predicts; run unisono predict",
-    ),
+    "a dump with fit": (["fit", *PREDICT[1:], OTHER], "a dump only predicts; run unisono predict"),
     "a missing subject": (
         [*SHIPPED, "--model.subject.path=none"],
-        None,
         '"none" is no folder; models are read from local ones',
     ),
 }
@@ -126,6 +108,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with documents and a store of them."""
     folder = tmp_path_factory.mktemp("sound")
     dumped(folder / "acts", stories(folder, 40))
+    twice = "".join((folder / "mine.jsonl").read_text().splitlines(keepends=True)[3:5])
+    (folder / "held.jsonl").write_text(twice + '{"text": "a cat at hill"}\n')
     (folder / "dump.yaml").write_text(DUMP)
     (folder / "lens.yaml").write_text(LENS)
     return folder
@@ -136,11 +120,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wrong_input_is_one_screen_and_writes_no_store(
     unisono, sound, tmp_path, monkeypatch, name
 ):
-    argv, make, message = WRONG[name]
+    argv, message = WRONG[name]
     shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    if make is not None:
-        make()
     status, output = unisono(*argv)
     assert status in (1, 2)
     assert re.search(message, error_of(output)), output

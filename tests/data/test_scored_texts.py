@@ -28,6 +28,8 @@ from datamodules.scored.store import (
 )
 from datamodules.text.encoding import TextLimits
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 BINARY = {"y": LabelOptions("binary")}
 HEADS = {
     "grade": LabelOptions("regression"),
@@ -43,11 +45,6 @@ ROWS = [
 ]
 NAN = np.nan
 EXPECTED = [[1.5, 0, 1, 1, 0, 1], [NAN, 3, 0, NAN, 0, 0], [-3, NAN, NAN, 0, NAN, NAN]]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 def opened(path: Path, heads=HEADS, **columns) -> ScoredStore:

@@ -14,12 +14,9 @@ from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 LIMITS = {"max_length": 12, "max_query_length": 5, "lower_case": True}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

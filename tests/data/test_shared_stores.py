@@ -22,7 +22,10 @@ from lit_models.consistency_lens.subject import SubjectOptions
 from tests.activation_dumps import dumped, stories
 from tests.data import data_of_texts as of
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 NUMBER, SHORT, LONG = 200, 20, 160  # samples, words of each
+ROOMY = {"context_length": 1024}
 MOST_TAKEN = 0.02  # of what the files grow by
 
 
@@ -35,18 +38,6 @@ def texts(size: int, number: int = NUMBER) -> list[str]:
     ]
 
 
-def text(folder: Path, size: int, layout: Any) -> Any:
-    return of.text(folder, texts(size), layout=layout, context_length=1024)
-
-
-def occupation(folder: Path, size: int) -> Any:
-    return of.occupation(folder, texts(size // 8, 1000))
-
-
-def retrieval(folder: Path, size: int) -> Any:
-    return of.retrieval(folder, texts(size))
-
-
 def lens(folder: Path, size: int) -> Any:
     shape = DecoderConfig(max_positions=16, hidden_size=4 * size, num_layers=1, num_heads=2)
     subject = SubjectOptions(layer=0, network=shape)
@@ -55,17 +46,12 @@ def lens(folder: Path, size: int) -> Any:
 
 
 STORES: dict[str, Callable[[Path, int], Any]] = {
-    "blocks": lambda folder, size: text(folder, size, "blocks"),
-    "packed": lambda folder, size: text(folder, size, "packed"),
-    "occupation": occupation,
-    "retrieval": retrieval,
+    "blocks": lambda folder, size: of.text(folder, texts(size), layout="blocks", **ROOMY),
+    "packed": lambda folder, size: of.text(folder, texts(size), layout="packed", **ROOMY),
+    "occupation": lambda folder, size: of.occupation(folder, texts(size // 8, 1000)),
+    "retrieval": lambda folder, size: of.retrieval(folder, texts(size)),
     "lens": lens,
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 def made(name: str, folder: Path, size: int) -> PlannedDataset:

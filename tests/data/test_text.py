@@ -27,6 +27,8 @@ from tests.text_corpora import (
     texts_of,
 )
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def plain_best_fit(lengths, capacity):
     """Return the sorted lengths of every row, one piece at a time."""
@@ -180,11 +182,6 @@ def test_describe_shows_the_text_with_its_special_tokens():
 
 
 CHARACTERS = TokenizerOptions(kind="characters")
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

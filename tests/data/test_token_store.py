@@ -28,13 +28,10 @@ from tests.text_corpora import (
     texts_of,
 )
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 END, ROOT = 256, Path(__file__).parents[2]
 BYTES = tokenizers.make_tokenizer(tokenizers.TokenizerOptions(), iter(()))
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,7 @@ from torch import Tensor
 
 from datamodules.core.batches import padded, padded_texts
 from datamodules.tokenizers.text import byte_tokenizer
-from lit_models.seq2seq.network import (
-    Network,
-    PretrainedSeq2Seq,
-    Seq2SeqConfig,
-    Seq2SeqNetwork,
-)
+from lit_models.seq2seq.network import Network, PretrainedSeq2Seq, Seq2SeqConfig, Seq2SeqNetwork
 from tests.text_corpora import saved_tokenizer
 
 VOCAB, START, END = 12, 0, 1

@@ -35,21 +35,23 @@ def assert_uninterrupted(folder, module, whole):
     assert (len(verdict.epochs), verdict.num_samples) == (3, 150)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2), (1, 4), (4, 1)])
+# Steps of a kill and between checkpoints; micro-batches of a step before and after it.
 @pytest.mark.parametrize(
-    ("cut_at", "every"), [(5, 3), (7, 7), (8, 7), (10, 5), (15, 14)], ids=lambda v: str(v)
+    ("cut_at", "every", "before", "after"),
+    [(5, 3, 1, 1), (7, 7, 4, 2), (8, 7, 1, 4), (8, 7, 4, 2), (10, 5, 4, 1), (15, 14, 1, 1)],
 )
-def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, before, after, cut_at, every):
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, cut_at, every, before, after):
     fit(tmp_path, before, cut_at=cut_at, every=every)
     module = fit(tmp_path, after, every=every, resume=True)
     assert_uninterrupted(tmp_path, module, whole)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (4, 2)])
-@pytest.mark.parametrize("cut_at", [7, 10, 14])
-@pytest.mark.parametrize("max_steps", [-1, 21])
+@pytest.mark.parametrize(
+    ("cut_at", "max_steps", "before", "after"),
+    [(7, -1, 1, 1), (7, 21, 4, 2), (10, -1, 4, 2), (10, 21, 1, 1), (14, -1, 4, 2)],
+)
 def test_a_run_that_its_step_budget_ended_goes_on_with_a_larger_one(
-    tmp_path, whole, before, after, cut_at, max_steps
+    tmp_path, whole, cut_at, max_steps, before, after
 ):
     fit(tmp_path, before, every=100, max_steps=cut_at)
     module = fit(tmp_path, after, every=100, resume=True, max_steps=max_steps)
@@ -71,12 +73,11 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
-@pytest.mark.parametrize("factor", [1, 10])
-def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, schedule, factor):
+@pytest.mark.parametrize(("name", "factor"), [("own", 1), *((name, 10) for name in SCHEDULES)])
+def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, name, factor):
     def rates(folder, factor=1, **options):
         module = LitToy(partial(torch.optim.AdamW, lr=0.01 * factor, weight_decay=0.1 * factor))
-        module.lr_scheduler = schedule
+        module.lr_scheduler = SCHEDULES[name]
         fit(folder, module=module, every=5, **options)
         return {row["step"]: row["learning_rate"] for row in ledger_lines(folder)}
 
