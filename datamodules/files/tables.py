@@ -441,7 +441,7 @@ def _fault_of(values: list[str], names: Sequence[str]) -> str:
 
 def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[RawRow]:
     """Yields the rows of a sheet, the header first; empty cells at the end of a row are none."""
-    _check_excel(path)
+    check_installed(path)
     import openpyxl
 
     try:
@@ -541,8 +541,7 @@ def write_batches(
     suffix = kind_of(path)
     if not path.name.lower().endswith(SUFFIXES):
         raise ValueError(f'{path} ends in "{path.suffix}"; write to one of {", ".join(SUFFIXES)}.')
-    if suffix == EXCEL_SUFFIX:
-        _check_excel(path)
+    check_installed(path)
     dialect = Dialect(SEPARATORS.get(suffix, ","))
     if like is not None and kind_of(like.path) == suffix:
         dialect = like.dialect
@@ -673,8 +672,9 @@ def check_same_columns(tables: Sequence[Table]) -> None:
             )
 
 
-def _check_excel(path: Path) -> None:
-    if importlib.util.find_spec("openpyxl") is None:
+def check_installed(path: Path) -> None:
+    """Raises ValueError unless what files of this kind need is installed."""
+    if kind_of(path) == EXCEL_SUFFIX and importlib.util.find_spec("openpyxl") is None:
         raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or use a csv.")
 
 

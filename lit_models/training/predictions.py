@@ -20,7 +20,7 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from datamodules.core.store import naming, replacing
-from datamodules.files.tables import write_table
+from datamodules.files.tables import check_installed, write_table
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
@@ -58,16 +58,16 @@ class PredictionWriter(Callback):
         self._folder: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to overwrite a file before any work is done."""
+        """Refuse a file that is there, or of a kind that lacks its extra, before any work."""
         if stage != "predict":
             return
-        data = trainer.datamodule
-        if (output := data.predict_output_path).exists():
+        check_installed(output := trainer.datamodule.predict_output_path)
+        if output.exists():
             raise ValueError(
                 f"{output} exists and is not overwritten; move it away, or name another file "
                 "with --data.predict_output."
             )
-        data.find_done_batches = lambda: self.done_batches(trainer, pl_module)
+        trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
 
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
         """Return the batches that an interrupted prediction with the same weights has written;

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -30,13 +31,13 @@ class CutAfter(Callback):
             raise Cut
 
 
-def predict(folder, cut_after=None, module=None, size=4, **trainer_options):
+def predict(folder, cut_after=None, module=None, size=4, output="out.csv", **trainer_options):
     counter, writer = CutAfter(cut_after or 10_000), PredictionWriter()
     writer.part_batches = 1
     callbacks = [writer, counter]
     options = {"callbacks": callbacks, "enable_checkpointing": False, **trainer_options}
     trainer = toy_trainer(folder, **options)
-    data = ToyData(global_batch_size=size, predict_output=str(folder / "out.csv"))
+    data = ToyData(global_batch_size=size, predict_output=str(folder / output))
     try:
         trainer.predict(module or LitToy(), data, return_predictions=False)
     except Cut:
@@ -71,6 +72,13 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     with pytest.raises(ValueError, match=r"out\.csv exists and is not overwritten.*predict_output"):
         predict(tmp_path)
     assert (tmp_path / "out.csv").read_text() == "precious"
+
+
+def test_a_kind_of_file_that_lacks_its_extra_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(ValueError, match=r"out\.xlsx needs openpyxl: pip install"):
+        predict(tmp_path, output="out.xlsx")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_limit_that_leaves_samples_out_writes_no_file_and_is_made_good(tmp_path):
