@@ -161,24 +161,10 @@ def submit(
     found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
     if not found:
         return 0
-    if target == "slurm":
-        LOGS.mkdir(exist_ok=True)
-    for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
-        place = Path("jobs", name if number == 1 else f"{name}-{number}")
-        texts = {file: one.text(place / file, lines) for file, one in found.items()}
-        there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.*")}
-        folders = [shlex.split(one.folder(place / file)) for file, one in found.items()]
-        is_free = not there and not any(Path(*words).exists() for words in folders if words)
-        if is_free or there == texts:
-            break
-    place.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        (place / file).write_text(text, encoding="utf-8")
-        (place / file).chmod(0o755)
-        print(f"wrote      {place / file} for {found[file].resources}")
-    written = [place / file for file in found]
+    written = write_scripts(found, name, lines)
     if target != "slurm":
         return hand_in(written[0], resources, dry_run)
+    LOGS.mkdir(exist_ok=True)
     if dry_run:
         for i, path in enumerate(written):
             command = shlex.join(sbatch_command(path, "JOB" if i else None))
@@ -192,6 +178,25 @@ def submit(
         root = root or given_option(options, ROOT) or ""
         print(f"run folder {root}; with --{ROOT}= it a new job goes on")
     return 0
+
+
+def write_scripts(scripts: dict[str, Script], name: str, lines: Sequence[str]) -> list[Path]:
+    """Write scripts by the names of their files into a folder of the job where there is no other
+    one; return their paths. Args: lines, for the shells of all."""
+    for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
+        place = Path("jobs", name if number == 1 else f"{name}-{number}")
+        texts = {file: script.text(place / file, lines) for file, script in scripts.items()}
+        there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.*")}
+        folders = [shlex.split(one.folder(place / file)) for file, one in scripts.items()]
+        is_free = not there and not any(Path(*words).exists() for words in folders if words)
+        if is_free or there == texts:
+            break
+    place.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        (place / file).write_text(text, encoding="utf-8")
+        (place / file).chmod(0o755)
+        print(f"wrote      {place / file} for {scripts[file].resources}")
+    return [place / file for file in scripts]
 
 
 def run_script(run: list[str], resources: Resources, name: str, python: str) -> dict[str, Script]:
