@@ -16,7 +16,7 @@ AREAS = {  # lines of Python, docstrings included
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_000,
     "datamodules": 12_500,
-    "tests": 30_961,
+    "tests": 31_000,
 }
 LATER_ROOMS = {
     "lit_models/causal_lm/preference": 186,
