@@ -65,7 +65,7 @@ LATER_ROOMS = {
     "tests/layouts": 92,
     "tests/nearest": 200,
     "tests/occcanine": 307,
-    "tests/page": 731,
+    "tests/page": 739,
     "tests/preference": 377,
     "tests/prepare": 296,
     "tests/seq2seq": 802,

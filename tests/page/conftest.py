@@ -39,6 +39,15 @@ def visited() -> Callable[..., None]:
     return walk_through
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until the page has done what was asked of it."""
+    for _ in range(600):
+        if is_so():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it never came to be")
+
+
 def fit(folder: Path, config: str, run: str, *options: str) -> None:
     """Trains a run in this folder."""
     from lit_models.__main__ import main

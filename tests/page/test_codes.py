@@ -1,6 +1,5 @@
 """The views of an occupation coder: codes of titles and tables, corrections, errors of a test."""
 
-import asyncio
 import gzip
 import os
 import shutil
@@ -15,9 +14,10 @@ from nicegui.testing import User
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import write_table
 from datamodules.tokenizers.codes import decode
+from tests.page.conftest import until
 from tests.wrong_inputs import CODES
 
-LONG = 100  # looks at the page, of a tenth of a second each
+LONG = 600  # looks at the page, of a tenth of a second each
 HOSTILE = "<script>alert('1')</script>"
 TABLE = f'id;job;lang\n1;smith a;en\n2;wéaver é;sv\n3;;en\n4;"{HOSTILE}; x";xq\n5;smith a;en\n'
 
@@ -131,11 +131,10 @@ def test_errors_are_paged_sorted_filtered_and_counted(run, visited):
         assert list(pairs.rows[0].values()) == ["01110", "71105", 60]
         elements(user, ui.input, "truth")[0].set_value("831")
         elements(user, ui.number)[0].set_value(0.5)
-        await asyncio.sleep(0.5)
+        await until(lambda: len(table.rows) == 13)
         page = {"page": 2, "rowsPerPage": 5, "sortBy": "confidence", "descending": True}
         user.find(ui.table).trigger("request", {"pagination": page})
-        await asyncio.sleep(0.5)
-        assert [row["sample"] for row in table.rows] == [72, 69, 66, 63, 60]
+        await until(lambda: [row["sample"] for row in table.rows] == [72, 69, 66, 63, 60])
         user.find(ui.table).trigger("open", table.rows[0])
         await user.should_see("its codes", retries=LONG)
         assert list(elements(user, ui.table)[-1].rows[0]) == ["text", "language", "codes"]
@@ -149,7 +148,7 @@ def test_errors_of_another_family_have_their_own_columns(run, visited):
     async def visit(user):
         await user.open("/errors")
         await user.should_see(ui.table, retries=LONG)
-        await asyncio.sleep(0.5)
-        assert elements(user, ui.table)[0].rows[0]["document 1"] == "a\nb"
+        (table,) = elements(user, ui.table)
+        await until(lambda: [row["document 1"] for row in table.rows] == ["a\nb"])
 
     visited(run, visit, Path("train.csv"))

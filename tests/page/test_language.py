@@ -49,7 +49,7 @@ def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, vi
             raise AssertionError(shown)
 
         await user.open("/language")
-        await user.should_see("chat", retries=50)
+        await user.should_see("chat", retries=600)
         user.find(ui.select).elements.pop().set_value(["a", "b"])
         for name, value in OPTIONS.items():
             user.find(kind=ui.number, content=name.replace("_", " ")).elements.pop().value = value
@@ -64,7 +64,7 @@ def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, vi
             turns.append({"role": "assistant", "content": answer})
         user.find(kind=ui.number, content="top p").elements.pop().value = 0
         user.find(kind=ui.button, content="write").click()
-        await user.should_see("top_p must be above 0 and at most 1", retries=50)
+        await user.should_see("top_p must be above 0 and at most 1", retries=600)
 
     visited(runs, visit)
 

@@ -20,10 +20,10 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
         await user.open("/lens")
         user.find(ui.textarea).elements.pop().set_value("and the at a")
         user.find(kind=ui.button, content="tokens").click()
-        await user.should_see(ui.toggle, retries=50)
+        await user.should_see(ui.toggle, retries=600)
         user.find(ui.number).elements.pop().set_value(0)  # samples that are no draws
         user.find(ui.toggle).elements.pop().set_value(2)
-        await user.should_see("shuffled words", retries=50)
+        await user.should_see("shuffled words", retries=600)
         found = sorted(user.find(TextElement).elements, key=lambda element: element.id)
         terms, values = ([e.text for e in found if e.tag == tag] for tag in ("dt", "dd"))
         assert terms[:4] == ["explanation", *(f"sample {number}" for number in (1, 2, 3))]
@@ -35,7 +35,7 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
     async def visit_alone(user):
         await user.open("/lens")
         user.find(kind=ui.button, content="tokens").click()
-        await user.should_see("start it again with --also", retries=50)
+        await user.should_see("start it again with --also", retries=600)
 
     visited(tmp_path / "runs", visit, *tmp_path.glob("*.jsonl"))
     visited(tmp_path / "runs", visit_alone)

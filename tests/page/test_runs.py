@@ -23,7 +23,7 @@ def runs_of(folder: Path) -> Path:
 def test_the_table_of_runs_says_how_each_stands(tmp_path, visited):
     async def visit(user):
         await user.open("/")
-        await user.should_see(ui.table, retries=50)
+        await user.should_see(ui.table, retries=600)
         table = next(iter(user.find(ui.table).elements))
         rows = {row["run"]: row for row in table.rows}
         assert list(rows) == [HOSTILE, "a"]
