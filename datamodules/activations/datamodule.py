@@ -20,6 +20,7 @@ from datamodules.activations.documents import (
     check_parts,
 )
 from datamodules.activations.interchange import write_explained
+from datamodules.activations.layers import LayeredActivations, open_stores
 from datamodules.activations.others import WrongOnes, partners
 from datamodules.activations.store import ActivationStore
 from datamodules.core.batches import TERMS
@@ -29,6 +30,7 @@ from datamodules.core.store import new_file
 from datamodules.files.audit import Audit
 from datamodules.files.rows import JSON_SUFFIXES
 from datamodules.files.splitting import PART_NAMES
+from datamodules.files.tables import Files
 from datamodules.text.prompts import OTHER_OUTPUT
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
@@ -44,13 +46,15 @@ class ActivationDataset(PlannedDataset):
 
     Args:
         pieces: the documents.
-        piece: [N], the piece that an activation is in.
+        piece: [N], the piece that a place is in.
         position: [N], its position there.
         facts: attributes and files of the documents; `None` in training.
         fingerprint: of the store and the part.
         seed: key of all draws for a sample.
         pairs_others: give each sample another one, of another document.
         num_wrong: W, wrong activations for each sample.
+        layers: of the activations at each place, see `layers`.
+        stores: of each layer, by default that of the documents.
     """
 
     def __init__(
@@ -63,27 +67,34 @@ class ActivationDataset(PlannedDataset):
         seed: int,
         pairs_others: bool = False,
         num_wrong: int = 0,
+        layers: Sequence[int] = (0,),
+        stores: Sequence[TokenStore] = (),
     ) -> None:
-        self.pieces, self.piece, self.position = pieces, piece, position
+        self.pieces, self.layers, self.stores = pieces, layers, stores or [pieces.store]
         self.facts, self.seed, self.fingerprint = facts, seed, fingerprint
-        self.lengths = pieces.sizes[piece]
-        self.target_counts = dict.fromkeys(TERMS)
         self.others = partners(pieces.document[piece]) if pairs_others else None
         self.wrong = None
         if num_wrong:
             tokens = pieces.stream.tokens[pieces.starts[piece] + position].astype(np.int64)
             self.wrong = WrongOnes(tokens, num_wrong)
+        if len(layers) > 1:  # of samples from here on
+            piece, position = (np.repeat(values, len(layers)) for values in (piece, position))
+        self.piece, self.position, self.lengths = piece, position, pieces.sizes[piece]
+        self.target_counts = dict.fromkeys(TERMS)
 
     @property
-    def activations(self) -> np.ndarray | None:
+    def activations(self) -> np.ndarray | LayeredActivations | None:
         """[N, D], memory-mapped; `None` where the step computes them."""
-        return self.pieces.store.arrays.get(f"{PART_NAMES[self.pieces.part]}.activations")
+        name = f"{PART_NAMES[self.pieces.part]}.activations"
+        arrays: list[Any] = [store.arrays.get(name) for store in self.stores]
+        return arrays[0] if len(arrays) == 1 else LayeredActivations(arrays)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
         """Return the batch of sample ids [B], with any partners of them in `other`."""
         batch = self._batch(sample_ids, epoch)
         if self.others is not None:
-            batch["other"] = self._batch(self.others[sample_ids], epoch)
+            place, layer = np.divmod(sample_ids, len(self.layers))
+            batch["other"] = self._batch(self.others[place] * len(self.layers) + layer, epoch)
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
@@ -91,10 +102,16 @@ class ActivationDataset(PlannedDataset):
         tokens, position = self.pieces.tokens(int(self.piece[sample_id])), self.position[sample_id]
         decode = self.pieces.store.tokenizer.decode
         return {
+            **{name: str(value) for name, value in self.layer_of(sample_id).items()},
             "position": str(position),
             "text": decode(tokens[: position + 1], skip_special_tokens=False),
             "goes on": decode(tokens[position + 1 :], skip_special_tokens=False),
         }
+
+    def layer_of(self, sample_id: int) -> dict[str, int]:
+        """Return the `layer` of a sample; nothing where there is but one."""
+        several = len(self.layers) > 1
+        return {"layer": self.layers[sample_id % len(self.layers)]} if several else {}
 
     def explanation_line(
         self, number: int, values: dict[str, np.ndarray], controls: Sequence[str]
@@ -102,10 +119,10 @@ class ActivationDataset(PlannedDataset):
         """Return the line of the activation of a sample, from its token_ids [t], error [] and
         control_errors [C] and the names of the C controls.
 
-        document: part and index. position: from 0. before, token, after: the text around it; the
-        token is the last one that the activation knows of. explanation. error: squared, in units of
-        the training part's variance. nearest_controls: those that come nearest to the activation,
-        and their errors.
+        document: part and index. layer: where there are several. position: from 0. before, token,
+        after: the text around it; the token is the last that the activation knows of. explanation.
+        error: squared, in units of the training part's variance. nearest_controls: those that come
+        nearest to the activation, and their errors.
         """
         pieces, piece = self.pieces, int(self.piece[number])
         position, tokenizer = int(self.position[number]), pieces.store.tokenizer
@@ -113,6 +130,7 @@ class ActivationDataset(PlannedDataset):
         nearest = sorted(errors, key=lambda name: (errors[name], name))
         return {
             "document": f"{PART_NAMES[pieces.part]}:{int(pieces.document[piece])}",
+            **self.layer_of(number),
             "position": position,
             **context_of(tokenizer, pieces.tokens(piece), position),
             "explanation": tokenizer.decode(values["token_ids"]),
@@ -133,11 +151,14 @@ class ActivationDataset(PlannedDataset):
             "noise_key": torch.from_numpy(keys.astype(np.int64)),
             "document": torch.from_numpy(hashes.astype(np.int64)),
         }
-        if self.activations is not None:
-            batch["activation"] = torch.from_numpy(self.activations[numbers])
+        place, layer = np.divmod(numbers, len(self.layers))
+        if len(self.layers) > 1:
+            batch["layer"] = torch.from_numpy(layer)
+        if (activations := self.activations) is not None:
+            batch["activation"] = torch.from_numpy(activations[numbers])
             if self.wrong is not None:
-                wrong = self.activations[self.wrong.of(numbers, keys)]  # [B, W, D]
-                batch["wrong"] = torch.from_numpy(wrong)
+                wrong = self.wrong.of(place, keys) * len(self.layers) + layer[:, None]
+                batch["wrong"] = torch.from_numpy(activations[wrong])  # [B, W, D]
         if self.facts is not None:
             document = self.pieces.document[piece]
             seen = seen_words(self.facts.attributes[document], rows, position)
@@ -171,8 +192,9 @@ class ActivationDataModule(DocumentsDataModule):
     """Deals activations of a store, or documents whose activations the module computes.
 
     Args:
-        activations: folder of the store; `None` computes the activations in each step from the
-            documents that are named here, or the embedded ones.
+        activations: folder of the store, or of stores of several layers, see `open_stores`; `None`
+            computes the activations in each step from the documents that are named here, or the
+            embedded ones.
         predict_output: jsonl of the test part's explanations, or parquet with the activations, see
             `interchange`, of a store; `None` makes `explanations.jsonl` in the run folder.
         documents: files, tokenizer, positions and split where there is no store, see
@@ -183,7 +205,7 @@ class ActivationDataModule(DocumentsDataModule):
     training has no more, losses are the same as well.
 
     Raises:
-        ValueError: there are files beside a store.
+        ValueError: there are files beside a store, or parquet of several.
     """
 
     default_output = "explanations.jsonl"
@@ -191,24 +213,33 @@ class ActivationDataModule(DocumentsDataModule):
 
     def __init__(
         self,
-        activations: str | None = None,
+        activations: Files = None,
         predict_output: str | None = None,
         **documents: Any,
     ) -> None:
         super().__init__(**documents)
-        self.folder = None if activations is None else Path(activations).expanduser()
+        named = [activations] if isinstance(activations, str) else activations or []
+        self.folders = [Path(folder).expanduser() for folder in named]
+        self.stores: list[ActivationStore] = []
         self.predict_output = predict_output
-        if activations is not None and any(self.files.values()):
+        if len(named) > 1 and str(predict_output).lower().endswith(".parquet"):
+            raise ValueError(
+                f"data.predict_output is {predict_output}, and such a file holds one layer alone; "
+                "name a jsonl file, or one store with data.activations and a lens of its layer."
+            )
+        if named and any(self.files.values()):
             raise ValueError(
                 f"data.activations is {activations}, whose documents were read when it was dumped; "
                 "leave data.train_files and the like out, or dump the activations of these files."
             )
 
     def open_store(self) -> TokenStore:
-        """Return the store: of activations where one is named, else of tokens."""
-        if self.folder is None:
+        """Return the store: of activations, of the first layer, where one is named, else of
+        tokens."""
+        if not self.folders:
             return super().open_store()
-        store = ActivationStore(self.folder)
+        self.stores = open_stores(self.folders)
+        store = self.stores[0]
         self.context_length, self.positions = store.context_length, store.positions
         return store
 
@@ -217,25 +248,29 @@ class ActivationDataModule(DocumentsDataModule):
         part = PART_NAMES.index("test" if stage == "predict" else stage)
         pieces, piece, position = self.places(part)
         check_activations(len(piece), PART_NAMES[part])
+        layers = self.model.options.get("layers", [0])
+        fingerprint = "-".join(one.fingerprint for one in self.stores or [self.store])
         return ActivationDataset(
             pieces,
             piece,
             position,
             facts=self.facts(part) if stage != "train" else None,
-            fingerprint=f"{self.store.fingerprint}-{part}-{len(piece)}-{position.sum()}",
+            fingerprint=f"{fingerprint}-{part}-{len(piece)}-{position.sum()}",
             seed=self.seed if stage == "train" else 0,
             pairs_others=stage in ("test", "predict"),
             num_wrong=self.model.options.get("num_wrong", 0) if stage == "train" else 0,
+            layers=[one.subject.layer for one in self.stores] or layers,
+            stores=self.stores,
         )
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
-        if self.folder is None:
+        if not self.folders:
             return super().places(part)
         pieces = Pieces(self.store, part, self.context_length)
         return pieces, self.store.array(part, "piece"), self.store.array(part, "position")
 
     def facts(self, part: int) -> DocumentFacts:
-        if self.folder is None:
+        if not self.folders:
             return super().facts(part)
         name = PART_NAMES[part]
         attributes, group = (self.store.array(part, kind) for kind in ("attributes", "group"))
@@ -249,36 +284,39 @@ class ActivationDataModule(DocumentsDataModule):
             ValueError: the store is damaged, or documents are in two parts.
         """
         audit = super().audit()
-        if self.folder is None:
+        if not self.folders:
             return audit
-        store = self.store
-        check_parts(store)
-        store.check_files(reads_all=True)
-        subject, files = store.subject, store.schema["files"]
-        size = sum(facts["bytes"] for facts in files.values())
-        audit.notes += [
-            (
-                "subject",
-                f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}, "
-                f"{subject.hidden_size:,} features, {store.schema['dtype']}; digest "
-                f"{subject.digest}",
-            ),
-            ("files", f"{len(files)} files, {size / 1e6:,.1f} MB, hold what was written"),
-        ]
+        check_parts(self.store)
+        for store in self.stores:
+            store.check_files(reads_all=True)
+            subject, files = store.subject, store.schema["files"]
+            size = sum(facts["bytes"] for facts in files.values())
+            audit.notes += [
+                (
+                    "subject",
+                    f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}, "
+                    f"{subject.hidden_size:,} features, {store.schema['dtype']}; digest "
+                    f"{subject.digest}",
+                ),
+                ("files", f"{len(files)} files, {size / 1e6:,.1f} MB, hold what was written"),
+            ]
         return audit
 
-    def training_sample(self, most: int = STATISTICS_SAMPLES) -> Iterator[dict[str, Any]]:
-        """Yield batches of the first activations of the training part, always the same ones."""
-        dataset = self.datasets.get("train") or self.build("train")
-        last = min(len(dataset.lengths), most)
-        for first in range(0, last, STATISTICS_BATCH):
-            yield dataset.batch(np.arange(first, min(first + STATISTICS_BATCH, last)), 0)
+    def training_sample(
+        self, most: int = STATISTICS_SAMPLES, index: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield batches of the first activations of the training part, always the same ones, of the
+        layer of an index."""
+        dataset: Any = self.datasets.get("train") or self.build("train")
+        every = len(dataset.layers)
+        places = np.arange(min(len(dataset.lengths) // every, most))
+        for first in range(0, len(places), STATISTICS_BATCH):
+            yield dataset.batch(places[first : first + STATISTICS_BATCH] * every + index, 0)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write a line or a row per activation, whole or not at all; `results` as `predict_step`
         returns them."""
-        dataset = self.datasets["predict"]
-        assert isinstance(dataset, ActivationDataset)
+        dataset: Any = self.datasets["predict"]
         controls = self.model.options["controls"]
 
         def line(number: int) -> dict[str, Any]:

@@ -112,6 +112,7 @@ class ActivationBatch(PlannedBatch):
     D features, A attributes.
     """
 
+    layer: NotRequired[Tensor]  # [B] int64, index of the layer; absent where there is but one
     activation: NotRequired[Tensor]  # [B, D]; absent where they are computed from the documents
     wrong: NotRequired[Tensor]  # [B, W, D], of other samples; training with a contrast only
     input_ids: Tensor  # [B, T] int64, padded at the right with 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import ALL, ActivationBatch
 from datamodules.files.splitting import TRAIN
+from lit_models.consistency_lens.layers import Baselines, LayerRows
 from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
 from lit_models.consistency_lens.loss import squared_error
 from lit_models.consistency_lens.readings.reading import DRAW, best_reading
@@ -33,10 +34,6 @@ from lit_models.consistency_lens.teacher import TeacherText, recent_words
 from lit_models.consistency_lens.unembedding import unembedded_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
-
-if TYPE_CHECKING:
-    from datamodules.activations.store import ActivationStatistics
-
 
 NUM_DRAWS, BEST_OF = 8, (2, 4, 8)  # explanations drawn for each activation, and taken of them
 NUM_EXAMPLES = 100  # activations on the page of examples
@@ -59,43 +56,6 @@ Row = dict[str, float]
 Rows = dict[str, Row]
 
 
-class Baselines(nn.Module):
-    """Guesses of an activation from the statistics of the training part of the data at hand."""
-
-    mean: Tensor
-    unit_mean: Tensor
-    token_means: Tensor
-    token_row: Tensor
-    position_means: Tensor
-    components: Tensor
-    tuned: Tensor
-
-    def __init__(self, statistics: "ActivationStatistics", vocab_size: int) -> None:
-        super().__init__()
-        row = torch.full((vocab_size,), len(statistics.token_ids))
-        row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
-        self.register_buffer("token_row", row, persistent=False)
-        self.register_buffer("tuned", None, persistent=False)  # of `tuned_map`, for a test
-        for name in ("mean", "unit_mean", "token_means", "position_means", "components"):
-            table = torch.from_numpy(getattr(statistics, name)).float()
-            self.register_buffer(name, table, persistent=False)
-
-    def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D], the mean activation at tokens [B]; `mean` [D] for unseen ones."""
-        whole = torch.cat([self.token_means, mean[None].to(self.token_means)])
-        return whole[self.token_row[token]]
-
-    def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D], the mean activation at positions [B]; `mean` [D] for unseen ones."""
-        whole = torch.cat([self.position_means, mean[None].to(self.position_means)])
-        return whole[position.clamp(max=len(self.position_means))]
-
-    def projected(self, activation: Tensor, number: int) -> Tensor:
-        """Return activations [B, D] projected on the first principal components."""
-        components = self.components[:number]
-        return self.mean + (activation - self.mean) @ components.T @ components
-
-
 class Fidelity(NamedTuple):
     """Worth of one sample's rebuilt activation; all [B] float64.
 
@@ -115,7 +75,7 @@ class Fidelity(NamedTuple):
     def of(
         cls, true: Tensor, found: Tensor, mean: Tensor, unit_mean: Tensor, patched: PatchedSubject
     ) -> "Fidelity":
-        """Return the worth of `found` [B, D]; the training means are [D]."""
+        """Return the worth of `found` [B, D]; the training means are [D] or [B, D]."""
         effect, (true, found) = patched.effect(found), (true.double(), found.double())
         unit = F.normalize(true, dim=-1)
         return cls(
@@ -128,11 +88,11 @@ class Fidelity(NamedTuple):
 
 
 @dataclass
-class Case:
+class Case(LayerRows):
     """One batch, its explanations, and everything that is rebuilt from them."""
 
     lens: Lens  # in evaluation mode
-    baselines: Baselines
+    baselines: Sequence[Baselines]  # of each layer
     batch: ActivationBatch
     activation: Tensor  # [B, D] of the batch
     other: Tensor  # [B, D] of the partners
@@ -145,20 +105,20 @@ class Case:
 
     @cached_property
     def greedy(self) -> Explanation:
-        return self.lens.verbalizer.explain(self.activation)
+        return self.explain(self.activation)
 
     @cached_property
     def said(self) -> Explanation:
         """The explanation that a prediction writes."""
         if self.best_of == 1:
             return self.greedy
-        given = (self.activation, self.batch["noise_key"], self.best_of)
+        given = (self.activation, self.batch["noise_key"], self.best_of, self.layer)
         return best_reading(self.lens, *given)
 
     @cached_property
     def shuffled(self) -> Explanation:
         """The explanation of another activation."""
-        return self.lens.verbalizer.explain(self.other)
+        return self.explain(self.other)
 
     @cached_property
     def teacher_words(self) -> Tensor:
@@ -168,42 +128,45 @@ class Case:
     @cached_property
     def draws(self) -> list[Tensor]:
         keys = [mixed(self.batch["noise_key"], DRAW + draw) for draw in range(NUM_DRAWS)]
-        return [self.rebuilt(self.lens.verbalizer.explain(self.activation, key)) for key in keys]
+        return [self.rebuilt(self.explain(self.activation, key)) for key in keys]
 
     @cached_property
     def patched(self) -> PatchedSubject:
         return PatchedSubject(self.lens.subject, self.batch)
 
     def rebuilt(self, explanation: Explanation) -> Tensor:
-        return self.lens.reconstructor(explanation.embeddings)
+        return self.read(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """Return name -> what rebuilds the activations [B, D], by `ROW_NAMES`."""
-        lens, baselines, mean = self.lens, self.baselines, self.lens.mean
+        lens, guess, mean, layer = self.lens, self.guess, self.mean, self.layer
         ids, number = self.batch["input_ids"], lens.verbalizer.num_words
         current = ids.gather(1, self.position[:, None])[:, 0]  # [B], the words at the positions
         last = recent_words(ids, self.position, number, lens.verbalizer.is_word)
-        explain, reader = lens.verbalizer.explain, lens.reference["reconstructor"]
-        projected = partial(baselines.projected, self.activation)
+        explain, given = lens.verbalizer.explain, self.activation
+        reader = partial(lens.reference["reconstructor"], layer=layer)
+        token_mean = partial(guess, lambda one: one.of_token(current, mean))
+        untrained = partial(lens.untrained.explain, given, layer=layer)
+        projected = partial(Baselines.projected, activation=given)
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
             **{f"best_of_{k}": partial(self._best_of, k) for k in BEST_OF},
-            "zero": lambda: torch.zeros_like(self.activation),
-            "mean": lambda: mean.expand_as(self.activation),
-            "position_mean": lambda: baselines.of_position(self.position, mean),
-            "token_mean": lambda: baselines.of_token(current, mean),
-            **{f"components_{k}": partial(projected, k) for k in COMPONENTS},
-            "true_text": lambda: lens.reconstructor(lens.words(last)),
-            "teacher_text": lambda: lens.reconstructor(self.teacher_words),
+            "zero": lambda: torch.zeros_like(given),
+            "mean": lambda: mean.expand_as(given),
+            "position_mean": lambda: guess(lambda one: one.of_position(self.position, mean)),
+            "token_mean": token_mean,
+            **{f"components_{k}": partial(guess, partial(projected, number=k)) for k in COMPONENTS},
+            "true_text": lambda: self.read(lens.words(last)),
+            "teacher_text": lambda: self.read(self.teacher_words),
             "teacher_text_separate": lambda: reader(self.teacher_words),
-            "logit_lens": lambda: self._unembedded(None),
-            "tuned_lens": lambda: self._unembedded(baselines.tuned),
-            "text_only": lambda: self.rebuilt(explain(baselines.of_token(current, mean))),
+            "logit_lens": partial(self._unembedded, False),
+            "tuned_lens": partial(self._unembedded, True),
+            "text_only": lambda: self.rebuilt(self.explain(token_mean())),
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
-            "shuffled_words": lambda: lens.reconstructor(self.words_in_other_order()),
-            "untrained_verbalizer": lambda: self.rebuilt(lens.untrained.explain(self.activation)),
-            "no_activation": lambda: self.rebuilt(explain(None, rows=len(self.activation))),
+            "shuffled_words": lambda: self.read(self.words_in_other_order()),
+            "untrained_verbalizer": lambda: self.rebuilt(untrained()),
+            "no_activation": lambda: self.rebuilt(explain(None, rows=len(given))),
             "separate_reader": lambda: reader(self.greedy.embeddings),
         }
 
@@ -218,18 +181,22 @@ class Case:
         error = self.error(self.rebuilt(self.said))
         places = range(own.shape[1])
         changed = (torch.cat([own[:, :i], other[:, i, None], own[:, i + 1 :]], 1) for i in places)
-        return torch.stack([self.error(self.lens.reconstructor(w)) - error for w in changed], dim=1)
+        return torch.stack([self.error(self.read(w)) - error for w in changed], dim=1)
 
     def error(self, rebuilt: Tensor) -> Tensor:
         """Return [B] float32 of rebuilt activations [B, D], in units of the training variance."""
-        return squared_error(rebuilt, self.activation, self.lens.variance)
+        return squared_error(rebuilt, self.activation, self.variance)
 
     def fidelities(self) -> dict[str, Fidelity]:
         return {name: self.fidelity(rebuild()) for name, rebuild in self.rows().items()}
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
-        means = (self.lens.mean, self.baselines.unit_mean)
-        return Fidelity.of(self.activation, rebuilt, *means, self.patched)
+        unit_mean = self.guess(lambda one: one.unit_mean.expand_as(rebuilt))
+        found = Fidelity.of(self.activation, rebuilt, self.mean, unit_mean, self.patched)
+        if self.layer is None:
+            return found
+        units = self.variance.double()  # no layer of long activations outweighs the others
+        return found._replace(error=found.error / units, spread=found.spread / units)
 
     def predictions(self) -> dict[str, Tensor]:
         """Return what `predict_step` returns: words, and errors in units of the training variance.
@@ -251,9 +218,11 @@ class Case:
         order = torch.where(is_same, order.flip(1), order)
         return words.gather(1, order[..., None].expand_as(words))
 
-    def _unembedded(self, tuned: Tensor | None) -> Tensor:
-        words = unembedded_words(self.lens, self.activation, tuned)
-        return self.lens.reconstructor(self.lens.words(words))
+    def _unembedded(self, is_tuned: bool) -> Tensor:
+        def words(one: Baselines) -> Tensor:
+            return unembedded_words(self.lens, self.activation, one.tuned if is_tuned else None)
+
+        return self.read(self.lens.words(self.guess(words)))
 
     def _best_of(self, number: int) -> Tensor:
         drawn = torch.stack(self.draws[:number])  # [k, B, D]
@@ -267,8 +236,8 @@ COMPARED = ("mean", "token_mean")  # rows that others are reported against
 
 
 class FidelityTable(Metric):
-    """Sums for each row, over all documents and over each file's; and the same over samples drawn
-    with replacement in R replicates, from which every value has an interval.
+    """Sums for each row, over all documents, over each file's and over each layer's; and the same
+    over samples drawn with replacement in R replicates, from which every value has an interval.
 
     A document is drawn as a whole, as often as a Poisson variable of mean 1 says that is keyed by
     the document: replicates need no list of samples, and are the same on any devices.
@@ -276,6 +245,7 @@ class FidelityTable(Metric):
     Args:
         rows: names, those of `COMPARED` among them.
         groups: names of the files, no two alike; one alone is all documents.
+        layers: of several, each is a group, such as layer/2.
 
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
@@ -283,10 +253,13 @@ class FidelityTable(Metric):
     sums: Tensor
     replicates: Tensor
 
-    def __init__(self, rows: Sequence[str], groups: Sequence[str]) -> None:
+    def __init__(
+        self, rows: Sequence[str], groups: Sequence[str], layers: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.rows, self.files = list(rows), list(groups) if len(groups) > 1 else []
-        self.groups = [ALL, *self.files]
+        self.layers = [f"layer/{layer}" for layer in layers if len(layers) > 1]
+        self.groups = [ALL, *self.files, *self.layers]
         shape = (len(self.groups), len(self.rows), len(SUMMED))
         empty = torch.zeros(shape, dtype=torch.float64)
         self.add_state("sums", empty, dist_reduce_fx="sum")
@@ -310,8 +283,9 @@ class FidelityTable(Metric):
     def members(self, batch: ActivationBatch) -> Tensor:
         """Return the weights [B, G] float64 of a batch in each group, 0 for samples of others."""
         weight = batch["weight"].double()
-        of_files = (weight * (batch["group"] == number) for number in range(len(self.files)))
-        return torch.stack([weight, *of_files], dim=1)
+        parts = [batch["group"] == number for number in range(len(self.files))]
+        parts += [batch["layer"] == index for index in range(len(self.layers))]
+        return torch.stack([weight, *(weight * part for part in parts)], dim=1)
 
     def compute(self) -> dict[str, Rows]:
         """Return group -> row -> value -> number, with `fve_low` and `fve_high` for the ends of the
@@ -454,9 +428,10 @@ SHOWN = {
 class ControlTable(Callback):
     """Computes all rows from the module's sums, logs the headline, prints and writes the tables.
 
-    The headline is that of the first file; that of each further one FILE is test/FILE/….
+    The headline is that of the first file; that of each further one FILE is test/FILE/…, that of
+    each of several layers N over all files test/layer/N/….
     controls.json: subject; rows, as of `FidelityTable.compute`; legibility, group -> name -> value;
-    attributes, group -> name -> recall; notes. A group is a file, or all. examples.html:
+    attributes, group -> name -> recall; notes. A group is a file, a layer, or all. examples.html:
     `NUM_EXAMPLES` explanations.
     """
 
@@ -468,7 +443,7 @@ class ControlTable(Callback):
             group: {name: row for name, row in rows.items() if name not in left_out}
             for group, rows in computed.items()
         }
-        shown = [group for group in groups if group != ALL or len(groups) == 1]
+        shown = [group for group in groups if group != ALL or not pl_module.fidelity.files]
         values: Row = {}
         for place, group in enumerate(shown):
             start = f"{group}/" if place else ""

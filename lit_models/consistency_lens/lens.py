@@ -4,7 +4,7 @@ Shapes: B activations, D features, L blocks, P positions of the prompt, t words,
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,14 @@ from datamodules.core.batches import ActivationBatch
 from datamodules.core.plan import check_range
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import Network
+from lit_models.consistency_lens.layers import LayerMaps, of_layer, of_rows
 from lit_models.consistency_lens.subject import (
     BaseOptions,
     Subject,
     copy_of,
     embedded,
     freeze_unused,
-    output_of,
+    outputs_of,
     read,
 )
 from lit_models.training.dropout import mixed
@@ -94,6 +95,7 @@ class Verbalizer(nn.Module):
         begin_id: token whose embedding the prompt starts from.
         options: t, the prompt's learned positions, and the blocks that take the activation.
         around: tokens of the prompt's words before and behind the marker.
+        layers: that activations are of; of several, an affine map of each comes first.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Verbalizer(nn.Module):
         begin_id: int,
         options: "LensOptions",
         around: tuple[list[int], list[int]] = ([], []),
+        layers: int = 1,
     ) -> None:
         super().__init__()
         self.network, self.num_words = network, options.num_words
@@ -115,14 +118,15 @@ class Verbalizer(nn.Module):
         num_layers = min(options.num_patched or num_layers, num_layers)
         self.map_weight = nn.Parameter(torch.eye(width).repeat(num_layers, 1, 1))  # [L, D, D]
         self.map_bias = nn.Parameter(torch.zeros(num_layers, width))
+        self.entry = LayerMaps(layers, width) if layers > 1 else None
         self.register_buffer("is_word", is_word, persistent=False)
 
-    def forward(self, activation: Tensor, token_ids: Tensor) -> Tensor:
+    def forward(self, activation: Tensor, token_ids: Tensor, layer: Tensor | None = None) -> Tensor:
         """Return the logits [B, t, V] of each word of texts [B, t] int64 after the words before it,
-        for activations [B, D]."""
+        for activations [B, D] of layers [B]."""
         given = self.network.embedding(token_ids[:, :-1])
         start = self._prompt(len(activation))
-        with self._injected(activation):
+        with self._injected(activation, layer):
             hidden = read(self.network, None, torch.cat([start, given], dim=1))
         return self._logits(hidden[:, start.shape[1] - 1 :])
 
@@ -133,6 +137,7 @@ class Verbalizer(nn.Module):
         temperature: float = 1.0,
         rows: int = 1,
         spread: float = 1.0,
+        layer: Tensor | None = None,
     ) -> Explanation:
         """Return an explanation of each activation.
 
@@ -142,10 +147,11 @@ class Verbalizer(nn.Module):
             temperature: of the gradient, see `straight_through`.
             rows: B where there is no activation.
             spread: temperature at which words are drawn.
+            layer: [B] int64, see `layers`.
         """
         start = self._prompt(rows if activation is None else len(activation))
         cache, end = self.network.new_cache(), start.shape[1]
-        with self._injected(activation):
+        with self._injected(activation, layer):
             hidden = read(self.network, None, start, cache)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         while True:
@@ -173,12 +179,14 @@ class Verbalizer(nn.Module):
         return only_words(self.network.head(hidden), self.is_word)
 
     @contextmanager
-    def _injected(self, activation: Tensor | None) -> Iterator[None]:
+    def _injected(self, activation: Tensor | None, layer: Tensor | None) -> Iterator[None]:
         """Put the activation at the marker's place in the input of the blocks that have a map."""
         if activation is None:
             yield
             return
         entering = activation.to(self.map_weight.dtype)
+        if self.entry is not None:
+            entering = self.entry(entering, layer)
         mapped = torch.einsum("bd,led->lbe", entering, self.map_weight) + self.map_bias[:, None]
         place = len(self.prompt)
 
@@ -205,23 +213,29 @@ def only_words(logits: Tensor, is_word: Tensor) -> Tensor:
 class Reconstructor(nn.Module):
     """The lowest blocks of a copy of the subject, which read the words from the last to the first
     after a learned start, the embedding of `begin_id` at first; and a linear map, the identity at
-    first, of the last block's output at the last one read."""
+    first, of the layer's output at the last one read. Each layer has a start and a map."""
 
-    def __init__(self, network: Network, begin_id: int) -> None:
+    def __init__(self, network: Network, begin_id: int, layers: Sequence[int] = (-1,)) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.layers = network, layers
         with torch.no_grad():
             start = network.embedding(torch.tensor([begin_id]))
-        self.start = nn.Parameter(start.clone())  # [1, D]
-        self.map = nn.Linear(start.shape[1], start.shape[1])
-        nn.init.eye_(self.map.weight)
-        nn.init.zeros_(self.map.bias)
+        self.start = nn.Parameter(start.repeat(len(layers), 1))  # [L, D]
+        width = start.shape[1]
+        self.map = nn.Linear(width, width) if len(layers) == 1 else LayerMaps(len(layers), width)
+        if isinstance(self.map, nn.Linear):
+            nn.init.eye_(self.map.weight)
+            nn.init.zeros_(self.map.bias)
 
-    def forward(self, words: Tensor) -> Tensor:
-        """Return the rebuilt activations [B, D] of words [B, t, D], embeddings of the subject."""
-        texts = torch.cat([self.start.expand(len(words), -1, -1), words.flip(1)], dim=1)
-        last = self.network.blocks()[-1]
-        return self.map(output_of(last, lambda: read(self.network, None, texts))[:, -1])
+    def forward(self, words: Tensor, layer: Tensor | None = None) -> Tensor:
+        """Return the rebuilt activations [B, D], of layers [B], of words [B, t, D], embeddings of
+        the subject."""
+        start = of_layer(self.start, layer)  # [1, D] or [B, D]
+        texts = torch.cat([start[:, None].expand(len(words), -1, -1), words.flip(1)], dim=1)
+        blocks = [self.network.blocks()[each] for each in self.layers]
+        found = outputs_of(blocks, lambda: read(self.network, None, texts))
+        last = of_rows([one[:, -1] for one in found], layer)
+        return self.map(last) if layer is None else self.map(last, layer)
 
 
 MARKER = "{activation}"  # in a prompt in words
@@ -281,21 +295,23 @@ class Lens(nn.Module):
         words[: tokenizer.vocab_size] = True
         words[torch.from_numpy(tokenizer.special_ids)] = False
         self.begin_id = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
-        width = network.embedding.weight.shape[1]
-        self.register_buffer("mean", torch.zeros(width))  # of the training part
-        self.register_buffer("variance", torch.ones(()))
+        width, num_layers = network.embedding.weight.shape[1], len(subject.layers)
+        of_each = (num_layers,) if num_layers > 1 else ()
+        self.register_buffer("mean", torch.zeros(*of_each, width))  # of the training part
+        self.register_buffer("variance", torch.ones(of_each))
         self.register_buffer("reference_step", torch.tensor(NEVER))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
         self.register_buffer("told_map", None, persistent=False)  # of `teacher.text.told_map`
-        shape = (words, self.begin_id, options, options.tokens_around(tokenizer))
+        shape = (words, self.begin_id, options, options.tokens_around(tokenizer), num_layers)
         self.verbalizer = Verbalizer(copy_of(network, options.verbalizer), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
-        cut = copy_of(network, options.reconstructor, subject.layer + 1)
-        self.reconstructor = Reconstructor(cut, self.begin_id)
-        text = torch.full((1, 2), self.begin_id)
-        freeze_unused(self.verbalizer, lambda: self.verbalizer(self.mean[None], text))
-        freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text)))
+        cut = copy_of(network, options.reconstructor, subject.layers[-1] + 1)
+        self.reconstructor = Reconstructor(cut, self.begin_id, subject.layers)
+        text = torch.full((num_layers, 2), self.begin_id)
+        layer, mean = torch.arange(num_layers) if of_each else None, self.mean.view(-1, width)
+        freeze_unused(self.verbalizer, lambda: self.verbalizer(mean, text, layer))
+        freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text), layer))
         for part in (self.verbalizer, self.reconstructor):  # what is frozen is the subject's own
             for name, parameter in list(part.network.named_parameters(remove_duplicate=False)):
                 if not parameter.requires_grad:
@@ -333,9 +349,9 @@ class Lens(nn.Module):
         if "activation" in batch:
             return batch["activation"].to(self.mean.dtype)
         with torch.no_grad():
-            found = self.subject.activations(batch["input_ids"])
-        rows = torch.arange(len(found), device=found.device)
-        return found[rows, batch["position"]]
+            found = self.subject.of_layers(batch["input_ids"])
+        rows = torch.arange(len(found[0]), device=found[0].device)
+        return of_rows([one[rows, batch["position"]] for one in found], batch.get("layer"))
 
     def words(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [B, t, D] of words [B, t]."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, no_grad
 
 from datamodules.core.batches import TERMS, ActivationBatch
+from lit_models.consistency_lens.layers import of_layer
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.readings.contrast import contrast
 from lit_models.consistency_lens.subject import PatchedSubject
@@ -93,7 +94,8 @@ class LensLosses:
 
 
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B]: mean square over features, in units of the training part's variance."""
+    """Return [B]: mean square over features, in units of the training part's variance, [] or
+    [B]."""
     return (in_float32(rebuilt) - in_float32(activation)).square().mean(-1) / variance
 
 
@@ -136,22 +138,25 @@ def lens_terms(
 ) -> dict[str, Tensor]:
     """Return the terms of these names, name -> [B], of a batch and its activations [B, D]."""
     found: dict[str, Tensor] = {}
+    layer = batch.get("layer")
+    variance = of_layer(lens.variance, layer)
     if names & set(WARM):
         teacher = teacher_text.of(lens, batch, activation)
     if "teacher_text" in names:
-        found["teacher_text"] = text_nats(lens.verbalizer(activation, teacher), teacher)
+        found["teacher_text"] = text_nats(lens.verbalizer(activation, teacher, layer), teacher)
     if "teacher_reconstruction" in names:
-        rebuilt = lens.reconstructor(lens.words(teacher))
-        found["teacher_reconstruction"] = squared_error(rebuilt, activation, lens.variance)
+        rebuilt = lens.reconstructor(lens.words(teacher), layer)
+        found["teacher_reconstruction"] = squared_error(rebuilt, activation, variance)
     if "contrast" in names:
         found["contrast"] = contrast(lens, batch, activation)
     if names - {*WARM, "contrast"}:
-        own = lens.verbalizer.explain(activation, batch["noise_key"], temperature)
-        rebuilt = lens.reconstructor(own.embeddings)
-        found["reconstruction"] = squared_error(rebuilt, activation, lens.variance)
+        key = batch["noise_key"]
+        own = lens.verbalizer.explain(activation, key, temperature, layer=layer)
+        rebuilt = lens.reconstructor(own.embeddings, layer)
+        found["reconstruction"] = squared_error(rebuilt, activation, variance)
         if "reference" in names:
             with no_grad():
-                before = lens.reference["verbalizer"](activation, own.token_ids)
+                before = lens.reference["verbalizer"](activation, own.token_ids, layer)
             found["reference"] = divergence(own.logits, before)
         if "fluency" in names:
             with no_grad():

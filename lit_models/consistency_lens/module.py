@@ -1,11 +1,11 @@
 """LightningModules of the consistency lens. Batches: ActivationBatch, of the dump DumpBatch."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,13 +13,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.activations.store import (
-    ActivationStatistics,
-    ActivationStore,
-    Chunk,
-    one_thread,
-    statistics_of,
-)
+from datamodules.activations.layers import statistics_for
+from datamodules.activations.store import ActivationStore, one_thread
 from datamodules.core.batches import ActivationBatch, DumpBatch, SubjectFacts
 from datamodules.core.plan import check_range
 from datamodules.core.planned import ModelFacts
@@ -28,13 +23,13 @@ from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens import controls
+from lit_models.consistency_lens.layers import index_of, layer_facts, rows_of, stack
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
     LensLosses,
     check_phases,
     leaves_one_idle,
     lens_terms,
-    squared_error,
     text_nats,
 )
 from lit_models.consistency_lens.parts import by_beginning, check_parts, clip_parts
@@ -44,10 +39,8 @@ from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
     SubjectOptions,
-    check_layer,
     keep_layers,
     load_subject,
-    outputs_of,
     subject_facts,
     subject_recipe,
     tokenizer_folder,
@@ -65,9 +58,6 @@ from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import budgeted_steps, configured, parameter_groups
 
-if TYPE_CHECKING:
-    from datamodules.activations.datamodule import ActivationDataModule
-
 Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
 
 
@@ -77,6 +67,7 @@ class LitConsistencyLens(ExactModule):
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
         subject: the model that is explained, and the layer.
+        layers: several layers that one lens explains; `subject.layer` is then of no account.
         losses: weights of the loss's terms over the run.
         lr_scheduler: factory; `None` keeps the rate constant.
         lens: how verbalizer and reconstructor are built.
@@ -109,6 +100,7 @@ class LitConsistencyLens(ExactModule):
         best_of: int = 1,
         rates: dict[str, float] | None = None,
         clips: dict[str, float] | None = None,
+        layers: list[int] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -116,7 +108,8 @@ class LitConsistencyLens(ExactModule):
         self.best_of = best_of
         self.rates, self.clips = {"reconstructor": reconstructor_rate} | (rates or {}), clips or {}
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
-        self.options, self.losses = subject, losses
+        self.layers = sorted(set(layers or [subject.layer]))
+        self.options, self.losses = replace(subject, layer=self.layers[-1]), losses
         self.lens_options = lens or LensOptions()
         self.temperature = temperature or TemperatureSchedule()
         self.teacher = teacher or TeacherText()
@@ -139,7 +132,7 @@ class LitConsistencyLens(ExactModule):
 
     def model_facts(self) -> ModelFacts:
         facts, num_wrong = super().model_facts(), NUM_WRONG if self.losses.contrast.weight else 0
-        options = {"controls": controls.CONTROLS, "num_wrong": num_wrong}
+        options = {"controls": controls.CONTROLS, "num_wrong": num_wrong, "layers": self.layers}
         return replace(facts, tokenizer=tokenizer_folder(self.options), options=options)
 
     @property
@@ -177,24 +170,25 @@ class LitConsistencyLens(ExactModule):
                 f"{lens.num_prompt} need {needed} positions, and the subject has learnt {limit}; "
                 "lower one of the two, cut lens.prompt, or take a subject with rotary positions."
             )
-        facts = subject_facts(self.options, network)
+        facts = layer_facts(subject_facts(self.options, network), self.layers)
         is_without = self.is_training_run and not isinstance(store, ActivationStore)
         if self.losses.contrast.weight and is_without:
             raise ValueError(
                 "losses.contrast takes wrong activations from a store; dump the activations and "
                 "name it with data.activations, or leave losses.contrast out."
             )
-        if isinstance(store, ActivationStore) and store.subject != facts:
-            changed = differences(asdict(store.subject), asdict(facts), "there", "here")
+        layers = [one.subject.layer for one in data.stores]
+        if layers and (there := layer_facts(store.subject, layers)) != facts:
             raise ValueError(
-                f"{store.folder} holds activations of another subject ({changed}); name the model "
-                "that was dumped with model.subject.path and its layer with model.subject.layer, "
-                "or dump the activations of this one."
+                f"{store.folder} holds activations of another subject "
+                f"({differences(there, facts, 'there', 'here')}); name the model that was dumped "
+                "with model.subject.path and its layer with model.subject.layer (several stores' "
+                "with model.layers), or dump the activations of this one."
             )
         recipe = {
             "tokenizer": store.tokenizer.to_dict(),
             "network": network,
-            "subject": asdict(facts),
+            "subject": facts,
             "lens": asdict(lens),
             TRAINED_ON: [training_digest(store.hashes(TRAIN))],
         }
@@ -203,24 +197,31 @@ class LitConsistencyLens(ExactModule):
     def build(self, recipe: Recipe, data: Any) -> None:
         tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
         network = load_subject(self.options, recipe["network"])
-        subject = Subject(network.to(torch.get_default_dtype()), self.options.layer)
+        subject = Subject(network.to(torch.get_default_dtype()), *self.layers)
         self.lens = Lens(subject, tokenizer, LensOptions(**recipe["lens"]))
         leave_subject_out(self)
         self.val_loss, self.val_fve = SumCount(), controls.Explained()
+        each = [controls.Explained() for _ in self.layers if len(self.layers) > 1]
+        self.val_layers = nn.ModuleList(each)
 
     def prepare(self, data: Any, is_new: bool) -> None:
         """Know the data's statistics, by which it is judged what was learnt."""
         if self.baselines is None:
-            statistics = statistics_for(self.lens.subject, data)
+            subject, places = self.lens.subject, range(len(self.layers))
+            device = next(subject.parameters()).device
+            found = [statistics_for(data, i, subject.of_layers, device) for i in places]
             if is_new:  # else the checkpoint knows the mean of its training
-                self.lens.mean.copy_(torch.from_numpy(statistics.mean))
-                self.lens.variance.fill_(statistics.variance)
+                self.lens.mean.copy_(stack([torch.from_numpy(one.mean) for one in found]))
+                self.lens.variance.copy_(stack([torch.tensor(one.variance) for one in found]))
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
             if self.teacher.told:
-                self.lens.told_map = told_map(self.lens, data.training_sample(MOST_SAMPLES))
-            self.baselines = controls.Baselines(statistics, len(self.lens.token_counts))
+                samples = [data.training_sample(MOST_SAMPLES, index) for index in places]
+                self.lens.told_map = stack([told_map(self.lens, one) for one in samples])
+            size = len(self.lens.token_counts)
+            self.baselines = nn.ModuleList(controls.Baselines(one, size) for one in found)
             tested = data.facts(TEST)
-            self.fidelity = controls.FidelityTable(controls.ROW_NAMES, tested.group_names)
+            given = (controls.ROW_NAMES, tested.group_names, self.layers)
+            self.fidelity = controls.FidelityTable(*given)
             self.legibility = controls.Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -271,20 +272,22 @@ class LitConsistencyLens(ExactModule):
         clip_parts(self.named_parameters(), self.clips, gradient_clip_val)
 
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
-        activation, weight = self.lens.activation(batch), batch["weight"]
-        explained = self.lens.verbalizer.explain(activation)
-        rebuilt = self.lens.reconstructor(explained.embeddings)
-        error = squared_error(rebuilt, activation, self.lens.variance)
-        spread = squared_error(self.lens.mean, activation, self.lens.variance) * weight
-        self.val_loss.update(error * weight, weight)
-        self.val_fve.update(error * weight, spread)
+        case, weight = self._case(batch), batch["weight"]
+        error = case.error(case.rebuilt(case.greedy)) * weight
+        spread = case.error(case.mean) * weight
+        self.val_loss.update(error, weight)
+        self.val_fve.update(error, spread)
         self.log_dict({"val/loss": self.val_loss, "val/fve": self.val_fve}, on_epoch=True)
+        for index, metric in enumerate(self.val_layers):
+            metric.update(error * (batch["layer"] == index), spread * (batch["layer"] == index))
+            self.log(f"val/layer/{self.layers[index]}/fve", metric, on_epoch=True)
 
     def fit_tuned_lens(self, data: Any) -> None:
         """Fit the affine map of the tuned lens, once, to documents of the training part."""
-        if self.baselines.tuned is None:
-            documents = data.training_sample(NUM_DOCUMENTS)
-            self.baselines.tuned = tuned_map(self.lens.subject, documents)
+        for index, one in enumerate(self.baselines):
+            if one.tuned is None:
+                documents = data.training_sample(NUM_DOCUMENTS)
+                one.tuned = tuned_map(self.lens.subject, documents, index)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         self.fit_tuned_lens(self.trainer.datamodule)  # here, where sharded weights are whole
@@ -305,27 +308,36 @@ class LitConsistencyLens(ExactModule):
         salience = {"salience": case.salience} if with_salience else {}
         return {**case.predictions(), **salience}
 
-    def explain(self, given: Sequence[str] | Tensor) -> list[str]:
+    def explain(self, given: Sequence[str] | Tensor, layer: int | None = None) -> list[str]:
         """Return an explanation of each activation, in words.
 
         Args:
             given: texts, of which the activation at the last token is explained; or activations
                 [n, D] of the subject's layer.
+            layer: of the subject, where the lens explains several.
         """
+        index = index_of(self.layers, layer)
         with evaluating(self), torch.no_grad():
             if not isinstance(given, Tensor):
                 tokens = prompt_tokens(self.tokenizer, given)
                 rows = [torch.tensor([ids], device=self.device) for ids in tokens]
-                given = torch.cat([self.lens.subject.activations(ids)[:, -1] for ids in rows])
-            words = self.lens.verbalizer.explain(given.to(self.lens.mean)).token_ids
+                given = torch.cat([self.lens.subject.of_layers(ids)[index][:, -1] for ids in rows])
+            given, of_all = given.to(self.lens.mean), (len(self.layers), self.device)
+            layers = rows_of(index, len(given), *of_all)
+            words = self.lens.verbalizer.explain(given, layer=layers).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
     def readings(
-        self, texts: Sequence[str], position: int | None = -1, best_of: int = 1
+        self,
+        texts: Sequence[str],
+        position: int | None = -1,
+        best_of: int = 1,
+        layer: int | None = None,
     ) -> list[list[Reading]]:
-        """Return of each text the `Reading` at a position, the last at -1, or at all with `None`;
-        of so many explanations the one that rebuilds the activation best."""
-        return readings_of(self, texts, position, best_of)
+        """Return of each text the `Reading` at a position, the last at -1, or at all with `None`,
+        and there of a layer, or of each; of so many explanations the one that rebuilds the
+        activation best."""
+        return readings_of(self, texts, position, best_of, layer)
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self.trainer))
@@ -345,11 +357,13 @@ class LitConsistencyLens(ExactModule):
                     "model.subject.path."
                 )
             size = TextTokenizer.from_dict(recipe["tokenizer"]).vocab_size
-            facts = asdict(subject_facts(self.options, subject_recipe(self.options, size)))
+            network = subject_recipe(self.options, size)
+            facts = layer_facts(subject_facts(self.options, network), self.layers)
             if changed := differences(recipe["subject"], facts, "then", "now"):
                 raise ValueError(
                     f"{path or 'model.subject'} is another subject than this lens was trained with "
-                    f"({changed}); give the model and the layer of its training with model.subject."
+                    f"({changed}); give the model and the layer of its training with "
+                    "model.subject, or several layers with model.layers."
                 )
         super().on_load_checkpoint(checkpoint)
 
@@ -359,28 +373,30 @@ class LitConsistencyLens(ExactModule):
     @torch.no_grad()
     def reading(self, data: Any, text: str, place: int, spread: float) -> Any:
         """Return name -> text of the explanation and of three drawn ones of the activation at a
-        token of a text, the last at -1; and name -> FVE of what is rebuilt from these, and by the
-        rows of `controls`, where the data's test part lends another."""
+        token of a text, the last at -1, and the last layer; and name -> FVE of what is rebuilt from
+        these, and by the rows of `controls`, where the data's test part lends another."""
         data.model = self.model_facts()
         data.setup("test")
         self.prepare(data, False)
         self.fit_tuned_lens(data)
         ids = torch.tensor(prompt_tokens(self.tokenizer, [text]))
-        batch: Any = data.datasets["test"].batch(np.arange(1), 0)
+        batch: Any = data.datasets["test"].batch(np.array([len(self.layers) - 1]), 0)
         batch |= {"input_ids": ids, "position": torch.tensor([place % ids.shape[1]])}
         batch.pop("activation", None)
         case = self._case(self.transfer_batch_to_device(batch, self.device, 0))
-        said, explain = {"explanation": case.greedy}, self.lens.verbalizer.explain
+        said = {"explanation": case.greedy}
+        explain = partial(self.lens.verbalizer.explain, layer=case.layer)
         for number, key in enumerate(torch.arange(3, device=self.device).split(1), 1):
             said[f"sample {number}"] = explain(case.activation, key, spread=spread)
         ways = {name: partial(case.rebuilt, one) for name, one in said.items()} | case.rows()
-        whole = case.error(self.lens.mean)
+        whole = case.error(case.mean)
         fve = {name: float(1 - case.error(rebuild()) / whole) for name, rebuild in ways.items()}
         ids = {name: one.token_ids[0].tolist() for name, one in said.items()}
         return {name: self.tokenizer.decode(ids[name]) for name in said}, fve
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
-        pair = (self.lens.activation(batch), self.lens.activation(batch["other"]))
+        own, other = self.lens.activation(batch), batch.get("other")
+        pair = (own, own if other is None else self.lens.activation(other))
         return controls.Case(self.lens, self.baselines, batch, *pair, self.teacher, self.best_of)
 
 
@@ -412,23 +428,6 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
     if trainer is not None and trainer.state.fn == "fit":
         known = known + recipe[TRAINED_ON]
     return {**recipe, TRAINED_ON: list(dict.fromkeys(known))}
-
-
-def statistics_for(subject: Subject, data: "ActivationDataModule") -> ActivationStatistics:
-    """Return the statistics of the training part: of the store, or of its first activations."""
-    if isinstance(data.store, ActivationStore):
-        return data.store.statistics
-    device = next(subject.parameters()).device
-
-    def chunks() -> Iterator[Chunk]:
-        for batch in data.training_sample():
-            ids, position = batch["input_ids"], batch["position"]
-            with one_thread(), torch.no_grad():
-                found = subject.activations(ids.to(device)).cpu().double()
-            rows = torch.arange(len(ids), device="cpu")
-            yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
-
-    return statistics_of(chunks())
 
 
 def leave_subject_out(module: LitConsistencyLens) -> None:
@@ -492,15 +491,13 @@ class LitSubject(ExactModule):
 
     def build(self, recipe: Recipe, data: Any) -> None:
         network = load_subject(self.options, recipe["network"])
-        check_layer(self.layers[0], len(network.blocks()))
-        self.subject = Subject(network, self.options.layer)
+        self.subject = Subject(network, *self.layers)
         keep_layers(network, self.options.layer + 1)
 
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
         ids, places = batch["input_ids"], batch["positions"].clamp(min=0)
-        blocks = [self.blocks()[layer] for layer in self.layers]
         with one_thread():
-            found = outputs_of(blocks, lambda: self.subject.activations(ids))  # [R, T, D] each
+            found = self.subject.of_layers(ids)  # [R, T, D] each
         rows = torch.arange(len(ids), device=ids.device)[:, None]
         names = [f"activations-{n}" if self.is_several else "activations" for n in self.layers]
         return {name: one[rows, places] for name, one in zip(names, found, strict=True)}

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,31 +112,34 @@ class SubjectOptions:
 
 
 class Subject(nn.Module):
-    """A frozen network, and the index of one of its blocks; a ValueError where it has no such
-    block."""
+    """A frozen network, and the indices of some of its blocks, ascending; a ValueError where it has
+    no such block."""
 
-    def __init__(self, network: Network, layer: int) -> None:
+    def __init__(self, network: Network, *layers: int) -> None:
         super().__init__()
-        check_layer(layer, len(network.blocks()))
-        self.network, self.layer = network.requires_grad_(False).eval(), layer
+        for layer in layers:
+            check_layer(layer, len(network.blocks()))
+        self.network, self.layers = network.requires_grad_(False).eval(), layers
         # A network of the lowest blocks alone: the very same blocks and parameters, not copies.
         shared: list[Any] = [*network.parameters(), *network.blocks()]
         self.lower = copy.deepcopy(network, {id(part): part for part in shared})
-        keep_layers(self.lower, layer + 1)
+        keep_layers(self.lower, layers[-1] + 1)
 
     @property
-    def block(self) -> nn.Module:
-        return self.network.blocks()[self.layer]
+    def layer_blocks(self) -> list[nn.Module]:
+        return [self.network.blocks()[layer] for layer in self.layers]
 
     def train(self, mode: bool = True) -> "Subject":
         return super().train(False)
 
     def activations(self, input_ids: Tensor) -> Tensor:
-        """Return the activations [B, T, D] at every token of `input_ids` [B, T] int64.
+        """Return the activations [B, T, D] of the last layer at every token of `input_ids` [B, T]
+        int64; the blocks above it are not computed."""
+        return self.of_layers(input_ids)[-1]
 
-        The blocks above the layer are not computed.
-        """
-        return output_of(self.block, lambda: read(self.lower, input_ids))
+    def of_layers(self, input_ids: Tensor) -> list[Tensor]:
+        """As `activations`, of each layer."""
+        return outputs_of(self.layer_blocks, lambda: read(self.lower, input_ids))
 
 
 def check_layer(layer: int, num_layers: int) -> None:
@@ -297,6 +301,7 @@ class PatchedSubject:
         self.subject, self.ids = subject, batch["input_ids"]
         self.rows = torch.arange(len(self.ids), device=self.ids.device)
         self.position, last = batch["position"], batch["lengths"] - 2
+        self.layer = batch.get("layer")
         steps = torch.arange(1 + FOLLOWING, device=self.ids.device)
         places = self.position[:, None] + steps  # [B, P]
         self.counts = places <= last[:, None]
@@ -314,13 +319,18 @@ class PatchedSubject:
         return nats, (own - other).gather(1, word)[:, 0]
 
     def changed(self, replacement: Tensor) -> Tensor:
-        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones;
-        gradients pass through."""
+        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones, each
+        at its layer; gradients pass through."""
 
-        def patch(output: Tensor) -> Tensor:
-            return output.index_put((self.rows, self.position), replacement.to(output.dtype))
+        def patch(output: Tensor, index: int) -> Tensor:
+            place, new = (self.rows, self.position), replacement.to(output.dtype)
+            if self.layer is not None:
+                new = torch.where((self.layer == index)[:, None], new, output[place])
+            return output.index_put(place, new)
 
-        with output_edited(self.subject.block, patch):
+        with ExitStack() as edits:
+            for index, block in enumerate(self.subject.layer_blocks):
+                edits.enter_context(output_edited(block, partial(patch, index=index)))
             return self._logits(read(self.subject.network, self.ids))
 
     def _logits(self, hidden: Tensor) -> Tensor:

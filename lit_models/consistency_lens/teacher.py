@@ -50,10 +50,12 @@ class TeacherText:
         """Return the text [B, t] int64 of a batch with activations [B, D]."""
         ids, shares = batch["input_ids"], None
         if self.told:  # added up feature by feature: no other row of the batch moves a bit
-            table = lens.told_map[ids]  # [B, T, D + 1]
+            layer = batch.get("layer")
+            place = ids if layer is None else (layer[:, None], ids)
+            table = lens.told_map[place]  # [B, T, D + 1]
             shares = (table[..., :-1] * activation[:, None]).sum(-1) + table[..., -1]
-        place = (ids, batch["position"], lens.verbalizer.num_words)
-        return self.words(*place, lens.token_counts, lens.verbalizer.is_word, shares)
+        given = (ids, batch["position"], lens.verbalizer.num_words)
+        return self.words(*given, lens.token_counts, lens.verbalizer.is_word, shares)
 
     def words(
         self,
@@ -173,7 +175,7 @@ def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
         lens: that knows the activations.
         batches: of the training part.
     """
-    width, vocab_size = len(lens.mean), len(lens.token_counts)
+    width, vocab_size = lens.mean.shape[-1], len(lens.token_counts)
     squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")
     products = torch.zeros(vocab_size, width + 1, dtype=torch.float64, device="cpu")
     held, count = torch.zeros(vocab_size, dtype=torch.float64, device="cpu"), 0

@@ -37,14 +37,15 @@ def unembedded_words(lens: Lens, activation: Tensor, tuned: Tensor | None = None
     return logits.topk(lens.verbalizer.num_words).indices
 
 
-def tuned_map(subject: Subject, batches: Iterable[ActivationBatch]) -> Tensor:
-    """Return [D + 1, D]: weights and constant of the affine map from the layer's output to that of
-    the last block with the least squared error, over all tokens of the documents.
+def tuned_map(subject: Subject, batches: Iterable[ActivationBatch], index: int = -1) -> Tensor:
+    """Return [D + 1, D]: weights and constant of the affine map from the output of the layer of an
+    index to that of the last block with the least squared error, over all tokens of the documents.
 
     A ridge regression towards the identity, in float64 by one thread; the source descends the KL of
     the words instead.
     """
     blocks, width = subject.network.blocks(), subject.network.embedding.weight.shape[1]
+    own = subject.layer_blocks[index]
     squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")
     products = torch.zeros(width + 1, width, dtype=torch.float64, device="cpu")
     device = subject.network.embedding.weight.device
@@ -53,7 +54,7 @@ def tuned_map(subject: Subject, batches: Iterable[ActivationBatch]) -> Tensor:
             ids, found = batch["input_ids"].to(device), list[Tensor]()
 
             def both(ids: Tensor = ids, found: list[Tensor] = found) -> Tensor:
-                found.append(output_of(subject.block, lambda: read(subject.network, ids)))
+                found.append(output_of(own, lambda: read(subject.network, ids)))
                 return found[0]
 
             last = output_of(blocks[-1], both)  # [R, T, D]

@@ -41,8 +41,8 @@ def test_baselines_are_those_of_the_training_part():
         np.testing.assert_allclose(found["position_mean"][row], expected, rtol=1e-5)
     assert 3 not in known.token_ids
     mean = torch.arange(D).float()  # of the lens, whatever the data at hand are
-    assert torch.equal(case.baselines.of_token(torch.tensor([3]), mean), mean[None])
-    assert torch.equal(case.baselines.of_position(torch.tensor([999]), mean), mean[None])
+    assert torch.equal(case.baselines[0].of_token(torch.tensor([3]), mean), mean[None])
+    assert torch.equal(case.baselines[0].of_position(torch.tensor([999]), mean), mean[None])
     assert fve(case, found["mean"]) == pytest.approx(0, abs=1e-6)
     assert not found["zero"].any()
 
@@ -54,7 +54,7 @@ def test_components_say_more_the_more_they_are():
     assert shares[0] < shares[1] < shares[2] == pytest.approx(1, abs=1e-5)  # all D of them
     assert D == 16
     left = found["components_4"] - case.activation
-    assert (left @ case.baselines.components[:4].T).abs().max() < 1e-4
+    assert (left @ case.baselines[0].components[:4].T).abs().max() < 1e-4
 
 
 def test_the_best_of_more_draws_is_never_worse():

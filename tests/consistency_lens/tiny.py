@@ -108,7 +108,7 @@ def patched_logits(
         rows = torch.arange(len(ids))
         return output.index_put((rows, position), replacement.to(output.dtype))
 
-    with output_edited(subject.block, patch):
+    with output_edited(subject.layer_blocks[0], patch):
         return subject.network.head(read(subject.network, ids))
 
 
@@ -131,11 +131,9 @@ def explained_without_cache(
         def hook(block: nn.Module, args: Any, kwargs: Any) -> Any:
             hidden = (args[0] if args else kwargs["hidden_states"]).clone()
             hidden[:, place] = entering[layer].to(hidden.dtype)
-            return (
-                ((hidden, *args[1:]), kwargs)
-                if args
-                else (args, kwargs | {"hidden_states": hidden})
-            )
+            if args:
+                return (hidden, *args[1:]), kwargs
+            return args, kwargs | {"hidden_states": hidden}
 
         return hook
 
@@ -160,7 +158,7 @@ V, D, LENGTH = 12, 16, 10  # of cases
 
 
 def small_subject():
-    return Subject(own(vocab_size=V, num_heads=2), layer=1)
+    return Subject(own(vocab_size=V, num_heads=2), 1)
 
 
 def batch_of(number=6, seed=0):
@@ -209,7 +207,7 @@ def case_of(batch=None, kind=Case, is_moved=True, rare=0):
     other = activation.roll(1, 0)
     baselines = Baselines(found, V)
     baselines.tuned = tuned_map(lens.subject, [batch_of(50, seed=2)])  # type: ignore[list-item]
-    return kind(lens, baselines, batch, activation, other, TeacherText(rare))
+    return kind(lens, [baselines], batch, activation, other, TeacherText(rare))
 
 
 def part_of(batch, rows):

@@ -234,6 +234,7 @@ IN_BFLOAT16 = {"Llama": "", "Qwen2": "model.embed_tokens"}  # parts of models, i
 LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # each process solves it
 SPECIAL: dict[str, Family] = {  # not in every test
     "toy_dropout": partial(toy, dropout=0.3),
+    "lens_layers": partial(consistency_lens, layers=[0, 1]),
     "linear_coder": partial(occupation_coder, loss=LINEAR),
     "documents": partial(causal_lm, layout="documents"),
     "llama": partial(causal_lm, **GROUPED),

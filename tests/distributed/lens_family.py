@@ -1,7 +1,6 @@
 """A consistency lens so small that its whole run takes a second, and its documents."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,9 +70,7 @@ def lens_documents(folder: Path, min_position: int = 4) -> dict[str, Any]:
 def consistency_lens(
     folder: Path,
     options: dict[str, Any],
-    losses: LensLosses = LENS_LOSSES,
-    optimizer: Callable[..., torch.optim.Optimizer] = adamw,
-    rate: float = 0.5,
+    layers: list[int] | None = None,
 ) -> tuple[ExactModule, PlannedDataModule]:
     data = ActivationDataModule(
         **lens_documents(folder),
@@ -82,11 +79,12 @@ def consistency_lens(
         **{"global_batch_size": 8, **options},
     )
     module = LitConsistencyLens(
-        optimizer,
+        adamw,
         LENS_SUBJECT,
-        losses,
+        LENS_LOSSES,
         lens=LensOptions(num_words=3),
         temperature=TemperatureSchedule(begin=JOINT_START, until=JOINT_START + 4),
-        reconstructor_rate=rate,
+        reconstructor_rate=0.5,
+        layers=layers,
     )
     return module, data

@@ -42,8 +42,8 @@ def cells_of(family: str, shapes: list[tuple[int, str, int]]) -> list[Cell]:
 
 
 FIRST_CELLS = [cell for name in FAMILIES for cell in cells_of(name, SHAPES_OF.get(name, DIAGONAL))]
-FIRST_CELLS.append(("consistency_lens", 3, "ddp", 1))
-for special in ("linear_coder", "documents"):
+FIRST_CELLS += [("consistency_lens", 3, "ddp", 1), ("lens_layers", 2, "fsdp", 1)]
+for special in ("linear_coder", "documents", "lens_layers"):
     FIRST_CELLS += [(special, 1, "ddp", 1), (special, 2, "ddp", 4)]
 ALL_CELLS = [cell for family in FAMILIES for cell in cells_of(family, SHAPES)]
 OTHER_CELLS = [cell for cell in ALL_CELLS if cell not in FIRST_CELLS]
@@ -172,19 +172,16 @@ def test_nor_does_it_in_any_other_cell(all_runs, cell):
     assert_one_device_ran_the_same(all_runs, cell)
 
 
-@pytest.mark.parametrize(
-    "cell", [c for c in FIRST_CELLS if c[0] == "consistency_lens"], ids=name_of
-)
+@pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if "lens" in c[0]], ids=name_of)
 def test_every_control_of_a_lens_is_the_same_on_any_devices(runs, cell):
-    expected, found = (
-        json.loads((runs / name_of(c) / "controls.json").read_text())
-        for c in (("consistency_lens", 1, "ddp", 1), cell)
-    )
-    assert found["legibility"]["all"] == pytest.approx(expected["legibility"]["all"], rel=1e-9)
+    names = [name_of(c) for c in ((cell[0], 1, "ddp", 1), cell)]
+    expected, found = (json.loads((runs / n / "controls.json").read_text()) for n in names)
     assert found["rows"].keys() == expected["rows"].keys()
-    for row, values in expected["rows"]["all"].items():
-        assert values["count"] > 20
-        assert found["rows"]["all"][row] == pytest.approx(values, rel=1e-7, abs=1e-9), row
+    for group, rows in expected["rows"].items():
+        assert found["legibility"][group] == pytest.approx(expected["legibility"][group], rel=1e-9)
+        for row, values in rows.items():
+            assert values["count"] > 20
+            assert found["rows"][group][row] == pytest.approx(values, rel=1e-7, abs=1e-9), row
 
 
 @pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if c[0] == "causal_lm"], ids=name_of)

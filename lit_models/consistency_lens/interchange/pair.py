@@ -162,8 +162,12 @@ def pair_rows(
     """
     data.setup("test")
     store, dataset = data.store, data.datasets["test"]
-    facts = store.subject if isinstance(store, ActivationStore) else None
-    if facts is None or (facts.hidden_size, facts.layer) != (pair.width, pair.layer):
+    facts = store.subject if len(data.stores) == 1 else None
+    if (
+        facts is None
+        or not isinstance(store, ActivationStore)
+        or (facts.hidden_size, facts.layer) != (pair.width, pair.layer)
+    ):
         raise ValueError(
             f"the pair reads {pair.width} features of block {pair.layer}, and the data hold "
             f"{facts}; dump activations of that model and layer, and name the store with "

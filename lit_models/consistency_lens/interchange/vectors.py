@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from datamodules.activations.interchange import COLUMN, VectorFile, write_vectors
+from lit_models.consistency_lens.layers import index_of, rows_of
 from lit_models.consistency_lens.readings.reading import AT_ONCE, best_reading, worth
 from lit_models.training.metrics import evaluating
 
@@ -30,7 +31,8 @@ def explain_vectors(
         ValueError: the activations are of another width, layer or subject than the lens's.
     """
     file, subject = VectorFile.open(source), module.recipe["subject"]
-    own = {"width": subject["hidden_size"], "layer": subject["layer"], "subject": subject["digest"]}
+    layer = file.layer if file.layer in module.layers else subject["layer"]
+    own = {"width": subject["hidden_size"], "layer": layer, "subject": subject["digest"]}
     known = {name: getattr(file, name) for name in own}
     changed = [n for n, value in known.items() if value is not None and value != own[n]]
     if changed:
@@ -40,6 +42,8 @@ def explain_vectors(
             "take a lens of theirs, or activations of its subject and layer."
         )
 
+    index, of_all = index_of(module.layers, file.layer), len(module.layers)
+
     def pieces() -> Iterator[dict[str, Any]]:
         lens, first = module.lens, 0
         for rows, found in file.pieces():
@@ -47,16 +51,17 @@ def explain_vectors(
             numbers: list[torch.Tensor] = []
             for true in torch.from_numpy(found).to(lens.mean).split(AT_ONCE):
                 keys = torch.arange(first, first + len(true), device=true.device)
-                one = best_reading(lens, true, keys, best_of)
+                layer = rows_of(index, len(true), of_all, true.device)
+                one = best_reading(lens, true, keys, best_of, layer)
                 said += [module.tokenizer.decode(ids) for ids in one.token_ids.tolist()]
-                numbers.append(torch.stack(worth(lens, true, one), dim=1))
+                numbers.append(torch.stack(worth(lens, true, one, layer), dim=1))
                 first += len(true)
             columns = {name: rows.column(name) for name in rows.schema.names if name != COLUMN}
             values = torch.cat(numbers).float().cpu().numpy().T
             named = dict(zip(("confidence", "cosine", "fve"), values, strict=True))
             yield {COLUMN: found, **columns, "explanation": said, **named}
 
-    facts = {"d_model": file.width, "layer_index": own["layer"]}
+    facts = {"d_model": file.width, "layer_index": module.layers[index]}
     more = {"unisono": {"subject": own["subject"], "best_of": best_of}}
     with evaluating(module):
         write_vectors(Path(target).expanduser(), facts | more, pieces(), "choose another name")

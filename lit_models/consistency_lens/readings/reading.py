@@ -5,6 +5,7 @@ Shapes: B activations, D features, k readings of each, t words, T tokens, V voca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.text.prompts import prompt_tokens
+from lit_models.consistency_lens.layers import index_of, of_layer, rows_of
 from lit_models.consistency_lens.lens import Explanation, Lens
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import evaluating, in_float32
@@ -23,25 +25,31 @@ DRAW = 4  # key of what is drawn; those before it are of `controls`
 AT_ONCE = 64  # activations
 
 
-def best_reading(lens: Lens, activation: Tensor, key: Tensor, number: int) -> Explanation:
-    """Return of each activation [B, D] the one of `number` explanations that rebuilds it best: of
-    the surest words, which win where others are no better, and of draws keyed by `key` [B]."""
-    said = [lens.verbalizer.explain(activation)]
+def best_reading(
+    lens: Lens, activation: Tensor, key: Tensor, number: int, layer: Tensor | None = None
+) -> Explanation:
+    """Return of each activation [B, D], of layers [B], the one of `number` explanations that
+    rebuilds it best: of the surest words, which win where others are no better, and of draws keyed
+    by `key` [B]."""
     draws = range(number - 1)
-    said += [lens.verbalizer.explain(activation, mixed(key, DRAW + draw)) for draw in draws]
+    keys = [None, *(mixed(key, DRAW + draw) for draw in draws)]
+    said = [lens.verbalizer.explain(activation, one, layer=layer) for one in keys]
     if not draws:
         return said[0]
-    rebuilt = [lens.reconstructor(one.embeddings) for one in said]
+    rebuilt = [lens.reconstructor(one.embeddings, layer) for one in said]
     errors = torch.stack([(in_float32(r) - activation).square().sum(-1) for r in rebuilt])  # [k, B]
     best, rows = errors.argmin(0), torch.arange(len(activation), device=activation.device)
     return Explanation(*(torch.stack(each)[best, rows] for each in zip(*said, strict=True)))
 
 
-def worth(lens: Lens, true: Tensor, said: Explanation) -> tuple[Tensor, Tensor, Tensor]:
+def worth(
+    lens: Lens, true: Tensor, said: Explanation, layer: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidence, cosine and fve [B] of what is said of activations, as in `Reading`."""
     chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
-    one, rebuilt = true.double(), lens.reconstructor(said.embeddings).double()
-    error, spread = ((one - guess).square().sum(-1) for guess in (rebuilt, lens.mean.double()))
+    one, rebuilt = true.double(), lens.reconstructor(said.embeddings, layer).double()
+    mean = of_layer(lens.mean, layer).double()
+    error, spread = ((one - guess).square().sum(-1) for guess in (rebuilt, mean))
     return chosen.mean((1, 2)).exp(), F.cosine_similarity(rebuilt, one), 1 - error / spread
 
 
@@ -56,6 +64,7 @@ class Reading:
         confidence: geometric mean of the words' probabilities, 0 to 1.
         cosine: of the angle between the rebuilt activation and the true one.
         fve: 1 - squared error / squared distance from the training mean, for this one alone.
+        layer: of the subject.
     """
 
     position: int
@@ -64,16 +73,22 @@ class Reading:
     confidence: float
     cosine: float
     fve: float
+    layer: int
 
 
 @torch.no_grad()
 def readings_of(
-    module: "LitConsistencyLens", texts: Sequence[str], position: int | None, best_of: int
+    module: "LitConsistencyLens",
+    texts: Sequence[str],
+    position: int | None,
+    best_of: int,
+    layer: int | None,
 ) -> list[list[Reading]]:
     """As `LitConsistencyLens.readings`."""
     if best_of < 1:
         raise ValueError(f"best_of must be 1 or more, got {best_of}: 1 takes the surest words.")
-    found, lens, tokenizer = [], module.lens, module.tokenizer
+    found, lens, tokenizer, layers = [], module.lens, module.tokenizer, module.layers
+    asked = range(len(layers)) if layer is None else [index_of(layers, layer)]
     with evaluating(module):
         for text, ids in zip(texts, prompt_tokens(tokenizer, texts), strict=True):
             length = len(ids)
@@ -84,21 +99,23 @@ def readings_of(
                     "all of them."
                 )
             places = range(length) if position is None else [position % length]
-            hidden = lens.subject.activations(torch.tensor([ids], device=module.device))[0]
+            hidden = lens.subject.of_layers(torch.tensor([ids], device=module.device))
             of_text: list[Reading] = []
-            for place in torch.tensor(places, device=module.device).split(AT_ONCE):
-                true = hidden[place].to(lens.mean.dtype)  # [B, D]
-                said = best_reading(lens, true, place, best_of)
-                columns = (place, said.token_ids, *worth(lens, true, said))
+            chunks = torch.tensor(places, device=module.device).split(AT_ONCE)
+            for place, index in product(chunks, asked):
+                true = hidden[index][0, place].to(lens.mean.dtype)  # [B, D]
+                rows_layer = rows_of(index, len(place), len(layers), module.device)
+                said = best_reading(lens, true, place, best_of, rows_layer)
+                columns = (place, said.token_ids, *worth(lens, true, said, rows_layer))
                 rows = zip(*map(Tensor.tolist, columns), strict=True)
                 of_text += [
                     Reading(
                         at,
                         tokenizer.decode_continuation([ids[at]], skip_special_tokens=False),
                         tokenizer.decode(words),
-                        *values,
+                        *(confidence, cosine, fve, layers[index]),
                     )
-                    for at, words, *values in rows
+                    for at, words, confidence, cosine, fve in rows
                 ]
-            found.append(of_text)
+            found.append(sorted(of_text, key=lambda one: one.position))  # layers ascend
     return found

@@ -13,8 +13,8 @@ FINAL_NORM = {"own GPT-2": "norm", "GPT-2": "model.transformer.ln_f", "Llama": "
 
 def outputs(subject, ids):
     """Return what the layer and the last block give at each token."""
-    last = subject.network.blocks()[-1]
-    return tuple(output_of(b, lambda: read(subject.network, ids)) for b in (subject.block, last))
+    both = (subject.layer_blocks[0], subject.network.blocks()[-1])
+    return tuple(output_of(b, lambda: read(subject.network, ids)) for b in both)
 
 
 def batch_of_documents():
@@ -74,11 +74,11 @@ def test_the_tuned_lens_comes_nearer_to_the_subjects_own_words_than_the_logit_le
 def test_rows_of_the_table_read_these_words_and_those_of_the_current_token_alone():
     case = case_of()
     rows, lens = {name: rebuild() for name, rebuild in case.rows().items()}, case.lens
-    for name, tuned in (("logit_lens", None), ("tuned_lens", case.baselines.tuned)):
+    for name, tuned in (("logit_lens", None), ("tuned_lens", case.baselines[0].tuned)):
         words = lens.words(unembedded_words(lens, case.activation, tuned))
         assert torch.equal(rows[name], lens.reconstructor(words))
     ids = case.batch["input_ids"]
     for row, place in enumerate(case.position.tolist()):
-        mean = case.baselines.of_token(ids[row, place][None], lens.mean)
+        mean = case.baselines[0].of_token(ids[row, place][None], lens.mean)
         said = lens.verbalizer.explain(mean)
         torch.testing.assert_close(rows["text_only"][row], lens.reconstructor(said.embeddings)[0])
