@@ -181,7 +181,7 @@ def submit(
 
 
 def write_scripts(scripts: dict[str, Script], name: str, lines: Sequence[str]) -> list[Path]:
-    """Return the paths of scripts, file -> script, written where no others are; all have `lines`."""
+    """Return the paths of scripts (by their names), written where no others are, with lines."""
     for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
         place = Path("jobs", name if number == 1 else f"{name}-{number}")
         texts = {file: script.text(place / file, lines) for file, script in scripts.items()}
