@@ -74,7 +74,7 @@ class Written(NamedTuple):
     log_probability: Tensor
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def write(
     network: Any,
     input_ids: Tensor,
@@ -146,9 +146,9 @@ class _Writing:
 
     def drop_finished(self) -> bool:
         """Write records that are finished no more, and return whether others are left; the cache
-        is copied where half of them are."""
+        is copied where an eighth of them are."""
         going = (~self.is_done).nonzero()[:, 0]
-        if len(going) and 2 * len(going) <= len(self.records):
+        if len(going) and 8 * len(going) <= 7 * len(self.records):
             self.cache.keep_records(going, self.options.num_beams)
             self.keep(going)
         return len(going) > 0

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from lit_models.blocks import DecoderCache, DecoderLayer, EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import Recipe, model_of, read_config, weight_files
+from lit_models.seq2seq.t5_steps import T5_TYPES, T5Cache
 from lit_models.training.metrics import evaluating
 
 INITIAL_STD = 0.02
-PRETRAINED_TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus")
+PRETRAINED_TYPES = (*T5_TYPES, "bart", "mbart", "marian", "pegasus")
 TOLERANCE = 1e-4  # of the largest logit
 
 
@@ -206,13 +207,20 @@ class PretrainedSeq2Seq(nn.Module):
         """As of `Seq2SeqNetwork`."""
         return self.model.get_encoder()(input_ids, attention_mask.long()).last_hidden_state
 
-    def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> PretrainedCache:
+    def start(
+        self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int
+    ) -> PretrainedCache | T5Cache:
         """As of `Seq2SeqNetwork`."""
-        memory = self.encode(input_ids, attention_mask)
+        memory, decoder = self.encode(input_ids, attention_mask), self.model.get_decoder()
+        # In float16 their layers clamp what overflows.
+        if self.model.config.model_type in T5_TYPES and memory.dtype != torch.float16:
+            return T5Cache(decoder, memory, attention_mask, hypotheses)
         return PretrainedCache(memory, attention_mask.long(), hypotheses)
 
-    def step(self, tokens: Tensor, cache: PretrainedCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: PretrainedCache | T5Cache) -> Tensor:
         """As of `Seq2SeqNetwork`."""
+        if isinstance(cache, T5Cache):
+            return cache.step(tokens) * self.scale
         decoder = self.model.get_decoder()
         given = {"encoder_hidden_states": cache.memory, "encoder_attention_mask": cache.mask}
         given[self.cache_name] = cache.past

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, write
+from lit_models.seq2seq.network import PretrainedSeq2Seq
 from tests.seq2seq.tiny import (
     END,
     KINDS,
@@ -93,9 +94,40 @@ def test_beam_search_agrees_with_that_of_transformers(kind):
     assert num_compared > 5
 
 
+T5_KINDS = [
+    ("T5", {}),
+    ("T5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}),  # ByT5's
+    ("T5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}),
+    ("MT5", {}),
+    ("UMT5", {}),
+    ("Bart", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), T5_KINDS)
+def test_greedy_decoding_agrees_with_generate(kind, config):
+    model = model_of_transformers(kind, **config)
+    net = PretrainedSeq2Seq(model, model.config.to_dict()).eval()
+    most = 40  # more than there is room for at first
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 9, (12,), generator=generator).tolist()
+    sources = [torch.randint(2, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    batch, ends = batch_of(sources), set()
+    given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
+    for end_id in range(1, VOCAB):  # some targets end early and leave the batch, others are cut
+        found, _ = written(net, sources, end_id=end_id, max_new_tokens=most)
+        options = {"max_new_tokens": most, "do_sample": False, "eos_token_id": end_id}
+        answers = model.generate(**given, **options)[:, 1:].tolist()
+        for ids, target in zip(found, answers, strict=True):
+            ends.add(end_id in target)
+            assert ids == (target[: target.index(end_id)] if end_id in target else target)
+    assert ends == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["own", "T5", "UMT5"])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.5}])
-def test_a_target_does_not_depend_on_its_neighbours(options):
-    net = network("own")
+def test_a_target_does_not_depend_on_its_neighbours(kind, options):
+    net = network(kind)
     together, logs = written(net, SOURCES * 3, **options)
     for number in range(3):
         ids, log = written(net, [SOURCES[number]], **options)

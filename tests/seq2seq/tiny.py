@@ -15,6 +15,7 @@ VOCAB, START, END = 12, 0, 1
 SIZES: dict[str, dict[str, Any]] = {
     "T5": {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2},
     "MT5": {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+    "UMT5": {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2},
     "Bart": {
         **{"d_model": 8, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16},
         **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16},
@@ -24,14 +25,22 @@ SIZES: dict[str, dict[str, Any]] = {
 KINDS = ("own", *SIZES)
 
 
-def model_of_transformers(kind: str, vocab_size: int = VOCAB, end_id: int = END) -> Any:
-    """Return a model whose weights are large enough to tell tokens apart."""
+def model_of_transformers(
+    kind: str, vocab_size: int = VOCAB, end_id: int = END, **options: Any
+) -> Any:
+    """Return a model whose weights are large enough to tell tokens apart. Args: options, of its
+    configuration."""
     import transformers
 
     torch.manual_seed(0)
     ids = {"decoder_start_token_id": START, "eos_token_id": end_id, "pad_token_id": START}
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=vocab_size, bos_token_id=None, forced_eos_token_id=None, **ids, **SIZES[kind]
+        vocab_size=vocab_size,
+        bos_token_id=None,
+        forced_eos_token_id=None,
+        **ids,
+        **SIZES[kind],
+        **options,
     )
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
