@@ -39,7 +39,7 @@ LATER_ROOMS = {
     "lit_models/seo/sparse.py": 183,
     "lit_models/seo/teaching.py": 59,
     "lit_models/seo/visibility.py": 262,
-    "lit_models/seq2seq": 1_075,
+    "lit_models/seq2seq": 1_077,
     "datamodules/activations/interchange.py": 162,
     "datamodules/activations/layers.py": 101,
     "datamodules/activations/others.py": 51,

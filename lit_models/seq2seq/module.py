@@ -197,17 +197,19 @@ class LitSeq2Seq(ExactModule):
         if isinstance(texts, str):
             raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
         decoding, most = replace(self.decoding, **options), self.recipe["max_source_tokens"]
+        ids = [cut(i, most) for i in framed(self.tokenizer, texts)]
+        order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
         found: list[tuple[str, float]] = []
         with evaluating(self):
-            for first in range(0, len(texts), TEXTS_AT_ONCE):
-                some = texts[first : first + TEXTS_AT_ONCE]
-                batch: Any = padded_texts([cut(i, most) for i in framed(self.tokenizer, some)])
-                batch["sample_id"] = torch.arange(first, first + len(some))
+            for first in range(0, len(order), TEXTS_AT_ONCE):
+                places = order[first : first + TEXTS_AT_ONCE]
+                batch: Any = padded_texts([ids[place] for place in places])
+                batch["sample_id"] = torch.tensor(places)
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 done = self.written(batch, decoding)
                 written = self.texts_of(done.token_ids.cpu().numpy())
                 found += zip(written, done.log_probability.exp().tolist(), strict=True)
-        return found
+        return [found[place] for place in np.argsort(order)]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         return {"written": self.texts_of(np.array([answers["written"]], np.int64))[0]}

@@ -59,7 +59,7 @@ def test_it_learns_writes_every_row_and_answers_from_python(tmp_path, pairs):
     assert [(row["source"], row["note"]) for row in rows] == asked
     assert [row["translation"] for row in rows] == ["smith", "baker", "smith"]
     assert all(0.5 < float(row["confidence"]) <= 1 for row in rows)
-    assert module.translate(["bkr 77", "smth 3"]) == ["baker", "smith"]
+    assert module.translate(["bkr 77", "smth 3", "bkr 7"]) == ["baker", "smith", "baker"]
     again = LitSeq2Seq.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert again.translate(["bkr 77"], num_beams=3) == ["baker"]
 
