@@ -23,6 +23,7 @@ CONFIG = """
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -86,7 +87,10 @@ def cluster(folder: Path) -> Iterator[Environ]:
         (folder / name).mkdir(parents=True)
     ports = free_ports(3)
     host = subprocess.run(["hostname", "-s"], capture_output=True, text=True).stdout.strip()
-    text = CONFIG.format(host=host, folder=folder, port=ports[0], port1=ports[1], port2=ports[2])
+    places = {"port": ports[0], "port1": ports[1], "port2": ports[2]}
+    # Lightning meets at a port that the job's number gives: two clusters must not share one.
+    first_job = 1 + 100 * (os.getpid() % 90)
+    text = CONFIG.format(host=host, folder=folder, first_job=first_job, **places)
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     environ = {
