@@ -37,9 +37,8 @@ ERRORS = {  # the columns of a table of errors before what is known of a sample
     "seo/writer_debug.yaml": ["place", "input", "truth", "answer"],
 }
 DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
-# Data of many seconds, and the retriever's once more.
 LARGE_DEMOS = ("consistency_lens/debug.yaml", "seo/writer_debug.yaml", "seq2seq/debug.yaml")
-LARGE_DEMOS += ("seo/sparse_retriever_debug.yaml",)
+LARGE_DEMOS += tuple(f"seo/{name}_debug.yaml" for name in ("sparse_retriever", "scorer", "ranker"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -28,6 +28,7 @@ def batch_of(coder, texts, language):
     return {**batch, "language_id": torch.tensor(ids)}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logits_are_those_of_the_layout_written_down_plainly(tmp_path, model):
     coder = LitOccupationCoder.load_from_checkpoint(hisco_folder(tmp_path / "mix", model))

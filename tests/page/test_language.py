@@ -32,6 +32,7 @@ def made(tmp_path_factory) -> tuple[Path, LitCausalLM]:
     return folder / "runs", LitCausalLM.load_from_checkpoint(path).eval()
 
 
+@pytest.mark.slow
 def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, visited):
     runs, module = made
 

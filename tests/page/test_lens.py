@@ -1,5 +1,6 @@
 """The view of a lens: a token's button says what the lens says of the text up to it."""
 
+import pytest
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
@@ -9,6 +10,7 @@ from tests.activation_dumps import stories
 from tests.page.conftest import fit
 
 
+@pytest.mark.slow
 def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, visited):
     documents = stories(tmp_path, 90)
     options = [f"--data.train_files={documents}", "--data.global_batch_size=4"]

@@ -94,17 +94,14 @@ def test_beam_search_agrees_with_that_of_transformers(kind):
     assert num_compared > 5
 
 
-T5_KINDS = [
-    ("T5", {}),
-    ("T5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}),  # ByT5's
-    ("T5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}),
-    ("MT5", {}),
-    ("UMT5", {}),
-    ("Bart", {}),
-]
+GATED = {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}  # ByT5's
+OTHER_BUCKETS = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+OTHER_KINDS = [("T5", GATED), ("T5", OTHER_BUCKETS), ("MT5", {}), ("UMT5", {})]
+KINDS = [pytest.param(*kind, marks=pytest.mark.slow) for kind in OTHER_KINDS]
+KINDS += [("T5", {}), ("Bart", {})]
 
 
-@pytest.mark.parametrize(("kind", "config"), T5_KINDS)
+@pytest.mark.parametrize(("kind", "config"), KINDS)
 def test_greedy_decoding_agrees_with_generate(kind, config):
     model = model_of_transformers(kind, **config)
     net = PretrainedSeq2Seq(model, model.config.to_dict()).eval()

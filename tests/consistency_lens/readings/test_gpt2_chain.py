@@ -22,6 +22,7 @@ TRAINER = {"max_steps": 4, "val_check_interval": 2, "limit_test_batches": 1}
 OF_ALL = {"accelerator": "cpu", "enable_progress_bar": "false", "enable_model_summary": "false"}
 
 
+@pytest.mark.slow
 def test_each_stage_is_submitted_with_its_own_devices(unisono, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved_with_bytes(Path("gpt2"), "GPT2", n_layer=7)
