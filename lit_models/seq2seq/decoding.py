@@ -74,7 +74,7 @@ class Written(NamedTuple):
     log_probability: Tensor
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference mode would not do for sharded weights
 def write(
     network: Any,
     input_ids: Tensor,
