@@ -106,10 +106,8 @@ class Fork:
     def __init__(self, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             self.log = Path(file.name)
-        self.process, self.mark = (
-            _process(FORKED, environ, self.log, _command, *arguments),
-            environ[MARK],
-        )
+        self.mark = environ[MARK]
+        self.process = _process(FORKED, environ, self.log, _command, *arguments)
         self.pid, self.send_signal = self.process.pid, partial(os.kill, self.process.pid)
 
     def poll(self) -> int | None:
