@@ -28,7 +28,7 @@ LATER_ROOMS = {
     "lit_models/consistency_lens/teacher.py": 200,
     "lit_models/consistency_lens/temperature.py": 41,
     "lit_models/consistency_lens/unembedding.py": 68,
-    "lit_models/engines": 596,
+    "lit_models/engines": 593,
     "lit_models/evaluate": 372,
     "lit_models/occupation_coder/answers": 412,
     "lit_models/occupation_coder/occcanine": 492,

@@ -7,7 +7,8 @@ import importlib
 import inspect
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, NoReturn, get_args, get_origin
@@ -65,14 +66,26 @@ def run_command(name: str, argv: list[str]) -> Any:
     return function(**arguments)
 
 
+def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
+    """Yields each option of a command with its meaning: a parameter, and of one that is a dataclass
+    each field."""
+    _, _, arguments = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    meanings = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE))
+    for name, p in inspect.signature(function, eval_str=True).parameters.items():
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation):
+            for field, meaning in options_of(p.annotation):
+                yield field.replace(kind=Parameter.KEYWORD_ONLY), meaning
+        else:
+            yield p, " ".join(meanings.get(name, "").split())
+
+
 def parser_of(function: Callable[..., Any]) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
     Parameters before keyword-only ones have a place, as all of a command that requires one; a
     mapping has options of its own (`--change.NAME.devices=2`), which are read beside this parser.
     """
-    text, _, arguments = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
-    meanings = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE))
+    text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     parser = CommandParser(
         f"unisono {function.__name__}",
         description=text,
@@ -80,14 +93,13 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    own = inspect.signature(function, eval_str=True).parameters
-    has_places = any(Parameter.empty is p.default or p.kind is p.KEYWORD_ONLY for p in own.values())
-    for name, p in own.items():
+    own = list(options_of(function))
+    has_places = any(Parameter.empty is p.default or p.kind is p.KEYWORD_ONLY for p, _ in own)
+    for p, meaning in own:
+        name, is_required = p.name, p.default is Parameter.empty
         is_whole = get_origin(p.annotation) in (None, list)
         kind = p.annotation if is_whole else get_args(p.annotation)[0]
-        is_required = p.default is Parameter.empty
-        shown = "" if is_required or not p.default else f" (default: {p.default})"
-        meaning = " ".join(meanings.get(name, "").split()) + shown
+        meaning += "" if is_required or not p.default else f" (default: {p.default})"
         options: dict[str, Any] = {"help": meaning.replace("%", "%%")}
         if kind is bool:
             options["action"] = "store_true"
@@ -119,7 +131,7 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             something required is missing, or a word has no place.
         FileNotFoundError: a config does not exist.
     """
-    own = dict(inspect.signature(function, eval_str=True).parameters)
+    own = {p.name: p for p, _ in options_of(function)}
     takes_run = own.pop(RUN_OPTIONS, None) is not None
     mappings = [name for name, p in own.items() if dict in (p.annotation, *get_args(p.annotation))]
     flags = [name for name, p in own.items() if p.annotation is bool]
@@ -163,4 +175,9 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
     found, rest = parser_of(function).parse_known_args(words)
     if rest and not takes_run:
         raise ValueError(bare_word(rest[0]))
-    return vars(found) | values | ({RUN_OPTIONS: rest} if takes_run else {})
+    given = vars(found) | values | ({RUN_OPTIONS: rest} if takes_run else {})
+    for name, p in inspect.signature(function, eval_str=True).parameters.items():
+        if isinstance(kind := p.annotation, type) and is_dataclass(kind):
+            names = [field.name for field in fields(kind) if field.name in given]
+            given[name] = kind(**{field: given.pop(field) for field in names})
+    return given

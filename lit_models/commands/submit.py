@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ from lit_models.config_files import (
     run_root,
 )
 from lit_models.engines import jobs
-from lit_models.engines.jobs import Resources, Script
+from lit_models.engines.jobs import Resources
 from lit_models.errors import UsageError, usage_errors
 from lit_models.training import rules
 
+TEMPLATES = Path(jobs.__file__).parent / "templates"
 LOGS = Path("logs")  # the template names it
 ACCELERATOR = "trainer.accelerator"
 MODULE = ("-m", "lit_models")
@@ -47,25 +48,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 def submit(
     *,
+    resources: Resources,
     run_options: list[str] | None = None,
-    target: str = "slurm",
-    nodes: str = "1",
-    gpus_per_node: int | None = None,
-    tasks_per_node: int | None = None,
-    cpus_per_task: int | None = None,
-    nodelist: str | None = None,
-    partition: str | None = None,
-    account: str | None = None,
-    time_limit: str | None = None,
-    save_ahead_s: int | None = None,
-    max_restarts: int | None = None,
-    rendezvous: str | None = None,
-    address: str | None = None,
-    gpu: str | None = None,
-    image: str | None = None,
-    storage: str | None = None,
-    install: str | None = None,
-    activate: list[str] | None = None,
     name: str | None = None,
     dry_run: bool = False,
 ) -> int:
@@ -79,68 +63,15 @@ def submit(
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
-        target: slurm, ray, skypilot, kubernetes, or torchrun, which is started by hand on each
-            machine. Options that name no target are for all.
-        nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks: torchrun,
-            ray, kubernetes.
-        gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
-        tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
-        cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches:
-            slurm, skypilot, kubernetes.
-        nodelist: machines that must be among them; slurm.
-        partition: of the cluster; slurm.
-        account: that the job is charged to; slurm.
-        time_limit: of one job, such as 90 (minutes) or 2-12 (days and hours), 24:00:00 by default;
-            slurm.
-        save_ahead_s: how long before the time limit the run is told to save, 300 by default; slurm.
-        max_restarts: losses of a rank or a node after which the run is given up, 9 by default; all
-            but slurm, which requeues without end.
-        rendezvous: HOST:PORT of one of the machines, on which all meet; torchrun.
-        address: of the cluster's dashboard, such as http://HOST:8265; ray.
-        gpu: name of the GPU, such as H100; skypilot.
-        image: of the container, in which unisono is installed; kubernetes.
-        storage: a claim or volume and where it is mounted, such as my-volume:/data, which holds
-            the run folder, by default /data/runs/NAME; kubernetes, and skypilot, where on one
-            node it may be a bucket, s3://mine:/data.
-        install: a line that installs unisono on a new machine, in the folder that is sent there,
-            "pip install --editable ." by default; skypilot.
-        activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable; all
-            but ray, whose workers have the cluster's Python.
         name: of the job, of its scripts' folder, jobs/NAME, and of its run: runs/NAME, with SLURM
             runs/NAME_JOBID.
-        dry_run: write the scripts and submit nothing; all but torchrun.
+        dry_run: write the scripts and submit nothing.
 
     Raises:
         UsageError: the job would be refused, by SLURM or by the run's own parser.
         RuntimeError: sbatch or its like is not here, or refuses.
     """
-    fewest, most = jobs.world_sizes(nodes, "--nodes")
-    own = {
-        "cpus_per_task": cpus_per_task,
-        "nodelist": nodelist,
-        "partition": partition,
-        "account": account,
-        "time_limit": time_limit,
-        "save_ahead_s": save_ahead_s,
-        "max_restarts": max_restarts,
-        "rendezvous": rendezvous,
-        "address": address,
-        "gpu": gpu,
-        "image": image,
-        "storage": storage,
-        "install": install,
-    }
-    asked: dict[str, Any] = {option: value for option, value in own.items() if value is not None}
-    check_target(target, [*asked, *["activate"] * bool(activate), *["dry_run"] * dry_run])
-    resources = Resources(
-        nodes=most,
-        tasks_per_node=tasks_per_node if tasks_per_node is not None else gpus_per_node or 1,
-        gpus_per_node=gpus_per_node,
-        target=target,
-        fewest_nodes=fewest if fewest < most else None,
-        **asked,
-    )
-    lines, run = activate or [], run_options or []
+    run, target = run_options or [], resources.target
     options = expand_configs(run)
     is_chain = given_value(options, "stages") is not None
     if name is None:
@@ -151,7 +82,7 @@ def submit(
             f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
             f"is none of {', '.join(rules.SHELLS)}, in which Lightning does not see SLURM."
         )
-    is_there = not lines and target not in jobs.REMOTE
+    is_there = not resources.activate and target not in jobs.REMOTE
     python = sys.executable if is_there else "python"  # the one that is found there
     if is_chain and target != "slurm":
         raise UsageError(
@@ -161,7 +92,7 @@ def submit(
     found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
     if not found:
         return 0
-    written = write_scripts(found, name, lines)
+    written = write_scripts(found, name)
     if target != "slurm":
         return hand_in(written[0], resources, dry_run)
     LOGS.mkdir(exist_ok=True)
@@ -180,11 +111,50 @@ def submit(
     return 0
 
 
-def write_scripts(scripts: dict[str, Script], name: str, lines: Sequence[str]) -> list[Path]:
-    """Return the paths of scripts (by their names), written where no others are, with lines."""
+@dataclass(frozen=True)
+class Script:
+    """One file of a job."""
+
+    resources: Resources
+    name: str  # of the job
+    python: str  # that it starts
+    command: Sequence[str]  # its lines, quoted where they must be
+    run_folder: str = ""  # as the shell reads it; "" where the command knows it
+
+    def folder(self, path: Path) -> str:
+        """Return the run folder; one that ends with a slash holds it, by the name of the job's."""
+        return self.run_folder + path.parent.name * self.run_folder.endswith("/")
+
+    def text(self, path: Path) -> str:
+        """Return the file's text; the path is where it will lie."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        # Shell and YAML, not HTML: every value is quoted, or checked to be one word.
+        environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        return environment.get_template(self.resources.target + path.suffix).render(
+            **asdict(resources := self.resources),
+            resources=resources,
+            path=path,
+            name=self.name,
+            label=f"unisono-{re.sub('[^a-z0-9]+', '-', path.parent.name.lower())[:48]}".strip("-"),
+            hand_in=shlex.join(resources.hand_in(path)),
+            run_folder=self.folder(path),
+            python=shlex.quote(self.python),
+            command=" \\\n  ".join(self.command),
+        )
+
+
+def write_scripts(scripts: dict[str, Script], name: str) -> list[Path]:
+    """Return the paths of scripts (by their names), written where no others are."""
     for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
         place = Path("jobs", name if number == 1 else f"{name}-{number}")
-        texts = {file: script.text(place / file, lines) for file, script in scripts.items()}
+        texts = {file: script.text(place / file) for file, script in scripts.items()}
         there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.*")}
         folders = [shlex.split(one.folder(place / file)) for file, one in scripts.items()]
         is_free = not there and not any(Path(*words).exists() for words in folders if words)
@@ -221,8 +191,8 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
     own = resources.world if resources.target == "slurm" else []  # the others tell their ranks
     if given_value(options, ACCELERATOR) is None:
         own.append(f"--{ACCELERATOR}={resources.accelerator}")
-    for nodes in {resources.fewest_nodes or resources.nodes, resources.nodes}:
-        world = replace(resources, nodes=nodes, fewest_nodes=None)
+    for nodes in {resources.fewest, resources.most}:
+        world = replace(resources, nodes=str(nodes))
         check_run(["fit", *run, *own, *world.world], world.processes)
     words = [shlex.quote(word) for word in one_word_each([*run, *own])]
     run_folder, root = "", run_root(options)
@@ -243,7 +213,7 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
         words.append(f'--{ROOT}="$run"')
     if resources.target == "slurm":  # templates of the others have these words
         words.insert(0, shlex.join([*resources.srun, python, *MODULE, "fit"]))
-    file = next(jobs.TEMPLATES.glob(f"{resources.target}.*")).with_stem("job").name
+    file = next(TEMPLATES.glob(f"{resources.target}.*")).with_stem("job").name
     return {file: Script(resources, name, python, [*words, "--ckpt_path=auto"], run_folder)}
 
 
@@ -271,19 +241,6 @@ def hand_in(job: Path, resources: Resources, is_dry: bool) -> int:
     return 0
 
 
-def check_target(target: str, asked: list[str]) -> None:
-    """Refuse, with a UsageError, a target that is none and options without an effect there."""
-    if target not in jobs.TAKERS:
-        raise UsageError(f"--target={target} must be one of {', '.join(jobs.TAKERS)}.")
-    for option in asked:
-        if target not in jobs.USERS[option]:
-            able = ", ".join(jobs.USERS[option])
-            raise UsageError(
-                f"--{option.replace('_', '-')} has no effect on a job for {target}, but for {able}:"
-                " leave it out, or give another --target."
-            )
-
-
 def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> dict[str, Script]:
     """Return a script for each stage of a chain that is not complete.
 
@@ -297,7 +254,7 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
         UsageError: the chain or a stage is wrong, or a run would be refused.
         ValueError: what lies in the chain's folder was made from something else.
     """
-    if most.nodes > 1:
+    if most.most > 1:
         raise UsageError(
             f"--nodes={most.nodes}: a stage of a chain takes as many nodes as its devices need; "
             "give --change.NAME.devices=8, and the most on one node with --gpus-per-node."
@@ -311,12 +268,12 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
         for stage in read_stages(given["stages"] or {}, given["change"]):
             machines[stage.name] = job = job_of_stage(stage, most)
             if stage.verb in TRAINER_VERBS:
-                own: dict[str, Any] = {"trainer.num_nodes": job.nodes} if job.nodes > 1 else {}
+                own: dict[str, Any] = {"trainer.num_nodes": job.most} if job.most > 1 else {}
                 files = [f"--config={find_config(file)}" for file in stage.config]
                 if not (stage.options.get(ACCELERATOR) or given_value(files, ACCELERATOR)):
                     own[ACCELERATOR] = job.accelerator
-                stage = replace(stage, devices=job.tasks_per_node, options={**stage.options, **own})
-                changes[stage.name] = [f"--change.{stage.name}.devices={job.tasks_per_node}"]
+                stage = replace(stage, devices=job.tasks, options={**stage.options, **own})
+                changes[stage.name] = [f"--change.{stage.name}.devices={job.tasks}"]
                 changes[stage.name] += [
                     f"--change.{stage.name}.options.{key}={value}" for key, value in own.items()
                 ]
@@ -354,11 +311,11 @@ def job_of_stage(stage: Stage, most: Resources) -> Resources:
             f"stage {stage.name}: a job needs a number of devices, got {count}; give "
             f"--change.{stage.name}.devices=8."
         )
-    is_limited = most.gpus_per_node is not None or most.tasks_per_node > 1
-    each = most.tasks_per_node if is_limited else count
+    is_limited = most.gpus_per_node is not None or most.tasks > 1
+    each = most.tasks if is_limited else count
     nodes = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= each)
     gpus = count // nodes if most.gpus_per_node is not None and stage.config else None
-    return replace(most, nodes=nodes, tasks_per_node=count // nodes, gpus_per_node=gpus)
+    return replace(most, nodes=str(nodes), tasks_per_node=count // nodes, gpus_per_node=gpus)
 
 
 def sbatch_command(script: Path, after: str | None) -> list[str]:

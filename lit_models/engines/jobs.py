@@ -1,16 +1,13 @@
-"""Jobs: what each kind of cluster is asked for, and the text that starts a run there."""
+"""Jobs: what each kind of cluster is asked for."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from lit_models.errors import UsageError
 
-TEMPLATES = Path(__file__).parent / "templates"
 CPUS_BESIDE_A_GPU = 4  # which make its batches
 # In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -38,7 +35,6 @@ USERS = {  # option that not all targets know -> those that do
     "storage": ("skypilot", "kubernetes"),
     "install": ("skypilot",),
     "activate": ("slurm", "torchrun", "skypilot", "kubernetes"),
-    "dry_run": ("slurm", "ray", "skypilot", "kubernetes"),
 }
 
 
@@ -46,21 +42,48 @@ USERS = {  # option that not all targets know -> those that do
 class Resources:
     """What a job asks the cluster for, checked before it waits a night for it.
 
-    Args: as `submit`; `gpus_per_node` is `None` for a job on CPUs, `fewest_nodes` of one whose
-        nodes do not come and go.
+    Args:
+        target: slurm, ray, skypilot, kubernetes, or torchrun, which is started by hand on each
+            machine. Options that name no target are for all.
+        nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks: torchrun,
+            ray, kubernetes.
+        gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
+        tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
+        cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches:
+            slurm, skypilot, kubernetes.
+        nodelist: machines that must be among them; slurm.
+        partition: of the cluster; slurm.
+        account: that the job is charged to; slurm.
+        time_limit: of one job, such as 90 (minutes) or 2-12 (days and hours); slurm.
+        save_ahead_s: how long before the time limit the run is told to save; slurm.
+        max_restarts: losses of a rank or a node after which the run is given up; all but slurm,
+            which requeues without end.
+        rendezvous: HOST:PORT of one of the machines, on which all meet; torchrun.
+        address: of the cluster's dashboard, such as http://HOST:8265; ray.
+        gpu: name of the GPU, such as H100; skypilot.
+        image: of the container, in which unisono is installed; kubernetes.
+        storage: a claim or volume and where it is mounted, such as my-volume:/data, which holds
+            the run folder, by default /data/runs/NAME; kubernetes, and skypilot, where on one
+            node it may be a bucket, s3://mine:/data.
+        install: a line that installs unisono on a new machine, in the folder that is sent there;
+            skypilot.
+        activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable; all
+            but ray, whose workers have the cluster's Python.
+
+    Raises:
+        UsageError: the job would be refused, or an option has no effect there.
     """
 
-    nodes: int = 1
-    tasks_per_node: int = 1
+    target: str = "slurm"
+    nodes: str = "1"
     gpus_per_node: int | None = None
+    tasks_per_node: int | None = None
     cpus_per_task: int | None = None
     nodelist: str | None = None
     partition: str | None = None
     account: str | None = None
     time_limit: str = "24:00:00"
     save_ahead_s: int = 300
-    target: str = "slurm"
-    fewest_nodes: int | None = None
     max_restarts: int = 9
     rendezvous: str = LOCAL
     address: str | None = None
@@ -68,18 +91,27 @@ class Resources:
     image: str | None = None
     storage: str | None = None
     install: str = "pip install --editable ."
+    activate: list[str] | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            option = f"--{name.replace('_', '-')}"
+        if self.target not in TAKERS:
+            raise UsageError(f"--target={self.target} must be one of {', '.join(TAKERS)}.")
+        for field in fields(self):
+            value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            able = USERS.get(field.name, TAKERS)
+            if value != field.default and self.target not in able:
+                raise UsageError(
+                    f"{option} has no effect on a job for {self.target}, but for "
+                    f"{', '.join(able)}: leave it out, or give another --target."
+                )
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"{option} must be 1 or more, got {value}; else leave it out.")
-            is_line = name == "install"
+            is_line = field.name == "install"
             if isinstance(value, str) and not is_line and not re.fullmatch(r"\S+", value):
                 raise UsageError(
                     f"{option}={value!r} must be one word, without spaces or line breaks."
                 )
-        if self.gpus_per_node and self.tasks_per_node != self.gpus_per_node:
+        if self.gpus_per_node and self.tasks != self.gpus_per_node:
             raise UsageError(
                 f"--tasks-per-node={self.tasks_per_node} with --gpus-per-node="
                 f"{self.gpus_per_node}: a GPU has one process; leave --tasks-per-node out."
@@ -103,27 +135,37 @@ class Resources:
                 f"--storage={self.storage} must be what is mounted and the folder where, such as "
                 "my-volume:/data."
             )
-        if self.nodes > 1 and "://" in (self.storage or ""):
+        if self.most > 1 and "://" in (self.storage or ""):
             raise UsageError(
-                f"--storage={self.storage} with --nodes={self.nodes}: each node writes to a bucket "
+                f"--storage={self.storage} with --nodes={self.most}: each node writes to a bucket "
                 "late and by itself, so that they would disagree on the newest checkpoint. Take "
                 "one node, or a volume that all share."
             )
-        if self.fewest_nodes and self.target not in ELASTIC:
+        if self.fewest < self.most and self.target not in ELASTIC:
             raise UsageError(
-                f"--nodes={self.nodes_text}: --target={self.target} starts as many nodes as it is "
+                f"--nodes={self.nodes}: --target={self.target} starts as many nodes as it is "
                 f"told; they come and go with {', '.join(ELASTIC)}. Give one number."
             )
-        if self.target == "torchrun" and self.nodes > 1 and self.rendezvous == LOCAL:
+        if self.target == "torchrun" and self.most > 1 and self.rendezvous == LOCAL:
             raise UsageError(
-                f"--nodes={self.nodes_text}: nodes meet on one of them; name it with "
+                f"--nodes={self.nodes}: nodes meet on one of them; name it with "
                 "--rendezvous=HOST:29400."
             )
 
     @property
-    def nodes_text(self) -> str:
-        """One number, or as 1:4 the fewest and the most."""
-        return f"{self.fewest_nodes}:{self.nodes}" if self.fewest_nodes else str(self.nodes)
+    def fewest(self) -> int:
+        """Nodes at least."""
+        return world_sizes(self.nodes, "--nodes")[0]
+
+    @property
+    def most(self) -> int:
+        """Nodes at most."""
+        return world_sizes(self.nodes, "--nodes")[1]
+
+    @property
+    def tasks(self) -> int:
+        """Processes on each node."""
+        return self.tasks_per_node if self.tasks_per_node is not None else self.gpus_per_node or 1
 
     @property
     def mount(self) -> str:
@@ -133,7 +175,7 @@ class Resources:
     @property
     def processes(self) -> int:
         """On all machines."""
-        return self.nodes * self.tasks_per_node
+        return self.most * self.tasks
 
     @property
     def cpus(self) -> int | None:
@@ -156,7 +198,7 @@ class Resources:
     @property
     def world(self) -> list[str]:
         """What a command line says of a world of this size."""
-        return [f"--trainer.devices={self.tasks_per_node}", f"--trainer.num_nodes={self.nodes}"]
+        return [f"--trainer.devices={self.tasks}", f"--trainer.num_nodes={self.most}"]
 
     def hand_in(self, path: Path) -> list[str]:
         """The command that takes the file of a job of one file."""
@@ -166,52 +208,7 @@ class Resources:
 
     def __str__(self) -> str:
         kind = "GPUs" if self.gpus_per_node else "CPU processes"
-        return f"nodes x {kind}: {self.nodes_text} x {self.tasks_per_node}"
-
-
-@dataclass(frozen=True)
-class Script:
-    """One file of a job."""
-
-    resources: Resources
-    name: str  # of the job
-    python: str  # that it starts
-    command: Sequence[str]  # its lines, quoted where they must be
-    run_folder: str = ""  # as the shell reads it; "" where the command knows it
-
-    def folder(self, path: Path) -> str:
-        """Return the run folder; one that ends with a slash holds it, by the name of the job's."""
-        return self.run_folder + path.parent.name * self.run_folder.endswith("/")
-
-    def text(self, path: Path, activate: Sequence[str] = ()) -> str:
-        """Return the file's text.
-
-        Args:
-            path: where it will lie.
-            activate: lines for the job's shell.
-        """
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-        # Shell and YAML, not HTML: every value is quoted, or checked to be one word.
-        environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        return environment.get_template(self.resources.target + path.suffix).render(
-            **asdict(self.resources) | {"cpus_per_task": self.resources.cpus},
-            resources=self.resources,
-            path=path,
-            name=self.name,
-            label=f"unisono-{re.sub('[^a-z0-9]+', '-', path.parent.name.lower())[:48]}".strip("-"),
-            hand_in=shlex.join(self.resources.hand_in(path)),
-            run_folder=self.folder(path),
-            activate=list(activate),
-            python=shlex.quote(self.python),
-            command=" \\\n  ".join(self.command),
-        )
+        return f"nodes x {kind}: {self.nodes} x {self.tasks}"
 
 
 def world_sizes(text: str, option: str) -> tuple[int, int]:

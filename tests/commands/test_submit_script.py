@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.engines.jobs import Resources, Script
+from lit_models.commands.submit import Script
+from lit_models.engines.jobs import Resources
 
 SRUN = """#!/bin/bash
 # Ends with $STATUS after $SECONDS_LONG, or as $HEARD tells it once it has heard a signal.
@@ -37,9 +38,9 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        script = Script(Resources(), "toy", "python", ['srun "$run"'], "toy_$SLURM_JOB_ID")
-        activate = ["touch begun; sleep $ACTIVATION_S"]
-        self.write("job.sh", script.text(Path("job.sh"), activate))
+        resources = Resources(activate=["touch begun; sleep $ACTIVATION_S"])
+        script = Script(resources, "toy", "python", ['srun "$run"'], "toy_$SLURM_JOB_ID")
+        self.write("job.sh", script.text(Path("job.sh")))
         for name, content in (
             ("srun", SRUN),
             ("squeue", SQUEUE),

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lit_models.commands.submit import submit
+from lit_models.commands.submit import Resources, submit
 from tests.distributed.launch import PATIENCE_S, ended, free_port, processes_of, started
 from tests.engines.worlds import assert_undisturbed, wait_for_world
 
@@ -26,8 +26,8 @@ def test_nodes_come_and_go_and_a_rank_is_killed_without_a_trace(tmp_path, toy_co
     root = "--trainer.default_root_dir="
     undisturbed = started("-m", "lit_models", "fit", *options, f"{root}{whole}")
     options += [PATIENT, f"{root}{elastic}"]
-    meeting = f"127.0.0.1:{free_port()}"
-    submit(target="torchrun", name="job", nodes="1:2", rendezvous=meeting, run_options=options)
+    asked = Resources("torchrun", "1:2", rendezvous=f"127.0.0.1:{free_port()}")
+    submit(resources=asked, name="job", run_options=options)
     job, nodes = tmp_path / "jobs/job/job.sh", []
     job.write_text(job.read_text().replace("--rdzv_conf=", f"--rdzv_conf={SOON},"))
 

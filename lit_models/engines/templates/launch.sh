@@ -1,5 +1,5 @@
 {# Torchrun of a job; `meeting` and `is_host` are shell words of who has no --rendezvous. #}
-{% for line in activate %}
+{% for line in activate or [] %}
 {{ line }}
 {% endfor %}
 {{ python }} -c 'import lit_models' || {
@@ -11,7 +11,7 @@ run={{ run_folder }} # the same however often the job is started
 {% endif %}
 # Half of the restarts would fail: the ranks of two worlds would meet in one store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-exec {{ python }} -m torch.distributed.run --nnodes={{ resources.nodes_text }} --nproc_per_node={{ tasks_per_node }} \
+exec {{ python }} -m torch.distributed.run --nnodes={{ resources.nodes }} --nproc_per_node={{ resources.tasks }} \
   --max_restarts={{ max_restarts }} --rdzv_backend=c10d --rdzv_id={{ path.parent.name }} \
 {% if meeting is defined %}
   --rdzv_endpoint="{{ meeting }}" --rdzv_conf="read_timeout=600,is_host={{ is_host }}" \

@@ -13,5 +13,5 @@
 run={{ run_folder }} # the same however often the job is started
 {% endif %}
 exec {{ python }} -m lit_models fit --engine=ray --engine.address=auto \
-  --engine.workers={{ tasks_per_node * (fewest_nodes or nodes) }}:{{ tasks_per_node * nodes }} --engine.max_failures={{ max_restarts }} \
+  --engine.workers={{ resources.tasks * resources.fewest }}:{{ resources.tasks * resources.most }} --engine.max_failures={{ max_restarts }} \
   {{ command }}

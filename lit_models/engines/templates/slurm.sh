@@ -9,16 +9,16 @@
 {% if account %}
 #SBATCH --account={{ account }}
 {% endif %}
-#SBATCH --nodes={{ nodes }}
+#SBATCH --nodes={{ resources.most }}
 {% if nodelist %}
 #SBATCH --nodelist={{ nodelist }}
 {% endif %}
-#SBATCH --ntasks-per-node={{ tasks_per_node }}
+#SBATCH --ntasks-per-node={{ resources.tasks }}
 {% if gpus_per_node %}
 #SBATCH --gpus-per-node={{ gpus_per_node }}
 {% endif %}
-{% if cpus_per_task %}
-#SBATCH --cpus-per-task={{ cpus_per_task }}
+{% if resources.cpus %}
+#SBATCH --cpus-per-task={{ resources.cpus }}
 {% endif %}
 #SBATCH --time={{ time_limit }}
 #SBATCH --signal=B:USR1@{{ save_ahead_s }}
@@ -64,7 +64,7 @@ finish() {
   exit $1
 }
 
-{% for line in activate %}
+{% for line in activate or [] %}
 {{ line }}
 {% endfor %}
 {% if activate %}
