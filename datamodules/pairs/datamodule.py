@@ -5,7 +5,6 @@ Shapes: B samples in the micro-batch, S source positions, T target positions of 
 
 import json
 import logging
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -22,8 +21,8 @@ from torch import Tensor
 from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded_texts
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataset
-from datamodules.core.store import ArrayFile, ArrayFolder, cache_folder, made_once
-from datamodules.files.audit import Audit
+from datamodules.core.store import cache_folder, made_once
+from datamodules.files.audit import AuditPart
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     BadRows,
@@ -48,6 +47,7 @@ from datamodules.files.tables import (
 from datamodules.pairs.byt5 import byt5_folder
 from datamodules.pairs.demo import demo_titles
 from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store
+from datamodules.text.encoding import TokenRows, write_token_rows
 from datamodules.text.instructions import (
     Instruction,
     InstructionRequest,
@@ -56,7 +56,7 @@ from datamodules.text.instructions import (
     count_trained,
 )
 from datamodules.text.prompts import NO_TOKEN, read_rows, write_rows
-from datamodules.text.store import TokenStore, token_dtype
+from datamodules.text.store import TokenStore
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
@@ -138,20 +138,17 @@ class PairRequest(InstructionRequest):
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         return PairMarker(tokenizer, "")
 
-    def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
+    def samples(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
         names = (self.columns.source, self.columns.target)
-        paths = [(part, path) for part, paths in self.files.items() for path in paths]
-        for number, (part, path) in enumerate(paths):
-            for line, values in value_rows(path, names, bad_rows.add, self.table):
-                try:
-                    source, target = (_text(values, name) for name in names)
-                except RowFault as fault:
-                    bad_rows.add_fault(path, line, fault)
-                    continue
-                # Rows of one source are in one part.
-                row = Instruction(str(path), line, source, target)
-                extra = json.dumps([source, target])
-                yield part, number, row._replace(group=source, extra=extra)
+        for line, values in value_rows(path, names, bad_rows.add, self.table):
+            try:
+                source, target = (_text(values, name) for name in names)
+            except RowFault as fault:
+                bad_rows.add_fault(path, line, fault)
+                continue
+            # Rows of one source are in one part.
+            row = Instruction(str(path), line, source, target)
+            yield row._replace(group=source, extra=json.dumps([source, target]))
 
 
 def _text(values: dict[str, Any], name: str) -> str:
@@ -238,43 +235,32 @@ class TextPairDataset(PlannedDataset):
         return dict(zip(names, (f"{file}:{self.stream.lines[sample]}", *texts), strict=True))
 
 
-class SourceTokens(ArrayFolder):
-    """The tokens of distinct texts: `tokens`, and `starts` [D + 1] of each in it."""
+def source_rows(store: ScoredStore, tokenizer: TextTokenizer) -> TokenRows:
+    """Return the tokens of a store's texts, made at first use."""
 
-    @classmethod
-    def of(cls, store: ScoredStore, tokenizer: TextTokenizer) -> "SourceTokens":
-        """Return those of a store's texts, made at first use."""
+    def rows() -> Iterator[np.ndarray]:
+        texts = map(store.text, range(len(store.num_bytes)))
+        while some := list(islice(texts, TEXTS_AT_ONCE)):
+            yield from framed(tokenizer, some)
 
-        def make(folder: Path) -> None:
-            dtype, numbers = token_dtype(tokenizer.vocab_size), iter(range(len(store.num_bytes)))
-            starts = array("q", [0])
-            with ArrayFile(folder / "tokens.npy", dtype) as tokens:
-                while some := list(islice(numbers, TEXTS_AT_ONCE)):
-                    for ids in framed(tokenizer, [store.text(number) for number in some]):
-                        tokens.add(ids)
-                        starts.append(tokens.length)
-            np.save(folder / "starts.npy", np.array(starts))
-            (folder / "facts.json").write_text("{}", "utf-8")
-
-        facts = [PAIRS_VERSION, store.fingerprint, tokenizer.digest]
-        return cls(made_once(cache_folder("source_tokens", facts), make))
+    facts, size = [PAIRS_VERSION, store.fingerprint, tokenizer.digest], tokenizer.vocab_size
+    folder = cache_folder("source_tokens", facts)
+    return TokenRows(made_once(folder, lambda new: write_token_rows(new, size, rows())))
 
 
 class SourceDataset(PlannedDataset):
     """The distinct source texts of the files to predict, each once."""
 
     def __init__(self, store: ScoredStore, tokenizer: TextTokenizer, most: int) -> None:
-        rows, self.most = SourceTokens.of(store, tokenizer), most
-        self.tokens, self.starts = rows.arrays["tokens"], rows.arrays["starts"]
-        sizes = np.diff(self.starts)
+        self.rows, self.most = source_rows(store, tokenizer), most
+        sizes = self.rows.sizes
         self.lengths, self.is_cut = np.minimum(sizes, most), sizes > most
         self.fingerprint = f"{store.fingerprint}-{tokenizer.digest}-{most}"
         self.target_counts = {}
 
     def example(self, sample_id: int, epoch: int) -> np.ndarray:
         """Return the tokens of one text."""
-        start, end = self.starts[sample_id : sample_id + 2]
-        return cut(self.tokens[start:end].astype(np.int64), self.most)
+        return cut(self.rows[sample_id].astype(np.int64), self.most)
 
     def collate(self, examples: list[np.ndarray]) -> dict[str, Any]:
         """Return the padded sources."""
@@ -428,9 +414,7 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         """Return the command for the texts of this run."""
         return own_files_hint(command, self.store_request().files)
 
-    def audit(self) -> Audit:
-        """Return what is in the files, and what is wrong with them."""
-        audit = super().audit()
-        for part in audit.parts:
-            part.columns.pop("used", None)  # of packed rows
-        return audit
+    def audit_part(self, number: int, dataset: Any) -> AuditPart:
+        part = super().audit_part(number, dataset)
+        part.columns.pop("used", None)  # of packed rows
+        return part

@@ -4,8 +4,9 @@ Shapes: B pairs, N tokens of all answers, T positions of all texts.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from datamodules.core.plan import MicroBatch
 from datamodules.core.planned import PlannedDataset, collated
 from datamodules.core.store import cache_folder, file_digest, made_once
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, RowFault, read_rejected, sound_rows
+from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, RowFault, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files
 from datamodules.text.instructions import EMPTY, Instruction, InstructionRequest
@@ -73,11 +74,8 @@ class PreferenceRequest(InstructionRequest):
         group = json.dumps(prompt or texts[0].messages[:-1], sort_keys=True)
         return [text._replace(group=group) for text in texts]
 
-    def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
-        paths = [(part, path) for part, paths in self.files.items() for path in paths]
-        for number, (part, path) in enumerate(paths):
-            for pair in sound_rows(path, self.pair, bad_rows):
-                yield from ((part, number, text) for text in pair)
+    def samples(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
+        return chain.from_iterable(sound_rows(path, self.pair, bad_rows))
 
 
 def last_run(is_trained: np.ndarray) -> tuple[int, int]:
@@ -238,19 +236,12 @@ class PreferenceDataModule(LanguageModelDataModule):
         return {TRAIN: [folder / "pairs.jsonl"], VALIDATION: [], TEST: []}
 
     def audit(self) -> Audit:
-        self.store = store = self.store_request().open()  # bad rows are listed, and no error
-        bad_rows = read_rejected(store.folder)
-        audit = Audit(self.noun, "tokens", limit=2 * self.context_length, bad_rows=bad_rows)
-        audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
-        datasets: Sequence[PreferenceDataset] = [
-            self.part_dataset(n) for n in range(len(PART_NAMES))
-        ]
-        for name, dataset in zip(PART_NAMES, datasets, strict=True):
-            audit.warnings += dataset.losses
-            if len(dataset.lengths):
-                hashes = store.stream(PART_NAMES.index(name)).hashes[dataset.firsts]
-                columns: dict[str, int | str] = {
-                    "tokens of answers": int((dataset.ends - dataset.begins).sum())
-                }
-                audit.parts.append(AuditPart(name, dataset.lengths, hashes, columns))
+        audit = super().audit()
+        audit.limit = 2 * self.context_length
         return audit
+
+    def audit_part(self, number: int, dataset: PreferenceDataset) -> AuditPart:
+        hashes = self.store.hashes(number)[dataset.firsts]
+        of_answers = int((dataset.ends - dataset.begins).sum())
+        columns: dict[str, int | str] = {"tokens of answers": of_answers}
+        return AuditPart(PART_NAMES[number], dataset.lengths, hashes, columns)

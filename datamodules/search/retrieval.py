@@ -201,7 +201,7 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
                         asking.extend([ends[part + max(place, 1) + 1], start])
                 first_asking.append(len(asking) // 6)
 
-        write_token_rows(folder, encoding, rows())
+        write_token_rows(folder, encoding.tokenizer.vocab_size, rows())
         titles, queries = np.array(has_title, bool), np.reshape(asking, (-1, 3, 2))
         write_arrays(folder, {"asking": queries, "first_asking": first_asking, "has_title": titles})
 

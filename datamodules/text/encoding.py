@@ -331,9 +331,9 @@ def joined(
     return tokens, sizes
 
 
-def write_token_rows(folder: Path, encoding: TextEncoding, rows: Iterable[np.ndarray]) -> None:
+def write_token_rows(folder: Path, vocab_size: int, rows: Iterable[np.ndarray]) -> None:
     """Write the token ids of texts into a folder, as `TokenRows` reads them."""
-    dtype = token_dtype(encoding.tokenizer.vocab_size)
+    dtype = token_dtype(vocab_size)
     with (
         ArrayFile(folder / "tokens.npy", dtype) as tokens,
         ArrayFile(folder / "starts.npy", np.int64) as starts,
@@ -365,7 +365,8 @@ def kept_tokens(
             yield from (ids[:most] for ids in encoding.ids_of(some))
 
     folder = cache_folder("token_rows", [ROWS_VERSION, *facts, encoding.digest, most])
-    return TokenRows(made_once(folder, lambda new: write_token_rows(new, encoding, rows())))
+    size = encoding.tokenizer.vocab_size
+    return TokenRows(made_once(folder, lambda new: write_token_rows(new, size, rows())))
 
 
 class EncodedTextDataModule(PlannedDataModule):

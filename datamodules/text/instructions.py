@@ -211,11 +211,15 @@ class InstructionRequest(CorpusRequest):
             raise RowFault("empty answer", str(prompt), EMPTY.format("the completion"))
         return Instruction(str(row.file), row.line, str(prompt), completion)
 
+    def samples(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
+        """Yield the samples of a file's sound rows."""
+        return sound_rows(path, self.sample, bad_rows)
+
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
         """Yield the part, the number of the file and the row of all sound rows."""
         paths = [(part, path) for part, paths in self.files.items() for path in paths]
         for number, (part, path) in enumerate(paths):
-            yield from ((part, number, row) for row in sound_rows(path, self.sample, bad_rows))
+            yield from ((part, number, row) for row in self.samples(path, bad_rows))
 
     def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder; bad rows are left out and listed in it, and a ValueError where there is

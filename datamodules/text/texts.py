@@ -191,27 +191,31 @@ class LanguageModelDataModule(CorpusDataModule):
         limit, bad_rows = self.context_length + 1, read_rejected(store.folder)
         audit = Audit(self.noun, "tokens", limit=limit, bad_rows=bad_rows)
         audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))
-        for number, name in enumerate(PART_NAMES):
-            stream, dataset = store.stream(number), self.part_dataset(number)
-            if not len(stream.starts):
-                continue
+        for number in range(len(PART_NAMES)):
+            dataset = self.part_dataset(number)
             audit.warnings += dataset.losses
-            audit.parts.append(AuditPart(name, stream.num_positions + 1, stream.hashes))
-            if not len(dataset.lengths):
-                continue
-            num_tokens, num_rows = int(audit.parts[-1].lengths.sum()), len(dataset.lengths)
+            if len((part := self.audit_part(number, dataset)).lengths):
+                audit.parts.append(part)
+        return audit
+
+    def audit_part(self, number: int, dataset: Any) -> AuditPart:
+        """Return what a part of the store holds, and what `part_dataset` uses of it."""
+        stream, num_rows = self.store.stream(number), len(dataset.lengths)
+        part = AuditPart(PART_NAMES[number], stream.num_positions + 1, stream.hashes)
+        if num_rows:
+            num_tokens = int(part.lengths.sum())
             # Of UTF-8 that the tokens spell, if they do.
-            num_bytes = store.facts["num_bytes"][number]
-            audit.parts[-1].columns |= {
+            num_bytes = self.store.facts["num_bytes"][number]
+            part.columns |= {
                 "tokens": num_tokens,
                 "trained on": int(dataset.target_counts[TERM].sum()),
                 "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
                 "rows": num_rows,
             }
-            if dataset.is_padded:
-                share = dataset.lengths.sum() / (num_rows * self.context_length)
-                audit.parts[-1].columns["used"] = f"{100 * share:.1f} %"
-        return audit
+        if num_rows and dataset.is_padded:
+            share = dataset.lengths.sum() / (num_rows * self.context_length)
+            part.columns["used"] = f"{100 * share:.1f} %"
+        return part
 
 
 class TextDataModule(LanguageModelDataModule):
