@@ -6,7 +6,7 @@ the same text. Some legal combinations are rare and some never occur.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from datamodules.files.splitting import STATUS_WORDS
@@ -226,6 +226,13 @@ def code_book() -> dict[str, str]:
     return dict(sorted(book.items()))
 
 
+def slip(text: str, draw: Callable[[], float]) -> str:
+    """Return the text with a slip of the pen: letters exchanged, one doubled, or one left out."""
+    at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
+    two = text[at : at + 2]
+    return text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
+
+
 def records(count: int, seed: int) -> list[DemoRecord]:
     """Descriptions drawn from the grammar; the same for the same arguments on every machine."""
     # random() of a seeded random.Random is the one stream that Python promises never to change.
@@ -262,9 +269,7 @@ def records(count: int, seed: int) -> list[DemoRecord]:
             new, old = pick(OLD_SPELLINGS[language])
             text = text.replace(new, old, 1)
         if draw() < SHARE_SLIP:
-            at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
-            two = text[at : at + 2]
-            text = text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
+            text = slip(text, draw)
         if draw() < SHARE_STATUS:
             word = pick(STATUS_WORDS[language][:2])
             text = pick(("{t} ({w})", "{w} {t}", "{t}, {w}")).format(t=text, w=word)

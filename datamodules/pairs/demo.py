@@ -18,6 +18,7 @@ from datamodules.occupations.grammar import (
     RELATION_FORMS,
     TitleHead,
     heads,
+    slip,
 )
 
 DEMO_VERSION, SEED, NUM_PAIRS = 1, 1845, 20_000
@@ -96,14 +97,10 @@ def _normal_form(trade: TitleHead, language: str, draw: Callable[[], float]) -> 
 
 def _spelled(text: str, language: str, draw: Callable[[], float]) -> str:
     """Return a title with the short forms, old spellings and slips of a clerk."""
-    for word, short in SHORT_FORMS[language]:
-        if word in text and draw() < SHARE_SHORT:
-            text = text.replace(word, short)
-    for new, old in OLD_SPELLINGS[language]:
-        if new in text and draw() < SHARE_OLD:
-            text = text.replace(new, old)
+    for forms, share in ((SHORT_FORMS, SHARE_SHORT), (OLD_SPELLINGS, SHARE_OLD)):
+        for form, other in forms[language]:
+            if form in text and draw() < share:
+                text = text.replace(form, other)
     if draw() < SHARE_SLIP:
-        at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
-        two = text[at : at + 2]
-        text = text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
+        text = slip(text, draw)
     return text.capitalize() if draw() < SHARE_CAPITAL else text
