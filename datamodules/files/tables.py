@@ -672,6 +672,19 @@ def check_same_columns(tables: Sequence[Table]) -> None:
             )
 
 
+def check_output(path: Path, files: Sequence[Path], options: TableOptions) -> None:
+    """Raise ValueError where the rows of these files cannot all go into `path`: lines of JSON stay
+    those, and tables need the same columns."""
+    are_json = {kind_of(file) in JSON_SUFFIXES for file in [*files, path]}
+    if len(are_json) > 1:
+        raise ValueError(
+            f"{path} cannot hold {files[0]}: lines of JSON are written as .jsonl, tables as a "
+            "table; name another data.predict_output, or predict the files one by one."
+        )
+    if are_json == {False}:
+        check_same_columns([Table(file, options) for file in files])
+
+
 def check_installed(path: Path) -> None:
     """Raises ValueError unless what files of this kind need is installed."""
     if kind_of(path) == EXCEL_SUFFIX and importlib.util.find_spec("openpyxl") is None:

@@ -34,19 +34,17 @@ from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import (
     SUFFIXES,
     Files,
-    Table,
     TableOptions,
     cell_text,
-    check_same_columns,
+    check_output,
     files_to_predict,
     output_like,
     own_files_hint,
     value_rows,
-    write_beside,
 )
 from datamodules.pairs.byt5 import byt5_folder
 from datamodules.pairs.demo import demo_titles
-from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store
+from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store, write_with
 from datamodules.text.encoding import TokenRows, write_token_rows
 from datamodules.text.instructions import (
     Instruction,
@@ -55,7 +53,7 @@ from datamodules.text.instructions import (
     Marker,
     count_trained,
 )
-from datamodules.text.prompts import NO_TOKEN, read_rows, write_rows
+from datamodules.text.prompts import NO_TOKEN
 from datamodules.text.store import TokenStore
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
@@ -366,49 +364,30 @@ class Seq2SeqDataModule(LanguageModelDataModule):
 
     @property
     def predict_output_path(self) -> Path:
-        """Where a prediction goes; a ValueError where the files cannot become one of this kind."""
-        files, path = self._predict_paths(), super().predict_output_path
-        are_json = {file.suffix.lower() in JSON_SUFFIXES for file in [*files, path]}
-        if len(are_json) > 1:
-            raise ValueError(
-                f"{path} cannot hold {files[0]}: lines of JSON are written as .jsonl, tables as a "
-                "table; name another data.predict_output, or predict the files one by one."
-            )
-        if are_json == {False}:
-            check_same_columns([Table(file, self.table) for file in files])
+        """Where a prediction goes; a ValueError as of `check_output`."""
+        path = super().predict_output_path
+        check_output(path, self._predict_paths(), self.table)
         return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the input's rows in order with `translation`, its `confidence`, the probability
         that the model gives it, and whether the source was `truncated`; `results` as the module's
         `predict_step` returns them."""
-        tokenizer, dataset, text_of = self.prompt_tokenizer(), self.datasets["predict"], []
+        tokenizer, found = self.prompt_tokenizer(), []
         for ids in results["token_ids"]:
-            text_of.append(tokenizer.decode(ids[ids != NO_TOKEN]).strip())
+            found.append(tokenizer.decode(ids[ids != NO_TOKEN]).strip())
         confidence = np.exp(results["log_probability"].astype(np.float64)).round(6)
-        is_cut, store = dataset.is_cut.tolist(), self.sources
-        of_text = list(zip(text_of, confidence.tolist(), is_cut, strict=True))
-        names = ("translation", "confidence", "truncated")
+        is_cut = self.datasets["predict"].is_cut
 
-        def added(rows: slice) -> dict[str, list[Any]]:
-            nothing = (None, None, None)  # of a rejected row
-            texts = store.text_of_row[rows].tolist()
-            values = [of_text[text] if text >= 0 else nothing for text in texts]
-            return dict(zip(names, map(list, zip(*values, strict=True)), strict=True))
+        def added(texts: np.ndarray) -> dict[str, pa.Array]:
+            is_rejected = texts < 0
+            return {
+                "translation": pa.array([found[text] for text in texts], mask=is_rejected),
+                "confidence": pa.array(confidence[texts], mask=is_rejected),
+                "truncated": pa.array(is_cut[texts], mask=is_rejected),
+            }
 
-        files, number = list(map(Path, store.files)), len(store.text_of_row)
-        if path.suffix.lower() in JSON_SUFFIXES:
-            found = (added(slice(i, i + 1)) for i in range(number))
-            rows = ({name: values[0] for name, values in row.items()} for row in found)
-            write_rows(read_rows(files), rows, path)
-            return
-        kinds = (pa.string(), pa.float64(), pa.bool_())
-
-        def columns(rows: slice) -> dict[str, Any]:
-            pairs = zip(added(rows).items(), kinds, strict=True)
-            return {name: pa.array(values, kind) for (name, values), kind in pairs}
-
-        write_beside(files, self.table, path, number, columns, text_of)
+        write_with(self.sources, added, path, self.table, found)
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the texts of this run."""

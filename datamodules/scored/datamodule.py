@@ -18,13 +18,12 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import JSON_SUFFIXES, hand_over_rejected, kind_of, read_rejected
+from datamodules.files.rows import hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
 from datamodules.files.tables import (
     Files,
-    Table,
     TableOptions,
-    check_same_columns,
+    check_output,
     expand_files,
     files_to_predict,
     output_like,
@@ -301,18 +300,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     @property
     def predict_output_path(self) -> Path:
-        """Where a prediction goes; a ValueError where the files cannot become one of this kind:
-        jsonl stays jsonl, and tables need the same columns."""
-        files, path = self._predict_paths(), super().predict_output_path
-        are_json = {kind_of(f) in JSON_SUFFIXES for f in [*files, path]}
-        if len(are_json) > 1:
-            raise ValueError(
-                f"{path} cannot hold {files[0]}: lines of JSON are written as .jsonl, tables as "
-                ".csv, .tsv or .parquet; name another data.predict_output, or predict the files "
-                "one by one."
-            )
-        if are_json == {False}:
-            check_same_columns([Table(file, self.table) for file in files])
+        """Where a prediction goes; a ValueError as of `check_output`."""
+        path = super().predict_output_path
+        check_output(path, self._predict_paths(), self.table)
         return path
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -426,6 +426,25 @@ def strata_of(values: np.ndarray, is_number: bool) -> list[str]:
     return [" ".join("-" if np.isnan(v) else f"{v:g}" for v in row) for row in values]
 
 
+def write_with(
+    store: ScoredStore,
+    added: Callable[[np.ndarray], dict[str, pa.Array]],
+    path: Path,
+    options: TableOptions,
+    texts: Iterable[str],
+) -> None:
+    """As `write_beside`, and for lines of JSON too; `added` gives the columns of rows of these
+    texts [n], -1 = a rejected row."""
+    files, text_of_row = list(map(Path, store.files)), store.text_of_row
+    if path.suffix.lower() in JSON_SUFFIXES:
+        of_rows = (added(text_of_row[n : n + 1]) for n in range(len(text_of_row)))
+        found = ({name: values[0].as_py() for name, values in row.items()} for row in of_rows)
+        write_rows(read_rows(files), found, path)
+        return
+    number = len(text_of_row)
+    write_beside(files, options, path, number, lambda rows: added(text_of_row[rows]), texts)
+
+
 def write_scored(
     store: ScoredStore,
     heads: dict[str, Any],
@@ -433,38 +452,16 @@ def write_scored(
     path: Path,
     options: TableOptions = TableOptions(),  # noqa: B008 - frozen
 ) -> None:
-    """Write the input's rows in order with the scores, whole or not at all.
+    """As `write_with`, the scores of heads (name -> facts, from the recipe); `results` are head ->
+    [D, P] numbers, as the scorer's `predict_step` returns them."""
 
-    Args:
-        heads: name -> facts, from the recipe.
-        results: head -> [D, P] numbers, as the scorer's `predict_step` returns them.
-        path: .csv, .tsv, .parquet or .jsonl.
-        options: how the input's tables are written.
-
-    Raises:
-        FileExistsError: the file exists.
-        RuntimeError: a file has changed since it was read.
-    """
-    files = list(map(Path, store.files))
-
-    def added(rows: slice) -> dict[str, list[Any]]:
-        """Return the columns of some rows; a rejected row has none of the values."""
-        texts = store.text_of_row[rows]
-        columns: dict[str, list[Any]] = {}
+    def added(texts: np.ndarray) -> dict[str, pa.Array]:
+        columns: dict[str, pa.Array] = {}
         for name, facts in heads.items():
             scores = scores_of(name, facts, results[name][np.maximum(texts, 0)])
             for column, values in scores.items():
-                pairs = zip(values, texts.tolist(), strict=True)
-                columns[column] = [None if text < 0 else value for value, text in pairs]
+                columns[column] = pa.array(values, mask=texts < 0)
         return columns
 
-    if path.suffix.lower() in JSON_SUFFIXES:
-        of_rows = (added(slice(number, number + 1)) for number in range(len(store.text_of_row)))
-        found = ({name: values[0] for name, values in row.items()} for row in of_rows)
-        write_rows(read_rows(files), found, path)
-        return
-    write_beside(
-        *(files, options, path, len(store.text_of_row)),
-        added=lambda rows: {name: pa.array(values) for name, values in added(rows).items()},
-        texts=[str(name) for facts in heads.values() for name in facts.get("classes") or ()],
-    )
+    classes = [str(name) for facts in heads.values() for name in facts.get("classes") or ()]
+    write_with(store, added, path, options, classes)

@@ -19,13 +19,7 @@ from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.rows import BadRow, BadRows, kind_of
 from datamodules.files.tables import check_file
 from datamodules.search.collection import COLLECTION_VERSION, Judgements, TextTable, write_texts
-from datamodules.search.formats import (
-    NO_DOCUMENT,
-    QUERY_TABLES,
-    TextRecord,
-    TextRow,
-    query_rows,
-)
+from datamodules.search.formats import NO_DOCUMENT, QUERY_TABLES, TextRecord, TextRow, query_rows
 
 NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant

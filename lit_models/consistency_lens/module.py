@@ -46,12 +46,7 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
-from lit_models.consistency_lens.teacher import (
-    MOST_SAMPLES,
-    TeacherText,
-    told_map,
-    word_counts,
-)
+from lit_models.consistency_lens.teacher import MOST_SAMPLES, TeacherText, told_map, word_counts
 from lit_models.consistency_lens.temperature import TemperatureSchedule
 from lit_models.consistency_lens.unembedding import NUM_DOCUMENTS, tuned_map
 from lit_models.training.exact import ExactModule, flops_per_position

@@ -22,11 +22,7 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import (
-    get_rolling_token_windows,
-    handle_non_serializable,
-    make_disjoint_window,
-)
+from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_disjoint_window
 
 from datamodules.core.store import digest_of, new_file, write_whole
 from datamodules.text.prompts import ChoiceDataset, Prompt, PromptDataset
