@@ -24,12 +24,8 @@ __all__ = sorted(_HOME)
 
 
 def late_names(package: str, homes: dict[str, str] = _HOME) -> Callable[[str], Any]:
-    """Returns a package's `__getattr__`, which imports what lies in it when it is first named.
-
-    Args:
-        package: its name.
-        homes: name -> module that defines it.
-    """
+    """Returns a package's `__getattr__`, which imports what lies in it when it is first named;
+    `homes` are name -> module that defines it."""
 
     def find(name: str) -> Any:
         if not homes.get(name, "").startswith(f"{package}."):

@@ -566,10 +566,6 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
 def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = UnisonoCLI) -> int:
     """Runs fit, validate, test or predict.
 
-    Args:
-        argv: the verb and its options.
-        kind: of the command line, which runs the verb.
-
     Returns:
         0; 75 on the first rank where a signal asked the run to end and it saved its state, so
         that whoever sent it starts it again, and under srun on all ranks; 130 after Ctrl-C.

@@ -51,11 +51,7 @@ StrictLoader.add_implicit_resolver(
 
 
 def load_yaml(text: str, place: str) -> Any:
-    """Returns the plain value of a YAML text.
-
-    Args:
-        text: one document.
-        place: a file or an option, for messages.
+    """Returns the plain value of a YAML text of this place, a file or an option for messages.
 
     Raises:
         ValueError: not YAML, nested too deep, or a key that stands twice in one mapping.
@@ -244,12 +240,8 @@ def given_option(argv: list[str], key: str) -> str | None:
 
 
 def given_value(argv: list[str], key: str) -> Any:
-    """Returns what files and options say for a dotted key (the last one wins), or `None`.
-
-    Args:
-        argv: arguments as expand_configs returns them.
-        key: such as trainer.default_root_dir.
-    """
+    """Returns what files and options, as expand_configs returns them, say for a dotted key such as
+    trainer.default_root_dir (the last one wins), or `None`."""
     found: Any = None
     for name, value in options(argv):
         if name == "config" and value:

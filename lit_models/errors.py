@@ -202,13 +202,8 @@ def bare_word(wrong: str) -> str:
 
 
 def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
-    """Returns the message for an option that there is not, with the nearest that there is.
-
-    Args:
-        name: dotted, without dashes.
-        valid: such names.
-        prefix: stands before them on the command line.
-    """
+    """Returns the message for an option that there is not, with the nearest that there is; names
+    are dotted, `prefix` stands before them on the command line."""
     group, _, last = name.rpartition(".")
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
     # The options of a class that is still to be named are unknown: a wrong group keeps its last.

@@ -158,10 +158,7 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
 
 
 class ActivationStore(TokenStore):
-    """A folder of activations, opened read-only.
-
-    Args:
-        folder: as `ActivationDumpDataModule` makes it.
+    """A folder of activations, as `ActivationDumpDataModule` makes it, opened read-only.
 
     Raises:
         FileNotFoundError: there is no such folder, or no schema in it.

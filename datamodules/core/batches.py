@@ -196,11 +196,8 @@ def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[np.ndarray], filler: int | np.float32, width: int = 0) -> np.ndarray:
-    """[B, S] of rows of several lengths, filled up on the right, of the dtype of the filler.
-
-    Args:
-        width: the least S.
-    """
+    """[B, S] of rows of several lengths, filled up on the right, of the dtype of the filler;
+    `width` is the least S."""
     sizes = np.array([len(row) for row in rows], np.int64)
     values = np.full((len(rows), sizes.max(initial=width)), filler)
     if sizes.any():

@@ -68,12 +68,8 @@ def content_digest(path: Path) -> str:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return the folder, which `make` fills where it does not exist yet, or is damaged.
-
-    Args:
-        folder: its final name; it exists only when complete.
-        make: fills the temporary folder that it is given.
-    """
+    """Return the folder, which exists only when complete; where it does not yet, or is damaged,
+    `make` fills a temporary folder that it is given."""
     with _writing_to(folder.parent):
         if folder.exists():
             fault = _damage(folder)

@@ -100,13 +100,8 @@ def raise_bad_row(bad: BadRow) -> None:
 def own_files_hint(
     command: str, files: Mapping[int, Sequence[Path]], key: str = "data.predict_files"
 ) -> str:
-    """Return a command of `unisono predict` with a file of the run, of the last part that has one.
-
-    Args:
-        command: without its file.
-        files: part -> files.
-        key: option that takes the file.
-    """
+    """Return a command of `unisono predict` with a file of the run, of the last part that has one;
+    `key` is the option that takes it."""
     path = next(paths[0] for _, paths in sorted(files.items(), reverse=True) if paths)
     return f"{command} --{key}={shlex.quote(str(path))}"
 

@@ -189,12 +189,8 @@ def embeddings_path(path: Path) -> Path:
 
 
 def write_embeddings(index: PredictIndex, vectors: np.ndarray, path: Path) -> None:
-    """Write a parquet file with the column `embedding`, a row for every row of the tables, null
-    without text, whole or not at all.
-
-    Args:
-        vectors: [D, W] float32.
-    """
+    """Write vectors [D, W] float32 to a parquet file with the column `embedding`, a row for every
+    row of the tables, null without text, whole or not at all."""
     width = vectors.shape[1]
     kind = pa.list_(pa.float32(), width)
     with (

@@ -118,13 +118,10 @@ class Judgements(NamedTuple):
 
 
 class TextTable:
-    """Texts with ids, such as documents, in the order of the files, found by number and by id.
+    """Texts with ids, such as documents, in the order of the files, found by number and by id, in a
+    folder of `write_texts`; they are read with their titles, or without.
 
     Opening is cheap, pickling keeps only the place, and several processes may read at once.
-
-    Args:
-        folder: in which `write_texts` wrote it.
-        has_titles: whether texts are read with their titles.
 
     Attributes:
         lengths: [n] int64, bytes of title and text in UTF-8.
@@ -205,11 +202,8 @@ def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadR
 
 
 class Collection:
-    """A folder of an indexed collection, as `open_collection` makes it.
-
-    Args:
-        has_titles: whether documents are read with their titles.
-    """
+    """A folder of an indexed collection, as `open_collection` makes it; documents are read with
+    their titles, or without."""
 
     def __init__(self, folder: Path, has_titles: bool = True) -> None:
         self.folder = folder

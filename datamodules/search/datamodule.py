@@ -171,11 +171,8 @@ class SearchDataModule(EncodedTextDataModule):
         self, path: Path, table: Path, rankings: Iterable[Ranking], queries: Queries
     ) -> None:
         """Write rankings of these queries as a run; for queries of a file, and for pages, the best
-        10 documents of each, too, with their addresses, titles and what they say of the query.
-
-        Args:
-            table: .csv of these; an older one is replaced.
-        """
+        10 documents of each, too, in a table .csv (an older one is replaced) with their addresses,
+        titles and what they say of the query."""
         write_run(path, rankings)
         if self.predict_queries is None and self.collection.facts["format"] != "pages":
             return

@@ -81,11 +81,7 @@ class JudgedQueries:
 
     def padded(self, places: np.ndarray, width: int = 0) -> QueryJudgements:
         """Return the judgements of several queries [n], each [n, W], filled up on the right with
-        `NO_DOCUMENT` and `NO_GRADE`.
-
-        Args:
-            width: the least W.
-        """
+        `NO_DOCUMENT` and `NO_GRADE`; `width` is the least W."""
         first, end = self._offsets[places], self._offsets[places + 1]
         index = first[:, None] + np.arange((end - first).max(initial=width))
         is_there = index < end[:, None]

@@ -98,10 +98,8 @@ class TrainingMix:
         check_range("mix", 0, 1, removal=self.removal, token_dropout=self.token_dropout)
 
     def counts(self, collection: Collection, judged: JudgedQueries) -> dict[str, int]:
-        """Return kind -> how many pairs of it there are, each counted once.
-
-        Args:
-            judged: queries that have a relevant document.
+        """Return kind -> how many pairs of it there are, each counted once; `judged` are queries
+        that have a relevant document.
 
         Raises:
             ValueError: nothing is left to train on.

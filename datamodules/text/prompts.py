@@ -172,14 +172,11 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
-    """Return how many tokens at the end of `joint` are the continuation's.
+    """Return how many tokens at the end of `joint`, a prompt and its continuation as one text, are
+    the continuation's.
 
     A model saw prompt and continuation as one text in training, so they are tokenised as one: the
     continuation begins at the first token that differs from the prompt's own.
-
-    Args:
-        prompt: tokens of the prompt alone.
-        joint: tokens of both as one text.
     """
     pairs = zip(prompt, joint, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt), len(joint)))
@@ -197,10 +194,7 @@ def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
 
 
 class PromptDataset(PlannedDataset):
-    """One sample per row, rows that are equal too; gives `PromptBatch`.
-
-    Args:
-        prompts: of each row, see `read_prompts`.
+    """One sample per row of `read_prompts`, rows that are equal too; gives `PromptBatch`.
 
     Attributes:
         num_cut: [N] int64, tokens that a text has lost.

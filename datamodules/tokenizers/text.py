@@ -122,11 +122,8 @@ class TextTokenizer:
         return text[len(self.decode([self._anchor])) :]
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """Return the text of a chat, special tokens included.
-
-        Args:
-            messages: each with a role and its content.
-            add_generation_prompt: end where the assistant's answer begins.
+        """Return the text of a chat, special tokens included; with `add_generation_prompt` it ends
+        where the assistant's answer begins.
 
         Raises:
             ValueError: there is no chat template, or it refuses these messages.

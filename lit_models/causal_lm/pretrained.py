@@ -247,16 +247,8 @@ def read_recipe(folder: str | Path) -> Recipe:
 
 
 def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
-    """Refuse documents longer than learned positions, and tokenizers larger than the embedding.
-
-    Args:
-        recipe: of the network.
-        context_length: positions of the longest document.
-        vocab_size: of the tokenizer.
-
-    Raises:
-        ValueError: they do not fit.
-    """
+    """Raise ValueError for documents longer than learned positions, and for a tokenizer larger than
+    the embedding."""
     limit = most_positions(recipe)
     if limit is not None and context_length > limit:
         raise ValueError(

@@ -172,13 +172,8 @@ def page(facts: dict[str, Any], lines: list[str]) -> str:
 
 
 class Trial:
-    """The runs of one certificate, in a folder of its own.
-
-    Args:
-        options: of the run, as given.
-        steps: of each run.
-        to: the folder; `None` for certificates/NAME.
-    """
+    """The runs of one certificate, each with these options and so many steps, in a folder of its
+    own, certificates/NAME where none is named."""
 
     def __init__(self, options: list[str], steps: int, to: Path | None) -> None:
         with usage_errors():

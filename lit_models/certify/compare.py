@@ -162,14 +162,9 @@ def told(name: str, one: Any, other: Any) -> str:
 
 
 def first_difference(one: Path, other: Path, within: float) -> str:
-    """Return where a step that two runs have on tape parts first, "" where it does not: in the
-    order of weights, outputs of modules and gradients, outputs sample by sample as far as both are
-    padded.
-
-    Args:
-        one, other: run folders.
-        within: distance that is the same.
-    """
+    """Return where a step that two runs have on tape parts first by more than a distance, "" where
+    it does not: in the order of weights, outputs of modules and gradients, outputs sample by sample
+    as far as both are padded."""
     left, right = (_tape(folder) for folder in (one, other))
     for place, rows in left.items():
         for sample in rows.keys() & right.get(place, {}).keys():

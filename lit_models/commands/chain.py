@@ -127,13 +127,8 @@ class Stage:
         return list(dict.fromkeys(named))
 
     def arguments(self, folder: Path, seed: int, is_begun: bool = False) -> list[str]:
-        """Return what follows `unisono` on the command line.
-
-        Args:
-            folder: of the chain.
-            seed: of the chain.
-            is_begun: an earlier attempt was interrupted.
-        """
+        """Return what follows `unisono` on the command line; `is_begun`: an earlier attempt was
+        interrupted."""
         own, checkpoint = folder / self.name, None
         if self.checkpoint is not None:
             names = ("best.ckpt", "last.ckpt")
@@ -332,12 +327,7 @@ def write_record(
 
 
 def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
-    """Return how far a stage is.
-
-    Args:
-        stage: of the chain.
-        folder: of the chain.
-        made: what it would be made from now.
+    """Return how far a stage of the chain in a folder is; `made` is what it would be made from now.
 
     Raises:
         ValueError: its folder holds what was made from something else, or by something else, or

@@ -127,11 +127,8 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
 
 
 class Forecast(pl.Callback):
-    """Looks at everything that a training has before its first step, and ends it there.
-
-    Args:
-        counts: numbers of devices.
-        values: of the config's trainer.
+    """Looks at everything that a training has before its first step, and ends it there. `counts`
+    are numbers of devices, `values` those of the config's trainer.
 
     Attributes:
         columns: one for each number of devices: label -> value.

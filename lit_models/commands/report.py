@@ -118,11 +118,8 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
 
 
 def read_run(folder: Path, now_s: float) -> RunRecord:
-    """Return what a run folder holds; files other than the ledger may be missing.
-
-    Args:
-        folder: the run folder.
-        now_s: the time, to say how old the newest line is.
+    """Return what a run folder holds; files other than the ledger may be missing. `now_s` is the
+    time, to say how old the newest line is.
 
     Raises:
         UsageError: no such folder, or no ledger in it.

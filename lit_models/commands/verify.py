@@ -230,9 +230,6 @@ def verify_run(run: Path) -> Proof:
     the value of that chain: an edit of one file shows, because the others disagree. Targets were
     compared by the run itself.
 
-    Args:
-        run: a run folder.
-
     Raises:
         FileNotFoundError: it holds no ledger or no plan.
         ValueError: a damaged ledger or plan.

@@ -165,15 +165,12 @@ POWER = 1.5  # 1 lets words of every second document in; 2 leaves out what the a
 
 def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
     """Return [V, D + 1] float32: for each word, the weights and the constant by which an activation
-    says how likely the word stands up to its position, for how few documents hold it.
+    of the training part says how likely the word stands up to its position, for how few documents
+    hold it.
 
     It is the ridge regression of the words' presence on the activation, divided by the share of
     documents that hold them to the power of `POWER`, which puts first what tells documents apart;
     summed in float64 by one thread, so that no bit depends on devices.
-
-    Args:
-        lens: that knows the activations.
-        batches: of the training part.
     """
     width, vocab_size = lens.mean.shape[-1], len(lens.token_counts)
     squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")

@@ -182,15 +182,8 @@ class WithoutTests(BaseFilter):
 
 class Work:
     """The folder of a preparation, and the steps that read and write there, each a callable of
-    datatrove: of data, number of the task, number of all tasks.
-
-    Args:
-        to: the folder.
-        recipe: its values.
-        tokenizer: options of one that is trained or made.
-
-    Attributes:
-        steps: names of those that may drop documents, in order.
+    datatrove: of data, number of the task, number of all tasks. `tokenizer` are options of one that
+    is trained or made, `steps` the names of those that may drop documents, in order.
     """
 
     def __init__(self, to: Path, recipe: dict[str, Any], tokenizer: TokenizerOptions) -> None:

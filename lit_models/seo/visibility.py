@@ -75,13 +75,8 @@ class Texts(NamedTuple):
 def rankings(
     texts: Texts, queries: Sequence[str], retriever: LitRetriever | None = None
 ) -> np.ndarray:
-    """Return the best documents of each query [Q, k] int64, -1 behind the last one found.
-
-    Args:
-        texts: D documents; k is `FIRST_DEPTH` or D.
-        queries: Q texts.
-        retriever: encodes all of them; `None` is BM25.
-    """
+    """Return the best documents of each query [Q, k] int64, -1 behind the last one found, by a
+    retriever or else by BM25; k is `FIRST_DEPTH` or D."""
     depth = min(FIRST_DEPTH, len(texts.documents))
     if retriever is None:
         return open_bm25(cast(Collection, texts)).search(queries, depth).documents
@@ -146,15 +141,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Visibility:
-    """A page in a collection, for queries.
-
-    Args:
-        texts: of the collection.
-        page: id of the page.
-        queries: what is asked.
-        citing: the model that reads.
-        retriever: finds; `None` is BM25.
-        sources: K.
+    """The page of an id in the texts of a collection, for queries; without a retriever BM25 finds.
 
     Raises:
         ValueError: there is no such page, no query, or K is not 2 to 9.

@@ -40,9 +40,6 @@ class SnippetMetrics(nn.ModuleDict):
     `query_coverage`, the share of the query's words that occur, over the pages with a query;
     `copy_rate`, the share of runs of three words that stand in the page; `characters`, the mean
     length; `duplicates`, the share of outputs that another page has too.
-
-    Args:
-        target: title or description.
     """
 
     def __init__(self, target: str) -> None:

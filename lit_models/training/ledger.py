@@ -104,12 +104,8 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 
 class HostCopy:
-    """Numbers that are read later: `.tolist()` would wait for all that a GPU has queued.
-
-    Args:
-        numbers: which a collective may still be summing.
-        work: that collective, if any.
-    """
+    """Numbers that are read later: `.tolist()` would wait for all that a GPU has queued. `work` is
+    a collective that may still be summing them."""
 
     def __init__(self, numbers: Tensor, work: dist.Work | None = None) -> None:
         self._numbers, self._wait = numbers, None if work is None else work.wait

@@ -300,13 +300,8 @@ def alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonal_parts(parts: Iterable[Tensor], like: Tensor) -> Sequence[Tensor]:
-    """Return this rank's parts of matrices of one shape, each made orthogonal on one of the devices
-    that share them; a collective then.
-
-    Args:
-        parts: of this rank, used up.
-        like: a parameter of their shape and sharding.
-    """
+    """Return this rank's parts, which are used up, of matrices of the shape and sharding of a
+    parameter, each made orthogonal on one of the devices that share them; a collective then."""
     mesh = like.device_mesh if isinstance(like, DTensor) else None
     device = like.device.type if mesh is None else mesh.device_type  # shards may be on the host
     own = [p.to(device, like.dtype if device == "cpu" else torch.bfloat16) for p in parts]

@@ -55,12 +55,8 @@ def strategy_of(given: Any) -> tuple[str | None, Any]:
 
 
 def check(config: Any, environ: Mapping[str, str], strategies: list[str]) -> Verdict:
-    """Returns what will run on this machine.
-
-    Args:
-        config: a parsed command line of one verb.
-        environ: the environment.
-        strategies: names that the Trainer knows.
+    """Returns what a parsed command line of one verb will run on this machine; `strategies` are the
+    names that the Trainer knows.
 
     Raises:
         ValueError: values contradict each other, the machine or the launcher's variables.

@@ -37,10 +37,8 @@ AT_ONCE = 16  # activations
 
 
 class ActivationPair:
-    """A verbalizer and a reconstructor of the layout above, on the CPU; `to` moves both.
-
-    Args:
-        folder: that holds the two folders.
+    """A verbalizer and a reconstructor of the layout above, in one folder, on the CPU; `to` moves
+    both.
 
     Raises:
         FileNotFoundError: a folder or a file of it is missing.
