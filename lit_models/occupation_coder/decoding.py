@@ -13,7 +13,7 @@ N candidate sets, O orders.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 
+from datamodules.core.plan import check_range
 from lit_models.occupation_coder.loss import all_orders, best_orders, flat_nats
 from lit_models.occupation_coder.network import (
     BEGIN,
@@ -146,13 +147,14 @@ class DecodingOptions:
             raise ValueError(
                 f"method must be flat, greedy, beam or mixed, got {self.method!r}: choose one."
             )
-        for name in ("beam_size", "k_best"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        for name in ("flat_share", "review_below", "review_for_precision", "coverage"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
+        check_range("decoding", 1, beam_size=self.beam_size, k_best=self.k_best)
+        names = ("flat_share", "review_below", "review_for_precision", "coverage")
+        check_range("decoding", 0, 1, **{name: getattr(self, name) for name in names})
+
+    @property
+    def share(self) -> float:
+        """Weight of the flat head in what this method finds, 0 to 1."""
+        return {"flat": 1.0, "greedy": 0.0, "beam": 0.0}.get(self.method, self.flat_share)
 
 
 class Decoded(NamedTuple):
@@ -192,7 +194,7 @@ def decode(
     if options.method == "flat":
         return decode_flat(flat_logits, decoder.trie.max_codes)
     if options.method == "mixed":  # the confidence is the weighted mean of both heads' own
-        share = options.flat_share
+        share = options.share
         chosen = likeliest_sets(decoder, memory, flat_logits, options, sharpness)[:, :1]
         of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
         of_set = of_set + (1 - share) * set_probability(decoder, memory, chosen, sharpness)
@@ -230,17 +232,14 @@ def answers(
     if options.k_best == 1:
         return found
     decoder, sharpness = network.decoder, temperature["seq2seq"]
-    share = {"flat": 1.0, "greedy": 0.0, "beam": 0.0}.get(options.method, options.flat_share)
-    by_method = replace(options, flat_share=share)
-    sets = likeliest_sets(decoder, memory, flat_logits, by_method, sharpness, options.k_best)
+    sets = likeliest_sets(decoder, memory, flat_logits, options, sharpness, options.k_best)
     answer = decoded.code_ids.sort(-1).values[:, None]
     is_answer = (sets.sort(-1).values == answer).all(-1)
     place = is_answer.int().argsort(dim=1, stable=True)[:, : options.k_best - 1]  # the others
     sets = sets.gather(1, place[..., None].expand(-1, -1, sets.shape[2]))
-    probability = (1 - share) * set_probability(decoder, memory, sets, sharpness)
-    probability = probability + share * flat_set_log_probability(flat_logits, sets).exp()
-    found["next_ids"], found["next_confidence"] = sets, probability
-    return found
+    probability = (1 - options.share) * set_probability(decoder, memory, sets, sharpness)
+    probability = probability + options.share * flat_set_log_probability(flat_logits, sets).exp()
+    return {**found, "next_ids": sets, "next_confidence": probability}
 
 
 def decode_flat(logits: Tensor, max_codes: int) -> Decoded:
@@ -384,7 +383,7 @@ def _best_candidates(
 ) -> tuple[Tensor, Tensor]:
     """Return the best sets [B, N, K] of the beams and of the flat head's first choices, and whether
     no other can be among them [B] bool."""
-    trie, share = decoder.trie, options.flat_share
+    trie, share = decoder.trie, options.share
     # wider beams have gone on to the end, so that nothing is left behind once they hold all
     num_results = width if width > options.beam_size else num_sets
     beams = beam_search(decoder, memory, width, temperature, num_results)

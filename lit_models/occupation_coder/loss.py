@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from datamodules.core.plan import check_range
 from datamodules.files.splitting import TRAIN
 from datamodules.occupations.store import OccupationStore
 from datamodules.tokenizers.codes import CodeBook, TextNormalisation, decode
@@ -47,9 +48,8 @@ class OccupationLossOptions:
     unused_codes: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}.")
+        names = ("seq2seq_weight", "label_smoothing", "flat_dropout", "repeats")
+        check_range("loss", 0, 1, **{name: getattr(self, name) for name in names})
         if self.linear is not None and self.seq2seq_weight == 0:
             raise ValueError(
                 "loss.seq2seq_weight is 0 and loss.linear is solved before the first step: no step "

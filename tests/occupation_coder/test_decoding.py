@@ -246,10 +246,10 @@ def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
     ("settings", "message"),
     [
         ({"method": "greddy"}, "must be flat, greedy, beam or mixed, got 'greddy'"),
-        ({"beam_size": 0}, "beam_size must be 1 or more, got 0"),
-        ({"k_best": 0}, "k_best must be 1 or more, got 0"),
-        ({"review_below": 1.5}, "review_below must lie between 0 and 1, got 1.5"),
-        ({"flat_share": -1}, "flat_share must lie between 0 and 1, got -1"),
+        ({"beam_size": 0}, "decoding.beam_size must be at least 1, got 0"),
+        ({"k_best": 0}, "decoding.k_best must be at least 1, got 0"),
+        ({"review_below": 1.5}, "review_below must be 0 to 1, got 1.5"),
+        ({"flat_share": -1}, "flat_share must be 0 to 1, got -1"),
     ],
 )
 def test_wrong_options_name_the_rule(settings, message):

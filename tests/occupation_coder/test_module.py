@@ -185,7 +185,7 @@ def test_a_single_string_and_a_wrong_number_of_languages_are_refused(table, tmp_
 
 @pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"])
 def test_shares_lie_between_0_and_1(name):
-    with pytest.raises(ValueError, match=f"{name} must lie between 0 and 1, got 1.5"):
+    with pytest.raises(ValueError, match=f"loss.{name} must be 0 to 1, got 1.5"):
         OccupationLossOptions(**{name: 1.5})
 
 

@@ -38,7 +38,7 @@ def code_marginals(
     The decoder's is the sum over the beams that hold the code. Temperatures are left out: the
     validation that finds a limit finds them at the same time.
     """
-    share = {"flat": 1.0, "greedy": 0.0, "beam": 0.0}.get(options.method, options.flat_share)
+    share = options.share
     marginals = share * flat_logits.float().sigmoid()
     if share < 1:
         width = max(options.beam_size, LEAST_BEAMS)
