@@ -4,12 +4,13 @@ Shapes: N activations, B of a micro-batch, T tokens of the longest document, A a
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datamodules.activations.documents import (
     NONE,
@@ -20,9 +21,15 @@ from datamodules.activations.documents import (
     check_parts,
 )
 from datamodules.activations.interchange import write_explained
-from datamodules.activations.layers import LayeredActivations, open_stores
 from datamodules.activations.others import WrongOnes, partners
-from datamodules.activations.store import ActivationStore
+from datamodules.activations.store import (
+    ActivationStatistics,
+    ActivationStore,
+    Chunk,
+    one_thread,
+    statistics_of,
+)
+from datamodules.activations.stores import LayeredActivations, open_stores
 from datamodules.core.batches import TERMS
 from datamodules.core.plan import hash_ids
 from datamodules.core.planned import PlannedDataset, Stage
@@ -53,7 +60,7 @@ class ActivationDataset(PlannedDataset):
         seed: key of all draws for a sample.
         pairs_others: give each sample another one, of another document.
         num_wrong: W, wrong activations for each sample.
-        layers: of the activations at each place, see `layers`.
+        layers: of the activations at each place, see `stores`.
         stores: of each layer, by default that of the documents.
     """
 
@@ -312,6 +319,25 @@ class ActivationDataModule(DocumentsDataModule):
         places = np.arange(min(len(dataset.lengths) // every, most))
         for first in range(0, len(places), STATISTICS_BATCH):
             yield dataset.batch(places[first : first + STATISTICS_BATCH] * every + index, 0)
+
+    def statistics(
+        self, index: int, read: Callable[[Tensor], Sequence[Tensor]], device: torch.device
+    ) -> ActivationStatistics:
+        """Return the statistics of the training part at the layer of an index: of the store, or of
+        the first activations; `read` returns those of each layer, [B, T, D], of input_ids [B, T] on
+        the device."""
+        if self.stores:
+            return self.stores[index].statistics
+
+        def chunks() -> Iterator[Chunk]:
+            for batch in self.training_sample():
+                ids, position = batch["input_ids"], batch["position"]
+                with one_thread(), torch.no_grad():
+                    found = read(ids.to(device))[index].cpu().double()
+                rows = torch.arange(len(ids), device="cpu")
+                yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+
+        return statistics_of(chunks())
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write a line or a row per activation, whole or not at all; `results` as `predict_step`

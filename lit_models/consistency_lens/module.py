@@ -13,7 +13,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from datamodules.activations.layers import statistics_for
 from datamodules.activations.store import ActivationStore, one_thread
 from datamodules.core.batches import ActivationBatch, DumpBatch, SubjectFacts
 from datamodules.core.plan import check_range
@@ -204,7 +203,7 @@ class LitConsistencyLens(ExactModule):
         if self.baselines is None:
             subject, places = self.lens.subject, range(len(self.layers))
             device = next(subject.parameters()).device
-            found = [statistics_for(data, i, subject.of_layers, device) for i in places]
+            found = [data.statistics(i, subject.of_layers, device) for i in places]
             if is_new:  # else the checkpoint knows the mean of its training
                 self.lens.mean.copy_(stack([torch.from_numpy(one.mean) for one in found]))
                 self.lens.variance.copy_(stack([torch.tensor(one.variance) for one in found]))

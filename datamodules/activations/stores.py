@@ -1,27 +1,18 @@
 """Stores of several layers of one subject, read as one.
 
 Sample i is place i // L at layer i % L, of L layers that ascend: whatever part of a test is read,
-all layers are in it. Shapes: N places, L layers, B of a micro-batch, T tokens,
-D features.
+all layers are in it. Shapes: N places, L layers, D features.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from datamodules.activations.store import (
-    ActivationStatistics,
-    ActivationStore,
-    Chunk,
-    one_thread,
-    statistics_of,
-)
+from datamodules.activations.store import ActivationStore
 
 OF_ONE_STORE = ("fingerprint", "files", "norms")  # of a schema, and the layer
 
@@ -73,29 +64,3 @@ class LayeredActivations:
         for index, one in enumerate(self.arrays):
             found[layer == index] = one[place[layer == index]]
         return found
-
-
-def statistics_for(
-    data: Any, index: int, read: Callable[[Tensor], Sequence[Tensor]], device: torch.device
-) -> ActivationStatistics:
-    """Return the statistics of the training part at the layer of an index: of the store, or of the
-    first activations.
-
-    Args:
-        data: an `ActivationDataModule`.
-        index: of the layer.
-        read: returns the activations [B, T, D] of each layer of input_ids [B, T].
-        device: of these.
-    """
-    if data.stores:
-        return data.stores[index].statistics
-
-    def chunks() -> Iterator[Chunk]:
-        for batch in data.training_sample():
-            ids, position = batch["input_ids"], batch["position"]
-            with one_thread(), torch.no_grad():
-                found = read(ids.to(device))[index].cpu().double()
-            rows = torch.arange(len(ids), device="cpu")
-            yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
-
-    return statistics_of(chunks())
