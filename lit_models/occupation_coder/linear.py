@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.core.batches import padded_texts
+from datamodules.tokenizers.codes import TextNormalisation, encode
 from lit_models.occupation_coder.encoders import (
     SALT_SHIFT,
     SPACE,
@@ -97,6 +98,8 @@ SALT, HEAD_SALT, CORE_SALT = 1 << 20, 1 << 21, 1 << 22  # not those of the encod
 SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
 TEXTS_AT_ONCE = 512
 TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
+# What a code without a text loses against one with; of 1.1 to 1.5 on cuts of real data.
+UNLIKE = 1.5
 LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
 FIRST_MARGIN = -1.0  # of every code: few codes fit a text
 
@@ -245,3 +248,26 @@ def solve(
         weight[code], bias[code] = svm.coef_[0], svm.intercept_[0]
     head.weight.copy_(torch.from_numpy(weight))
     head.bias.copy_(torch.from_numpy(bias))
+
+
+def describe(head: LinearHead, recipe: dict[str, Any], has_text: np.ndarray) -> None:
+    """Give the codes of a recipe that no text has [C] bool the features of their descriptions."""
+    clean = TextNormalisation.from_dict(recipe["normalisation"])
+    texts = [clean(text) for text in recipe["code_book"]["descriptions"]]
+    take_features(head, [encode(text, recipe["max_length"]) for text in texts], has_text)
+
+
+@torch.no_grad()
+def take_features(
+    head: LinearHead, descriptions: Sequence[np.ndarray], has_text: np.ndarray
+) -> None:
+    """Give the codes that no text has the features of their descriptions as weights.
+
+    Args: code points of each code's description, none where there is none, and has_text [C] bool.
+    """
+    codes = [code for code, text in enumerate(descriptions) if len(text) and not has_text[code]]
+    for start in range(0, len(codes), TEXTS_AT_ONCE):
+        some = codes[start : start + TEXTS_AT_ONCE]
+        batch = padded_texts([descriptions[code] for code in some])
+        head.weight[some] = head.features(**batch)
+        head.bias[some] = -UNLIKE

@@ -15,7 +15,6 @@ from datamodules.core.batches import OccupationBatch
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.blocks import layer_rates
 from lit_models.occupation_coder.answers.coverage import PlausibleSets
-from lit_models.occupation_coder.answers.descriptions import describe
 from lit_models.occupation_coder.answers.texts import CodedText, code_texts
 from lit_models.occupation_coder.decoding import (
     TERMS,
@@ -26,7 +25,7 @@ from lit_models.occupation_coder.decoding import (
     nats_by_temperature,
 )
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder, freeze_encoder
-from lit_models.occupation_coder.linear import refuse_other_features, solve
+from lit_models.occupation_coder.linear import describe, refuse_other_features, solve
 from lit_models.occupation_coder.loss import (
     OccupationLossOptions,
     linear_examples,

@@ -9,8 +9,7 @@ import pytest
 from datamodules.files.rows import read_rejected
 from datamodules.search.cleaning import Cleaning
 from datamodules.search.collection import CollectionRequest, open_collection
-from datamodules.search.reading_ease import reading_ease
-from lit_models.seo.onpage import check_page
+from lit_models.seo.onpage import check_page, reading_ease
 from tests.search_collections import write_lines
 
 PAGE = (

@@ -7,7 +7,6 @@ import torch
 from datamodules import Columns, OccupationDataModule
 from datamodules.occupations.store import CodeBookOptions
 from lit_models.occupation_coder import linear
-from lit_models.occupation_coder.answers.descriptions import take_features
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from tests.occupation_coder.test_module import small_coder, trainer_of
 from tests.occupation_coder.tiny import padded
@@ -23,7 +22,7 @@ def test_the_margin_is_the_cosine_less_what_it_costs_to_have_no_text():
     head = linear.LinearHead(4, options)
     head.weight.data[0], head.bias.data[0] = 0.5, 0.25  # of a code with texts
     texts = [points(text) for text in ("abab", "abab", "", "xy")]
-    take_features(head, texts, np.array([True, False, False, False]))
+    linear.take_features(head, texts, np.array([True, False, False, False]))
     assert head.bias.tolist() == [0.25, -1.5, -1.0, -1.5]
     assert (head.weight[0] == 0.5).all()
     assert head.weight[2].norm() == 0  # without a description
