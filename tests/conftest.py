@@ -58,7 +58,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["UNISONO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """The tests' own cache, which their workers share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["UNISONO_CACHE"] = str(folder / "cache")
 
 
 @pytest.fixture

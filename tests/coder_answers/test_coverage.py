@@ -1,5 +1,7 @@
 """Plausible sets: limit by hand, share of records that they hold; further columns of a table."""
 
+import shutil
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -85,19 +87,30 @@ def test_marginals_are_those_of_all_sets_where_beams_hold_all():
 TRADES = {"smith": "83110", "vintner": "41025", "clerk": "39310", "tailor": "79100"}
 
 
-@pytest.fixture
-def tables(tmp_path, monkeypatch):
-    """Texts of which one in five has another code than its trade's."""
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
-    draws = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with texts of which one in five has another code than its trade's, and what has
+    learnt them, coder.ckpt."""
+    folder, draws = tmp_path_factory.mktemp("coverage"), np.random.default_rng(0)
     for name, number in (("train", 40), ("validation", 300), ("test", 300), ("mine", 30)):
         rows = []
         for place in range(number):
             trade = list(TRADES)[draws.integers(4)]
             code = TRADES[trade] if draws.random() < 0.8 else list(TRADES.values())[place % 4]
             rows.append((f"{trade} {name} {place}", code, "ab"[place % 3 == 0]))
-        table(tmp_path / f"{name}.csv", rows, ("text", "code_1", "place"))
-    return tmp_path
+        table(folder / f"{name}.csv", rows, ("text", "code_1", "place"))
+    torch.manual_seed(0)
+    coder = small_coder(decoding=DecodingOptions("mixed", coverage=0.9, embeddings=True))
+    trainer = trainer_of(folder, 12)
+    trainer.fit(coder, data_of(folder))
+    trainer.save_checkpoint(folder / "coder.ckpt")
+    return folder
+
+
+@pytest.fixture
+def tables(trained, tmp_path):
+    """A copy of it, for one test."""
+    return shutil.copytree(trained, tmp_path / "tables")
 
 
 def data_of(folder, **options):
@@ -107,22 +120,16 @@ def data_of(folder, **options):
     return OccupationDataModule(**files, columns=Columns(), global_batch_size=64, **options)
 
 
-def fitted(folder, coverage, epochs=12):
-    torch.manual_seed(0)
-    coder = small_coder(decoding=DecodingOptions("mixed", coverage=coverage, embeddings=True))
-    trainer = trainer_of(folder, epochs)
-    trainer.fit(coder, data_of(folder))
-    trainer.save_checkpoint(folder / "coder.ckpt")
-    return coder, trainer
+def coder_of(folder):
+    return LitOccupationCoder.load_from_checkpoint(folder / "coder.ckpt")
 
 
 def test_a_validation_finds_the_limit_and_a_test_says_what_the_sets_hold(tables):
-    coder, trainer = fitted(tables, 0.9)
-    scores = trainer.test(coder, data_of(tables), verbose=False)[0]
+    again = coder_of(tables)
+    trainer = trainer_of(tables, 1)
+    scores = trainer.test(again, data_of(tables), verbose=False)[0]
     assert 0.85 <= scores["test/set_coverage"] <= 0.96
     assert 1 <= scores["test/set_size"] < 5
-    again = LitOccupationCoder.load_from_checkpoint(tables / "coder.ckpt")
-    assert again.recipe["set_limits"] == coder.recipe["set_limits"]
     told = again.code(["smith", "clerk 7"], language="en")
     marginals = code_marginals(
         again.network, *again(one_batch(again, ["smith", "clerk 7"])), again.decoding
@@ -154,7 +161,7 @@ def one_batch(coder, texts):
 
 
 def test_a_coded_table_has_sets_other_systems_and_vectors_beside_it(tables, caplog):
-    coder, _ = fitted(tables, 0.9)
+    coder = coder_of(tables)
     rows = [("83110", "7", "M"), ("83110", "7", "M"), ("41025", "4", ""), ("00000", "1", "x")]
     walk = table(tables / "walk.csv", rows, ("code", "hisclass", "sex"))
     predict(coder, tables, "out.parquet", CrosswalkOptions(walk))
@@ -185,22 +192,19 @@ WALKS = {
 def test_a_crosswalk_that_leads_nowhere_is_refused_before_any_work(tables, name):
     rows, message = WALKS[name]
     path = table(tables / "walk.csv", rows, ("code", "hisclass")[: len(rows[0])])
-    coder, _ = fitted(tables, 0.9, epochs=12 if name == "several targets" else 1)
     with pytest.raises(ValueError, match=message):
-        predict(coder, tables, "out.csv", CrosswalkOptions(path))
+        predict(coder_of(tables), tables, "out.csv", CrosswalkOptions(path))
     if name == "several targets":
-        predict(coder, tables, "out.csv", CrosswalkOptions(path, joined_by="+"))
+        predict(coder_of(tables), tables, "out.csv", CrosswalkOptions(path, joined_by="+"))
         assert ",7+8," in (tables / "out.csv").read_text("utf-8")
 
 
 @pytest.mark.slow
 def test_sets_and_vectors_are_the_same_bytes_on_two_devices(tables):
-    fitted(tables, 0.9)
     written = []
     for devices, strategy in ((1, "auto"), (2, "ddp_spawn")):
-        coder = LitOccupationCoder.load_from_checkpoint(tables / "coder.ckpt")
         out = tables / f"out{devices}.csv"
-        predict(coder, tables, out.name, None, devices=devices, strategy=strategy)
+        predict(coder_of(tables), tables, out.name, None, devices=devices, strategy=strategy)
         vectors = out.with_name(f"{out.name}.embeddings.parquet")
         written.append((out.read_bytes(), vectors.read_bytes()))
     assert written[0] == written[1]
