@@ -145,8 +145,8 @@ class Subject(nn.Module):
 def check_layer(layer: int, num_layers: int) -> None:
     if not 0 <= layer < num_layers:
         raise ValueError(
-            f"subject.layer {layer} is none of the subject's {num_layers} blocks; give one from 0 "
-            f"to {num_layers - 1}."
+            f"layer {layer} is none of the subject's {num_layers} blocks; give subject.layer "
+            f"or model.layers from 0 to {num_layers - 1}."
         )
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from datamodules import Columns, OccupationDataModule
+from datamodules.core.batches import padded_texts
 from datamodules.occupations.written import CrosswalkOptions
+from datamodules.tokenizers.codes import encode
 from lit_models.occupation_coder.answers.coverage import (
     LimitSearch,
     PlausibleSets,
@@ -126,14 +128,11 @@ def coder_of(folder):
 
 def test_a_validation_finds_the_limit_and_a_test_says_what_the_sets_hold(tables):
     again = coder_of(tables)
-    trainer = trainer_of(tables, 1)
-    scores = trainer.test(again, data_of(tables), verbose=False)[0]
+    scores = trainer_of(tables, 1).test(again, data_of(tables), verbose=False)[0]
     assert 0.85 <= scores["test/set_coverage"] <= 0.96
     assert 1 <= scores["test/set_size"] < 5
-    told = again.code(["smith", "clerk 7"], language="en")
-    marginals = code_marginals(
-        again.network, *again(one_batch(again, ["smith", "clerk 7"])), again.decoding
-    )
+    told = again.code(texts := ["smith", "clerk 7"], language="en")
+    marginals = code_marginals(again.network, *again(one_batch(again, texts)), again.decoding)
     book, limit = again.recipe["code_book"]["codes"], again.recipe["set_limits"]["0.9"]
     for text, shares in zip(told, marginals, strict=True):
         order = shares.argsort(descending=True).tolist()
@@ -153,9 +152,6 @@ def predict(coder, folder, name, walk, **options):
 
 
 def one_batch(coder, texts):
-    from datamodules.core.batches import padded_texts
-    from datamodules.tokenizers.codes import encode
-
     batch = padded_texts([encode(text, 128) for text in texts])
     return {**batch, "language_id": torch.zeros(len(texts), dtype=torch.long)}
 

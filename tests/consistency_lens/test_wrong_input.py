@@ -73,11 +73,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "a negative layer": (
         [*PREDICT, OTHER, "--model.subject.layer=-1"],
-        "subject.layer -1 is none of the subject's 3 blocks",
+        "layer -1 is none of the subject's 3 blocks",
     ),
     "a layer out of range": (
         [*PREDICT, OTHER, "--model.subject.layer=3"],
-        "subject.layer 3 is none of the subject's 3 blocks; give one from 0 to 2",
+        "layer 3 is none of the subject's 3 blocks; give subject.layer or model.layers from 0 to 2",
     ),
     "a position beyond the context": (
         [*PREDICT, OTHER, "--data.positions.min_position=15"],

@@ -299,6 +299,6 @@ def test_a_lens_and_data_of_other_layers_are_refused(stores, whole, tmp_path):
         tested(module_on(2), store_data(stores, 2))
     with pytest.raises(ValueError, match="such a file holds one layer alone; name a jsonl"):
         store_data(stores, 0, 2, predict_output="x.parquet")
-    with pytest.raises(ValueError, match="subject.layer 3 is none of the subject's 3 blocks"):
+    with pytest.raises(ValueError, match="layer 3 is none of the subject's 3 blocks"):
         trainer(tmp_path / "far").fit(module_on(0, 3), store_data(stores, 0, 2))
     assert isinstance(ActivationStore(stores / "acts" / "layer-0").subject.layer, int)
