@@ -110,7 +110,7 @@ class _ChunkedNats(torch.autograd.Function):
         if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
         size = _chunk_rows(rows, weight)
-        chunk_nats = compiled_chunk() if compiles and (wants_rows or wants_weight) else _chunk_nats
+        of_chunk = compiled_chunk() if compiles and (wants_rows or wants_weight) else chunk_nats
         total = rows.new_zeros((), dtype=_softmax_dtype(dtype))
         nats = rows.new_zeros(len(rows), dtype=_softmax_dtype(dtype))
         grad_rows = torch.empty_like(rows) if wants_rows else None
@@ -120,14 +120,14 @@ class _ChunkedNats(torch.autograd.Function):
             for start in range(0, len(rows), size):
                 part = slice(start, start + size)
                 chunk, target = rows[part].to(dtype), targets[part].unsqueeze(1)
-                nats_of_chunk, grad = chunk_nats(chunk, head, target, len(weight))
+                nats_of_chunk, grad = of_chunk(chunk, head, target, len(weight))
                 nats[part] = nats_of_chunk
                 total.add_(nats_of_chunk.sum())
                 if grad_rows is not None:
                     grad_rows[part] = grad @ head
                 if wants_weight:
                     sum_dtype = _softmax_dtype(weight.dtype)
-                    grad_weight = _with_product(grad_weight, grad.T, chunk, sum_dtype)
+                    grad_weight = with_product(grad_weight, grad.T, chunk, sum_dtype)
         if grad_weight is not None:
             grad_weight = grad_weight[: len(weight)]
         ctx.save_for_backward(grad_rows, grad_weight)
@@ -171,7 +171,7 @@ def _head(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return head
 
 
-def _chunk_nats(
+def chunk_nats(
     rows: Tensor, head: Tensor, targets: Tensor, num_tokens: int
 ) -> tuple[Tensor, Tensor]:
     """Return nats [n], and their sum's gradient for the logits [n, W], of rows [n, D] with targets
@@ -194,11 +194,11 @@ def _chunk_nats(
 
 @cache
 def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `_chunk_nats` by torch.compile."""
-    return torch.compile(_chunk_nats, fullgraph=True)
+    """Return `chunk_nats` by torch.compile."""
+    return torch.compile(chunk_nats, fullgraph=True)
 
 
-def _with_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def with_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return total + a @ b in a dtype, in place; `None` is 0."""
     if a.dtype == dtype:
         return a @ b if total is None else total.addmm_(a, b)

@@ -57,7 +57,7 @@ class Saves(threading.local):
 
     folder: Path | None = None  # of the run that trains
     is_writer = False  # this thread is one that was started to write
-    _writing: Future[None] | None = None
+    writing: Future[None] | None = None
 
     def may_wait(self, path: Path) -> bool:
         """Return whether a file is read at the end alone, once no copy of another one is held."""
@@ -78,14 +78,14 @@ class Saves(threading.local):
             copied.read()
             action()
 
-        self._writing = ThreadPoolExecutor(1, "checkpoint").submit(write)  # exits wait for it
+        self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write)  # exits wait for it
         self.settle(waits=not in_background)
 
     def settle(self, waits: bool = True) -> None:
         """Return when nothing is being written, or at once; raise, a single time, its error."""
-        if self._writing is not None and (waits or self._writing.done()):
-            self._writing.exception()  # an interrupt leaves it to be waited for again
-            writing, self._writing = self._writing, None
+        if self.writing is not None and (waits or self.writing.done()):
+            self.writing.exception()  # an interrupt leaves it to be waited for again
+            writing, self.writing = self.writing, None
             writing.result()
 
 

@@ -62,7 +62,7 @@ def test_chunks_padding_and_compiling_change_nothing(
         monkeypatch.setattr(loss, "SMALL_BYTES", 0)
         monkeypatch.setattr(loss, "CHUNK_ROWS_ON_CPU", chunk)
     monkeypatch.setattr(loss, "PADDED_TO_ON_CPU", padded_to)
-    compiled = torch.compile(loss._chunk_nats, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(loss.chunk_nats, backend="aot_eager", fullgraph=True)
     monkeypatch.setattr(loss, "compiled_chunk", lambda: compiled)
     values = []
     for function in (direct, lambda *inputs: language_model_loss(*inputs, compiles).total):
@@ -159,9 +159,9 @@ def test_gradients_of_halves_are_summed_and_weighed_in_full_precision(chunks_of_
 
 def test_a_gpu_adds_products_of_halves_up_as_they_are():
     a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((V, 4), (4, D)))
-    total = loss._with_product(None, a, b, torch.float32)
+    total = loss.with_product(None, a, b, torch.float32)
     assert total.dtype == torch.float32
-    assert loss._with_product(total, a, b, torch.float32) is total
+    assert loss.with_product(total, a, b, torch.float32) is total
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -195,7 +195,7 @@ def test_a_copy_is_written_as_what_it_is_a_copy_of(tmp_path, monkeypatch, hindra
     class Twice(AtomicCheckpointIO):
         def save_checkpoint(self, checkpoint, path, storage_options=None):
             super().save_checkpoint(checkpoint, path)
-            goes_on.append(SAVES._writing is not None)
+            goes_on.append(SAVES.writing is not None)
             assert read_checkpoint(path)["global_step"] == checkpoint["global_step"]
             super().save_checkpoint(checkpoint, Path(path).with_suffix(".at_once"))
 
