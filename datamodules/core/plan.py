@@ -20,11 +20,7 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 
 def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
-    """Return one well-mixed 64-bit hash per id.
-
-    Args:
-        ids: [N] integers.
-        key: any integer; another key gives an unrelated order.
+    """Return one well-mixed 64-bit hash per id; another key, any integer, gives an unrelated order.
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
     """

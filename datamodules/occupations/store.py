@@ -75,10 +75,8 @@ ALIASES: dict[str, str] = {
 
 
 def language_code(raw: str) -> str:
-    """Return the ISO 639-1 code of a language, or "unk" where none is stated.
-
-    Args:
-        raw: a code, an alias (se, ge, dk, swedish, …), or a locale such as en-GB.
+    """Return the ISO 639-1 code of a language, or "unk" where none is stated, of a code, an alias
+    (se, ge, dk, swedish, …), or a locale such as en-GB.
 
     Raises:
         ValueError: nobody knows this language; names the likely one.

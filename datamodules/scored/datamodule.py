@@ -318,10 +318,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return own_files_hint(command, named, "data.files.predict")
 
     def store_request(self, stage: str, recipe: dict[str, Any] | None) -> ScoredRequest:
-        """Return all that the arrays of a stage depend on; prediction reads texts alone.
-
-        Args:
-            recipe: of a trained model, whose heads and classes win; `None` in training.
+        """Return all that the arrays of a stage depend on; prediction reads texts alone, and heads
+        and classes in the recipe of a trained model win.
 
         Raises:
             FileNotFoundError: a named file does not exist.

@@ -121,10 +121,8 @@ class LabelReader:
         return [self._class(cell)]
 
     def finish(self, values: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
-        """Return the numbers of all rows with classes in their final order, and their names.
-
-        Args:
-            values: [N, width] float64, from `parse`; its classes may still be as they came.
+        """Return the numbers of all rows with classes in their final order, and their names; in
+        values [N, width] float64 of `parse` classes may still be as they came.
 
         Raises:
             ValueError: fewer than two classes, or too many levels.
@@ -189,12 +187,8 @@ def trained_heads(
 
 
 def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str, list[Any]]:
-    """Return the columns of one head: number, level or class, and the probability it has.
-
-    Args:
-        facts: from the recipe.
-        values: [n, P] of `predict_step`.
-    """
+    """Return the columns of one head, by its facts in the recipe, of values [n, P] of
+    `predict_step`: number, level or class, and the probability it has."""
     kind, classes = facts["kind"], facts["classes"]
     rounded = np.round(values.astype(np.float64), DIGITS)
     if kind == "regression":
@@ -412,12 +406,8 @@ def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
 
 
 def strata_of(values: np.ndarray, is_number: bool) -> list[str]:
-    """Return what a head's labels are stratified by: the classes, or the bin of a number.
-
-    Args:
-        values: [N, width] float64; NaN = missing, which is a stratum of its own.
-        is_number: cut at quantiles into `NUM_BINS` bins.
-    """
+    """Return what a head's labels [N, width] float64 are stratified by: the classes, or the bin of
+    a number, cut at quantiles into `NUM_BINS`; NaN = missing is a stratum of its own."""
     if is_number:
         known = values[~np.isnan(values)]
         edges = np.quantile(known, np.arange(1, NUM_BINS) / NUM_BINS) if known.size else []

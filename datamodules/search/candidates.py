@@ -82,11 +82,8 @@ class Bm25(ArrayFolder):
             return {line.rstrip("\n"): number for number, line in enumerate(file)}
 
     def search(self, queries: Sequence[str], k: int, among: np.ndarray | None = None) -> Hits:
-        """Return the best k documents of these queries, or all if they are fewer.
-
-        Args:
-            among: [D] ascending, the documents that are searched; `None` searches all.
-        """
+        """Return the best k documents of these queries, or all if they are fewer, among some [D]
+        ascending, or all."""
         k = min(k, self.num_documents if among is None else len(among))
         scores = np.zeros(self.num_documents, np.float64)
         hits = Hits(np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), "f4"))
@@ -228,25 +225,16 @@ class GroupOptions:
         return judged, min(num_minable, self.size - judged if self.mined else 0)
 
     def minable(self, listed: np.ndarray, judged: np.ndarray) -> np.ndarray:
-        """Return the documents that may be mined: no judged one is.
-
-        Args:
-            listed: [L] documents of the source, best first.
-            judged: [J] all judged documents of the query.
-        """
+        """Return which documents of the source [L], best first, may be mined: none of all judged
+        ones [J] of the query."""
         if not self.mined:
             return listed[:0]
         far = listed[self.after_rank :]
         return far[~np.isin(far, judged)]
 
     def drawn(self, grades: np.ndarray, num_minable: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the places of a group among its judged documents, then the minable ones.
-
-        Args:
-            grades: [J] of the judged documents.
-            num_minable: documents that may be mined.
-            rng: keyed by seed, epoch and sample.
-        """
+        """Return the places of a group among its judged documents, of grades [J], then the minable
+        ones; `rng` is keyed by seed, epoch and sample."""
         num_judged, num_mined = self.sizes(len(grades), num_minable)
         order = rng.permutation(len(grades))
         relevant = np.flatnonzero(grades[order] > 0)[:1]

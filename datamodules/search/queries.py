@@ -27,13 +27,8 @@ TAG = "unisono"  # of our runs
 
 
 def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the value of each wanted number, [n] float32; NaN = not known.
-
-    Args:
-        wanted: [n] int64, each once.
-        known: [m] int64, each once.
-        values: [m].
-    """
+    """Return the value of each wanted number, [n] float32, NaN = not known; `wanted` [n] and
+    `known` [m] int64 hold each number once."""
     found = np.full(len(wanted), np.nan, np.float32)
     _, place, there = np.intersect1d(wanted, known, assume_unique=True, return_indices=True)
     found[place] = values[there]

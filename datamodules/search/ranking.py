@@ -272,10 +272,8 @@ class RankingDataModule(SearchDataModule):
         """Write the run, best first, equal scores in the order of documents; for queries of a file,
         and for pages, a table of the best beside it (.csv).
 
-        Scores are rounded to 6 decimals: the others are rounding errors in single precision.
-
-        Args:
-            results: `score` [N, K], of the candidates in the order of documents.
+        `score` [N, K] of the results, of the candidates in the order of documents, is rounded to 6
+        decimals: the others are rounding errors in single precision.
         """
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)

@@ -438,13 +438,8 @@ class TextsDataset(PlannedDataset):
 def chosen_documents(
     judged: JudgedQueries, num_documents: int, num_others: int | None
 ) -> np.ndarray:
-    """Return the documents that queries are searched among, ascending.
-
-    Args:
-        judged: queries with their judgements.
-        num_others: documents besides those that are judged, which depend on nothing but their
-            number; `None` takes all.
-    """
+    """Return the documents that queries are searched among, ascending: the judged ones, and so many
+    others (`None`: all), which depend on nothing but their number."""
     everything = np.arange(num_documents)
     if num_others is None:
         return everything
@@ -524,11 +519,8 @@ class RetrievalDataModule(SearchDataModule):
         return TextsDataset(collection, encoding, queries, documents, judged, self.bm25)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the encoded texts, and whatever the model's `search` finds in them, whole or not
-        at all.
-
-        Args:
-            results: `vector` [Q + D, W], larger than memory where it is mapped.
+        """Write the encoded texts, `vector` [Q + D, W] of the results, which may be mapped, and
+        whatever the model's `search` finds in them, whole or not at all.
 
         Raises:
             FileExistsError: the folder is there.

@@ -108,13 +108,8 @@ def open_tokens(shard: Shard, token_bytes: int) -> np.ndarray:
 
 
 def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndarray:
-    """Return [D] uint64, equal for documents of the same tokens alone.
-
-    Args:
-        tokens: of the shard.
-        ends: [D] int64 of successive documents.
-        before: end of the document before them.
-    """
+    """Return [D] uint64, equal for documents of the same tokens alone, of the successive documents
+    of a shard that have these ends [D] int64, behind the end of the one before them."""
     starts, hashes, first = np.append(before, ends[:-1]), np.zeros(len(ends), np.uint64), 0
     while first < len(ends):
         within = int(np.searchsorted(ends, starts[first] + TOKENS_AT_ONCE, side="right"))

@@ -144,11 +144,8 @@ class RemoteShards:
         return {**vars(self), "_process": 0, "_coming": {}, "_threads": None}
 
     def local_file(self, name: str) -> Path:
-        """Return the path of a file on this machine, fetched if it is not there; it is to be opened
-        at once.
-
-        Args:
-            name: of a shard of the manifest, or of its index, NAME.index.
+        """Return the path on this machine of a shard of the manifest, or of its index, NAME.index,
+        fetched if it is not there; it is to be opened at once.
 
         Raises:
             ValueError: it is another file than the manifest says.

@@ -534,16 +534,13 @@ def as_written(network: Any) -> AbstractContextManager[Any]:
 
 
 def check_isolation(network: Any) -> None:
-    """Raise RuntimeError for a network in which a document sees its neighbours in the row, or what
-    follows.
+    """Raise RuntimeError for a `Decoder` or `PretrainedDecoder`, whole and on any device, in which
+    a document sees its neighbours in the row, or what follows.
 
     A leak does not stop a training: the loss is only a little too low, and wrong. Two documents in
     a row must have the hidden states that each has alone, and those of one token must have no
     gradient in the embeddings of the other document or of tokens that follow. Modes, gradients and
     random numbers stay as they are, and nothing is compiled for the few tokens of this test.
-
-    Args:
-        network: a `Decoder` or a `PretrainedDecoder`, whole, on any device.
     """
     weight = network.embedding.weight
     places = [torch.arange(length) for length in DOCUMENT_LENGTHS]

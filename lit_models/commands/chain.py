@@ -151,11 +151,8 @@ class Stage:
 
 
 def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> list[Stage]:
-    """Return the stages in their order.
-
-    Args:
-        stages: name -> the values of a `Stage`, as a YAML file has them.
-        changes: name -> values that win over those.
+    """Return the stages in their order, of name -> the values of a `Stage`, as a YAML file has
+    them; `changes` win over those.
 
     Raises:
         ValueError: a name, a value or a reference is wrong.
@@ -282,13 +279,7 @@ def made_from(
     stage: Stage, folder: Path, seed: int, outputs: Mapping[str, str | None]
 ) -> dict[str, Any]:
     """Return the plain values that decide what a stage writes. The number of devices does not.
-
-    Args:
-        stage: any of the chain.
-        folder: of the chain.
-        seed: of the chain.
-        outputs: stage -> digest of what it wrote, none if that is still to come.
-    """
+    `outputs` are stage -> digest of what it wrote, none if that is still to come."""
     values: dict[str, Any] = {
         "verb": stage.verb,
         "checkpoint": stage.checkpoint,

@@ -363,14 +363,8 @@ class AtStep(Callback):
 
 
 def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> Replay:
-    """Return what one step of the plan does with the weights as they are; they stay so.
-
-    Args:
-        trainer: attached to the module and a planned datamodule.
-        module: in eval mode.
-        epoch: of the plan.
-        step: in the epoch.
-    """
+    """Return what one step of the plan does with the weights as they are; they stay so. The module
+    is in eval mode, the trainer attached to it and a planned datamodule."""
     precision, data = trainer.precision_plugin, trainer.datamodule
     dataset = data.datasets["train"]
 

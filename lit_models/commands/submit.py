@@ -319,12 +319,8 @@ def job_of_stage(stage: Stage, most: Resources) -> Resources:
 
 
 def sbatch_command(script: Path, after: str | None) -> list[str]:
-    """Return the command that puts a job into the queue.
-
-    Args:
-        script: of the job.
-        after: the job, or the shell's word for it, that must have ended well before; where it
-            cannot any more, this one is cancelled too.
+    """Return the command that puts a job into the queue; `after` is the job, or the shell's word
+    for it, that must have ended well before: where it cannot any more, this one is cancelled too.
     """
     waits = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
     return ["sbatch", "--parsable", *waits, str(script)]

@@ -50,11 +50,8 @@ LOOKS_EVERY = 50  # steps, whether a node is about to go: all workers meet at ea
 
 
 def launch(argv: list[str]) -> int:
-    """Run fit, validate, test or predict on Ray.
-
-    Args:
-        argv: the verb and its options, with `--engine=ray` and those of `on_ray`, as
-            `--engine.workers=4`.
+    """Run fit, validate, test or predict on Ray; `argv` has `--engine=ray` and the options of
+    `on_ray`, as `--engine.workers=4`.
 
     Raises:
         UsageError: an option is wrong.

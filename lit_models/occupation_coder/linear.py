@@ -59,11 +59,8 @@ class TitleHeads(nn.Module):
         self.register_buffer("end_keys", torch.tensor(keys, dtype=torch.int64), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Which positions hold the head's characters [B, P] bool; none where a text has no word.
-
-        Args:
-            ids: [B, P] texts as code points, with `SPACE` before, after and between words.
-        """
+        """Which positions hold the head's characters [B, P] bool, none where a text has no word; of
+        code points [B, P] with `SPACE` before, after and between words."""
         place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         at_sign = _is_one_of(ids, self.signs)
         is_gap = (ids == SPACE) | at_sign

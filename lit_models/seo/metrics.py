@@ -188,12 +188,8 @@ class GatheredRows(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, is_counted: Tensor, **columns: Tensor) -> None:
-        """Add rows [B, …] of each column; a batch without any still takes part in the gathering.
-
-        Args:
-            is_counted: [B] bool, false for a filler.
-            columns: `id` [B] int64 and the others.
-        """
+        """Add rows [B, …] of each column, `id` int64 among them, but those that are not counted, of
+        fillers; a batch without any still takes part in the gathering."""
         for name in self.names:
             getattr(self, name).append(columns[name].detach()[is_counted])
 
@@ -373,11 +369,8 @@ class HeadMetrics(nn.Module):
         )
 
     def measure(self, split: str, head: str, expected: Tensor | None = None) -> dict[str, Any]:
-        """Return label -> what is logged, and begin anew; a collective.
-
-        Args:
-            expected: [P] float64, prediction of someone who has read no text: a baseline.
-        """
+        """Return label -> what is logged, and begin anew; a collective. `expected` [P] float64 is
+        the prediction of someone who has read no text: a baseline."""
         rows = self.rows.take()
         predictions, target = {"": rows.prediction.cpu().numpy()}, rows.target.cpu().numpy()
         if expected is not None:

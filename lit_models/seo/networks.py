@@ -233,12 +233,8 @@ class RankingLoss:
     kind: Kind = "listnet"
 
     def __call__(self, scores: Tensor, grades: Tensor) -> Tensor:
-        """Return the loss of each query [B].
-
-        Args:
-            scores: [B, K], -inf where there is no candidate.
-            grades: [B, K], NaN = unjudged.
-        """
+        """Return the loss of each query [B], of scores [B, K], -inf where there is no candidate,
+        and grades [B, K], NaN = unjudged."""
         # A score that is no number takes part: the run must stop rather than go on without it.
         takes_part = ~grades.isnan() & ((scores > -torch.inf) | scores.isnan())
         scores, grades = scores.masked_fill(~takes_part, 0), grades.masked_fill(~takes_part, 0)
@@ -467,12 +463,8 @@ class TextScorer(nn.Module):
 
 
 def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int, how: Pooling) -> Tensor:
-    """Return one vector per text [B, D].
-
-    Args:
-        chunks: [C, D].
-        chunk_of: [C] int64, text of each, ascending; every text has one at least.
-    """
+    """Return one vector per text [B, D] of chunks [C, D]; `chunk_of` [C] int64, the text of each,
+    ascends, and every text has one at least."""
     if len(chunks) == num_texts:  # the usual text is one chunk
         return chunks
     is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]

@@ -69,12 +69,7 @@ class Fusion:
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
     """Return the scores [Q, A] of each query less its lowest, over the highest less the lowest,
-    float64; 0 where there is none.
-
-    Args:
-        is_there: [Q, A] bool.
-        is_open: the lowest score of a ranking with gaps is 0, as that of BM25.
-    """
+    float64; 0 where there is none. `is_open`: the lowest of a ranking with gaps is 0, as BM25's."""
     scores = scores.double()
     if not scores.shape[1]:
         return scores

@@ -18,17 +18,13 @@ _READING = 32  # key of what is drawn
 
 
 def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
-    """Return [B]: minus the mean reward of K drawn readings, whose gradient is the policy gradient.
+    """Return [B]: minus the mean reward of K drawn readings of activations [B, D], whose gradient
+    is the policy gradient.
 
     The reward of words is the cosine between what the reference's reconstructor makes of them and
     the right activation, less the mean cosine with the wrong ones, all seen from the training
     mean: -2 to 2. That reader has learnt the teacher's words and no code since. Draws follow the
     sample's key; the baseline of a reading is the mean reward of the sample's others.
-
-    Args:
-        lens: with a reference.
-        batch: with wrong activations.
-        activation: [B, D].
 
     Source: Williams 1992, REINFORCE; Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
     free!", equation 8.

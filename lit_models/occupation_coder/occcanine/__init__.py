@@ -5,10 +5,8 @@ from typing import Any
 
 
 def read_other(path: Path) -> dict[str, Any] | None:
-    """Return a model of OccCANINE as the content of a coder's checkpoint; `None`: it is no such.
-
-    Args:
-        path: a folder of the hub, or a local file NAME.bin.
+    """Return a model of OccCANINE, a folder of the hub or a local file NAME.bin, as the content of
+    a coder's checkpoint; `None`: it is no such.
 
     Raises:
         ValueError: files are damaged, hold more than plain data, or do not belong together.

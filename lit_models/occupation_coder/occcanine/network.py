@@ -177,14 +177,10 @@ class PooledHead(nn.Module):
 def renumbered(
     weights: dict[str, Tensor], trained: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Weights of this layout for another code book, by its codes and symbols.
+    """Weights of a module of this layout for another code book, by its codes and symbols, both
+    books as a recipe keeps them.
 
     A code that the trained book lacks begins with logit `NEW_LOGIT`, a symbol as an unknown one.
-
-    Args:
-        weights: of the module.
-        trained: code book of the weights, as a recipe keeps it.
-        own: the other one.
     """
 
     def rows(what: str, names: tuple[str, ...], missing: int) -> None:

@@ -110,11 +110,8 @@ class IndexSearch(ExactSearch):
             self.lists = ExactSearch(self.index.quantizer.reconstruct_n(0, self.most))
 
     def tune(self, queries: Vectors, k: int, recall: float, feedback: Feedback | None) -> None:
-        """Take as much work as a sample of the queries [Q, W] needs, and keep the `facts` of it.
-
-        Args:
-            recall: share of k found documents whose score is one of the k best of the exact search.
-        """
+        """Take as much work as a sample of the queries [Q, W] needs for a recall, the share of k
+        found documents whose score is one of the k best of the exact search; keep its `facts`."""
         asked, share = queries[:: math.ceil(len(queries) / NUM_ASKED)], 0.0
         best = ExactSearch(self.documents, self.device).search(asked, k, feedback).scores  # [Q, k]
         self.work = 0
