@@ -155,12 +155,8 @@ class RunConfig(SaveConfigCallback):
 
 
 class UnisonoCLI(LightningCLI):
-    """Runs one verb in one run folder; the checkpoint's values lie below all given ones.
-
-    Args:
-        argv: the verb and its options, config files found already.
-        choice: the run folder and the checkpoint.
-    """
+    """Runs one verb, whose config files are found already, in the run folder of a choice; its
+    checkpoint's values lie below all given ones."""
 
     def __init__(self, argv: list[str], choice: runs.Run) -> None:
         self.argv, self.choice = argv, choice
@@ -414,11 +410,8 @@ def figure(value: float) -> str:
 
 
 class ParsedCLI(UnisonoCLI):
-    """Parses a command line as its run does, and does nothing with it.
-
-    Args:
-        argv: the verb and its options, as typed.
-        is_stage: weights to start from may still be missing, which an earlier stage writes.
+    """Parses a command line, as typed, as its run does, and does nothing with it. `is_stage`:
+    weights to start from may still be missing, which an earlier stage writes.
 
     Raises:
         UsageError: a config cannot be read, or a start from weights that are not there.

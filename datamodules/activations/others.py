@@ -25,13 +25,8 @@ def partners(document: np.ndarray) -> np.ndarray:
 
 
 class WrongOnes:
-    """Wrong activations for the samples of a part: those of other samples at the same token, which
-    share what the token alone says.
-
-    Args:
-        tokens: [N], the token at each activation.
-        number: W.
-    """
+    """Wrong activations, W for each sample of a part: those of other samples at the same token [N],
+    which share what the token alone says."""
 
     def __init__(self, tokens: np.ndarray, number: int) -> None:
         self.tokens, self.number = tokens, number

@@ -270,10 +270,7 @@ class DumpDataset(PlannedDataset):
     """The pieces of all parts that have an activation, one part after the other.
 
     A sample is a piece up to its last position: what comes behind changes no activation.
-
-    Args:
-        parts: the pieces of each part.
-        positions: per part the piece [n] and the position [n] of each activation.
+    `positions` are per part the piece [n] and the position [n] of each activation.
     """
 
     def __init__(self, parts: list[Pieces], positions: list[list[np.ndarray]]) -> None:

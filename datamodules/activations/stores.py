@@ -48,11 +48,7 @@ def _shared_facts(store: ActivationStore) -> dict[str, Any]:
 
 
 class LayeredActivations:
-    """Activations of several layers as samples of one array [N * L, D].
-
-    Args:
-        arrays: [N, D] of each layer, memory-mapped.
-    """
+    """Memory-mapped activations of several layers, [N, D] each, as samples of one [N * L, D]."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays

@@ -297,13 +297,7 @@ class ArrayFolder:
 
 
 class ArrayFile:
-    """A npy file that grows, in a `with` block.
-
-    Args:
-        path: of the file.
-        dtype: of its values.
-        row: shape of what is added at once; of single values ().
-    """
+    """A npy file that grows, in a `with` block, by rows of one shape, () of single values."""
 
     def __init__(self, path: Path, dtype: np.dtype | type, row: tuple[int, ...] = ()) -> None:
         self.dtype, self.row, self.length = np.dtype(dtype), row, 0

@@ -115,14 +115,8 @@ def letter_noise(text: str, fires: np.ndarray, rng: np.random.Generator, num_edi
 
 
 class OccupationDataset(PlannedDataset):
-    """The labelled records of one part.
-
-    Args:
-        store: the tokenised tables.
-        part: 0 train, 1 validation, 2 test.
-        augmentation: noise for training; `None` elsewhere.
-        seed: key of the noise, together with epoch and sample id.
-    """
+    """The labelled records of one part (0 train, 1 validation, 2 test) of the tokenised tables; in
+    training with noise, keyed by seed, epoch and sample id."""
 
     def __init__(
         self,

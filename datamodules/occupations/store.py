@@ -198,16 +198,7 @@ class Job(NamedTuple):
 
 
 class RowReader:
-    """Reader of tables of job descriptions.
-
-    Args:
-        columns: which column holds what.
-        normalisation: of the text.
-        system: how codes are written.
-        bad_rows: takes the rows that break a rule.
-        book: the legal codes; `None` where the data define them.
-        table: how the tables are written.
-    """
+    """Reader of tables of job descriptions; without a book the data define the legal codes."""
 
     def __init__(
         self,

@@ -43,10 +43,7 @@ class QueryJudgements(NamedTuple):
 
 
 class JudgedQueries:
-    """Judgements grouped by query.
-
-    Args:
-        judgements: sorted by query.
+    """Judgements, sorted by query, grouped by it.
 
     Attributes:
         queries: [Q] int64, numbers of the queries, ascending.
@@ -89,13 +86,8 @@ class JudgedQueries:
 
 @dataclass(frozen=True)
 class Queries:
-    """Some queries of a table, by their place 0 … len - 1.
-
-    Args:
-        table: that has them.
-        numbers: [Q] int64, their numbers in it.
-        source: digest of the table's content.
-    """
+    """Some queries of a table, by their place 0 … len - 1: `numbers` [Q] int64 are those in it,
+    `source` is the digest of its content."""
 
     table: TextTable
     numbers: np.ndarray

@@ -103,14 +103,11 @@ def local_copy(name: str) -> Iterator[Path]:
 
 
 class RemoteShards:
-    """The shards of a folder in object storage, with a cache of their files on this machine.
+    """The shards of a folder with manifest.json in object storage, with a cache of their files on
+    this machine, of at most so many GiB.
 
     All processes of the machine share it. Where it is full, the files go that were used longest
     ago; who still reads one keeps it until then.
-
-    Args:
-        url: of the folder with manifest.json.
-        limit_gib: at most so much is kept.
 
     Attributes:
         entries: name -> entry of the manifest.

@@ -108,12 +108,8 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
 
 
 class ShardStore:
-    """Shards in the order of their names with their indices, which are made where they lack.
-
-    Args:
-        shards: of one or several folders.
-        options: of the index.
-        tokenizer: that made the tokens.
+    """Shards of one or several folders, in the order of their names, with their indices, which are
+    made where they lack; the tokenizer made the tokens.
 
     Attributes:
         fingerprint: hex digest of their content and the options, the name of `folder`.
@@ -153,13 +149,9 @@ class ShardStore:
 
 
 class ShardRows:
-    """Rows of one part of several stores, counted over all their shards. Indexed by sample ids, or
-    by a slice of them, they give their lengths as int64, read where they are asked for; an id
-    beyond the rows is one of them again.
-
-    Args:
-        stores: of the same options.
-        part: 0 train, 1 validation, 2 test.
+    """Rows of one part (0 train, 1 validation, 2 test) of several stores of the same options,
+    counted over all their shards. Indexed by sample ids, or by a slice of them, they give their
+    lengths as int64, read where they are asked for; an id beyond the rows is one of them again.
 
     Attributes:
         counts: [shards, COUNTS] int64.

@@ -229,13 +229,8 @@ class BitsPerByte(SumCount):
 
 
 class TextMetrics(nn.ModuleDict):
-    """The metrics of one split, by the name that they are logged under.
-
-    Args:
-        byte_lengths: bytes that each token of the tokenizer spells; `None` leaves bits per byte
-            out.
-        vocab_size: V of the network, which may have more tokens.
-    """
+    """The metrics of one split, by the name that they are logged under; bits per byte are left out
+    without the bytes that each token of the tokenizer spells. The network may have more tokens."""
 
     def __init__(self, byte_lengths: Any, vocab_size: int) -> None:
         super().__init__({"loss": SumCount(), "perplexity": Perplexity()})

@@ -246,14 +246,8 @@ class KeyValueCache:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None
 ) -> Tensor:
-    """Return the attention's output [R, H, T, K].
-
-    Args:
-        q: [R, H, T, K].
-        k: [R, G, T, K]; each head is used by H / G of q.
-        v: as k.
-        documents: of the batch.
-        scale: of the scores; `None` is one over the root of K.
+    """Return the attention's output [R, H, T, K] of q [R, H, T, K], k and v [R, G, T, K], of which
+    each head is used by H / G of q; the scale of the scores is by default one over the root of K.
     """
     if documents.past is not None:
         k, v = documents.past(k.to(v.dtype), v)  # under autocast rotated keys are wider

@@ -253,14 +253,9 @@ def replay_step(
     trainer_values: dict[str, Any],
     advance: bool = False,
 ) -> Replay:
-    """Run one step again.
-
-    Args:
-        found: the step, and where the weights come from.
-        module: built from the run's config, right after the seed was set.
-        data: built from the run's config.
-        trainer_values: the `trainer` key of the run's config.
-        advance: train the steps between the weights and the step first.
+    """Run one step again; with `advance` the steps between the weights and the step are trained
+    first. Module, right after the seed was set, data and values of the trainer are those of the
+    run's config.
 
     Raises:
         ValueError: the data are not those that the step was trained with.
@@ -313,12 +308,8 @@ def follow_one_device(
 
 
 class AtStep(Callback):
-    """Looks at one step before it is trained, then stops.
-
-    Args:
-        found: the step.
-        advance: wait until the weights are those of the step; else look at once.
-    """
+    """Looks at one step before it is trained, then stops: with `advance` when the weights are those
+    of the step, else at once."""
 
     def __init__(self, found: LedgerStep, advance: bool) -> None:
         self.found, self.advance = found, advance

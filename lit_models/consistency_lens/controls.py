@@ -338,11 +338,7 @@ class Legibility(Metric):
     """Of greedy explanations, over all documents and over each file's: nats of a word under the
     subject as a language model; share of texts that are like no other; and for each attribute, how
     often it stood before the position, and how often it is then in the explanation, or in that of
-    another activation.
-
-    Args:
-        attributes: names, none where nothing is known of the documents.
-        groups: of `FidelityTable`.
+    another activation. Groups are those of `FidelityTable`.
     """
 
     nats: Tensor

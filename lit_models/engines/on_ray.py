@@ -234,15 +234,8 @@ def space(name: str, values: Any) -> Any:
 
 
 def sweep(run: list[str], root: Path, spaces: dict[str, Any], trials: int, has_gpus: bool) -> int:
-    """Train once for each trial, and print the trials, best first.
-
-    Args:
-        run: the verb and its options.
-        root: folder of the sweep, in which each trial has a run folder.
-        spaces: option -> values to try.
-        trials: how many.
-        has_gpus: each has one.
-    """
+    """Train once for each trial of the spaces, option -> values to try, and print the trials, best
+    first. Each has a run folder below `root`, and one GPU, if any."""
     place = os.getcwd()
 
     def be_a_trial(config: dict[str, Any]) -> dict[str, str]:

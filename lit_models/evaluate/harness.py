@@ -179,15 +179,9 @@ class PlannedLM(TemplateLM):
 
 
 class EvaluationCLI(UnisonoCLI):
-    """A prediction for each list of requests of lm-eval.
-
-    Args:
-        argv: as of `UnisonoCLI`.
-        choice: as there.
-        tasks: folders, files and names.
-        to: folder of the results; `None` is `evaluation` in the run folder.
-        how: options of lm-eval's `simple_evaluate`.
-    """
+    """A prediction for each list of requests of lm-eval, by `how`, options of its
+    `simple_evaluate`. Tasks are folders, files and names; results are in `to`, by default
+    `evaluation` in the run folder."""
 
     def __init__(
         self, argv: list[str], choice: Any, tasks: list[str], to: str | None, **how: Any

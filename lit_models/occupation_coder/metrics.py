@@ -67,12 +67,8 @@ class OccupationMetrics(nn.ModuleDict):
     Names: each of SCORES; f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`; f1 on strings
     and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of the set's
     confidence against its exact match; `loss_seq2seq`, `loss_flat`, and `loss` of both, weighted,
-    in nats per record.
-
-    Args:
-        book: code book.
-        languages: names by language_id; index 0 is the unknown language.
-        term_weights: term -> factor of it in the loss.
+    in nats per record, by the factor of each term. Languages are by language_id, 0 is the unknown
+    one.
     """
 
     def __init__(

@@ -29,12 +29,8 @@ class CodeTrie(nn.Module):
 
     `table` [C, L]: symbols of each code; `next_node` [N, V]: child of each node under each symbol,
     -1 where illegal, 0 is the root; `leaf_code` [N]: code that ends in each node, else -1;
-    `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes to each code.
-
-    Args:
-        table: [C, L], rows of symbols, all distinct.
-        vocab_size: V.
-        max_codes: most codes of one record.
+    `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes to each code. Rows of the
+    table are all distinct; `max_codes` is the most of one record.
     """
 
     table: Tensor
@@ -259,14 +255,8 @@ class FlatHead(nn.Module):
 
 
 class OccupationNetwork(nn.Module):
-    """Encoder with both heads.
-
-    Args:
-        encoder: of texts.
-        decoder: over `encoder.width`.
-        flat_dropout: before the flat head.
-        linear: makes the flat head a linear model of n-grams, which does not see the memory.
-    """
+    """Encoder with both heads; `linear` makes the flat one a linear model of n-grams, which does
+    not see the memory."""
 
     def __init__(
         self,

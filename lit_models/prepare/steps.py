@@ -58,11 +58,8 @@ class QuietExecutor(LocalPipelineExecutor):
 
 class Account:
     """What one step of a task drops; it stands where datatrove takes a writer of such documents.
-
-    Args:
-        folder: of all accounts of the step, whose name it has.
-        rank: of the task; `None` where there is an account only if something is dropped.
-    """
+    The folder of all accounts of the step has its name; without the task's rank there is an account
+    only if something is dropped."""
 
     def __init__(self, folder: Path, rank: int | None = None) -> None:
         self.folder, self.own_rank = folder, rank

@@ -105,11 +105,8 @@ class TransformerEncoder(TextEncoder):
 
 
 class PretrainedEncoder(TextEncoder):
-    """A model of transformers' AutoModel, such as BERT, without its pooler and its dropout.
-
-    Args:
-        content: of its config.json.
-        folder: of its weights, which come in float32; None draws them.
+    """A model of transformers' AutoModel, such as BERT, without its pooler and its dropout, by its
+    config.json; the weights of its folder come in float32, None draws them.
 
     Raises:
         ValueError: weights are missing or of the wrong shape, or a file is damaged.

@@ -150,11 +150,7 @@ def measure(name: str) -> Callable[[RankedQueries], Tensor]:
 
 
 class RankingMetrics(nn.ModuleDict):
-    """Means over queries; every entry is a SumCount that is logged under its name.
-
-    Args:
-        names: as `measure` takes them.
-    """
+    """Means over queries; every entry is a SumCount that is logged under its name, of `measure`."""
 
     def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
         super().__init__()
@@ -174,12 +170,8 @@ class RankingMetrics(nn.ModuleDict):
 
 
 class GatheredRows(Metric):
-    """Rows of a split from all ranks, such as vectors or predictions, in the order of their ids.
-
-    Args:
-        names: of the columns beside `id`.
-        gathers: whether those of other ranks are taken, too.
-    """
+    """Rows of a split, such as vectors or predictions, in the order of their ids, of the columns
+    `id` and others of these names; of all ranks, or of this one."""
 
     def __init__(self, *names: str, gathers: bool = True) -> None:
         super().__init__(sync_on_compute=gathers)

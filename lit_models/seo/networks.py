@@ -337,13 +337,8 @@ class HeadOptions:
 
 
 class Head(nn.Module):
-    """A vector to numbers, one number or one per level, class or label.
-
-    Args:
-        facts: of the recipe: `kind`, `classes`, and of a regression `mean` and `std`.
-        loss: one that fits the kind.
-        width: D.
-    """
+    """A vector to numbers, one number or one per level, class or label, by facts of the recipe:
+    `kind`, `classes`, and of a regression `mean` and `std`; the loss fits the kind."""
 
     def __init__(self, facts: dict[str, Any], loss: LossName, width: int) -> None:
         super().__init__()
@@ -429,13 +424,8 @@ PREFIX = "head_"  # of module names: a head may be called as a method of nn.Modu
 
 
 class TextScorer(nn.Module):
-    """A text, in one chunk or several, to the outputs of all heads.
-
-    Args:
-        chunk_pooling: how the chunks of a long text become one vector.
-        heads: by name.
-        learns_weights: one log-variance per head is learnt.
-    """
+    """A text, in one chunk or several, which become one vector, to the outputs of all heads by
+    name; `learns_weights`: one log-variance per head is learnt."""
 
     def __init__(
         self,

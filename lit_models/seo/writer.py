@@ -86,14 +86,8 @@ def snippet_scores(
     output: str, text: str, target: str, query: str, limits: tuple[int, int]
 ) -> dict[str, tuple[float, float]]:
     """Return name -> score of one output, see `SnippetMetrics`, and 1 where it counts or 0 where
-    there is nothing to rate.
-
-    Args:
-        output: what is rated.
-        text: of the page.
-        target: what people wrote.
-        query: "" where there is none.
-        limits: least and most characters.
+    there is nothing to rate, by the page's text, what people wrote, the query, "" where there is
+    none, and least and most characters.
 
     Source of ROUGE: Lin 2004, sections 2 and 3.1; as torchmetrics computes it.
     """

@@ -66,12 +66,9 @@ def _path_of(cls: type) -> str:
 
 @dataclass(frozen=True)
 class StoredClasses:
-    """The classes that a file of a stranger may name: whatever is made of one asks here first.
-
-    Args:
-        trust: whether the file may name anything.
-        named: names in the user's own command line and config files, which are allowed.
-    """
+    """The classes that a file of a stranger may name, anything by `trust`, else those that are
+    named in the user's own command line and config files too: whatever is made of one asks here
+    first."""
 
     trust: bool = False
     named: Collection[str] = ()

@@ -438,12 +438,8 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
 
 
 class AppendingCSVLogger(Logger):
-    """Appends rows of metrics to `metrics.csv`; Lightning's own deletes the file on reopening.
-
-    Args:
-        folder: the run folder.
-        resumed_step: steps that the checkpoint holds; rows from there on run again, and go.
-    """
+    """Appends rows of metrics to `metrics.csv`; Lightning's own deletes the file on reopening. Rows
+    from the resumed step on, which the checkpoint does not hold, run again, and go."""
 
     name = version = ""
 

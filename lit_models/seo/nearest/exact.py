@@ -51,12 +51,8 @@ class Found(NamedTuple):
 
 
 class ExactSearch:
-    """Encoded documents, of which the k best of each query are found by inner product.
-
-    Args:
-        documents: [D, W]; a memory-mapped matrix is read in chunks.
-        device: where it is computed.
-    """
+    """Encoded documents [D, W], of which the k best of each query are found by inner product on a
+    device; a memory-mapped matrix is read in chunks."""
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         self.documents, self.device = documents, device

@@ -20,11 +20,8 @@ def gathered(**columns: Tensor) -> SimpleNamespace:
 
 class ShardedSearch(ExactSearch):
     """Documents of all ranks, of which each rank holds a part and searches that: what is found is
-    what one rank with all of them finds, equal scores included. Found documents have their ids.
-
-    Args:
-        ids: [D of this rank] of its documents, ascending.
-        documents: [D of this rank, W].
+    what one rank with all of them finds, equal scores included. Found documents have their ids,
+    which are given, ascending, for the [D, W] of this rank.
     """
 
     def __init__(self, ids: Tensor, documents: Tensor) -> None:
