@@ -189,7 +189,6 @@ def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
     The highest layer has 1; embeddings lie below the lowest layer.
 
     Args:
-        root: of the names.
         encoder: in `root`, with `blocks()` from the lowest up, and its last norm as `norm` if it
             has one.
     """

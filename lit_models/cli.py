@@ -452,7 +452,6 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
     """Refuse a command line that the job would be refused for, read by the run's own parser.
 
     Args:
-        argv: the verb and its options.
         processes: of the job, on all machines.
         is_stage: files of earlier stages may be missing.
 

@@ -52,7 +52,6 @@ class ActivationDataset(PlannedDataset):
     """One part of a store of activations, or of documents; then the step computes them.
 
     Args:
-        pieces: the documents.
         piece: [N], the piece that a place is in.
         position: [N], its position there.
         facts: attributes and files of the documents; `None` in training.

@@ -60,7 +60,6 @@ def drawn_positions(
     Args:
         sizes: [D] positions of each document.
         hashes: [D] uint64 of their texts.
-        rule: of the draws.
 
     Source: Floyd's algorithm (Bentley and Floyd, Programming pearls, CACM 30, 1987), for all
     documents at once.

@@ -139,7 +139,6 @@ def make_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
     shorter than the others stays last, and is a random sample, not the longest ones.
 
     Args:
-        request: what the plan depends on.
         lengths: [N] positions of each sample.
         epoch: from 0; evaluation always asks for epoch 0.
 
@@ -210,7 +209,6 @@ def deal(
     Args:
         ids: [n] sample ids of the step.
         lengths: [N] positions of every sample of the split.
-        num_replicas: data-parallel replicas.
         replica: which one, from 0.
         num_micro_batches: of each replica in this step.
     """
@@ -299,7 +297,6 @@ def derive_batching(
     """Return the batching that the given values determine.
 
     Args:
-        num_replicas: data-parallel replicas.
         global_batch_size: samples of one optimizer step, over all replicas.
         micro_batch_size: most samples of one forward call on one replica; `auto` is the whole
             share, which a rehearsal replaces by what fits.

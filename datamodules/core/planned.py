@@ -181,10 +181,8 @@ class PlannedLoader:
     position is asked for at the first `next`, since Lightning calls `iter` before it knows it.
 
     Args:
-        dataset: the split.
         micro_batches: called at the first `next`; yields the micro-batches to fetch.
         length: micro-batches of a whole epoch, whatever the position.
-        loader_options: keyword arguments of the DataLoader.
 
     Attributes:
         loader: the DataLoader.

@@ -171,7 +171,6 @@ def replacing(target: Path, kept: str | None = None, is_new: bool = False) -> It
     when the block ends well: `target` is the old one or the whole new one at every moment.
 
     Args:
-        target: the final name.
         kept: name beside it that the old one takes, if any.
         is_new: raise FileExistsError where another process has taken that name meanwhile.
     """
@@ -205,7 +204,6 @@ def new_file(
     """Give a file that gets its name when all went well; errors of the storage have that name.
 
     Args:
-        path: its name.
         mode: `w` for text in UTF-8, `wb` for bytes.
         way_out: what to do where the name is taken; `None` replaces the file.
 

@@ -161,7 +161,6 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
     Args:
         texts: [N] descriptions, repeated ones allowed.
         codes: [N] one code or code set per row.
-        options: shares and seed.
     """
     group_of_key: dict[str, int] = {}
     group_of_text: dict[str, int] = {}

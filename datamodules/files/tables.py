@@ -612,7 +612,6 @@ def write_beside(
     Args:
         files: tables of equal columns, which were read before. Rows that cannot be cut into columns
             are left out.
-        options: how they are written.
         path: a file of any kind of table, in the dialect of the first one; in UTF-8 where they are
             in several encodings, or theirs cannot hold what is added, which is logged.
         num_rows: all that were read before.

@@ -82,7 +82,6 @@ def open_index(
         recipe: of the checkpoint that will code them.
         on_bad_rows: `error` names the lines that cannot be cut into columns, `reject` leaves them
             out.
-        table: how the tables are written.
 
     Raises:
         ValueError: tables differ in their columns, or rows break a rule.

@@ -165,7 +165,6 @@ class TextPairDataset(PlannedDataset):
     """The pairs of one part. A sample is its source and its target, token ids [n] int64 each.
 
     Args:
-        store: of pairs.
         part: 0 train, 1 validation, 2 test.
         max_source_tokens: the end mark included; a longer source loses its end.
         max_target_tokens: likewise; a pair with a longer target is left out.

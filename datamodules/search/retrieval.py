@@ -213,7 +213,6 @@ class PairDataset(PlannedDataset):
     Args:
         judged: queries of the training part that have a relevant document.
         queries: the same, with their texts.
-        mix: how often each kind comes.
         negatives: which documents come along as hard negatives.
         bm25: how it scores, where it finds them.
         seed: key of all that is drawn, together with epoch and sample id.

@@ -37,7 +37,6 @@ class ShardDataset(TokenDataset):
 
     Args:
         stores: of one part, of which the first has the tokenizer.
-        part: of them.
         seed: key of the places of blocks; `None` always cuts from the beginning (evaluation).
     """
 

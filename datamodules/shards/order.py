@@ -54,7 +54,6 @@ def planned_epoch(request: PlanRequest, lengths: Any, epoch: int) -> Plan:
     """Return the global steps of one epoch: of `make_plan`, or of shards.
 
     Args:
-        request: what the plan depends on.
         lengths: [N] positions of each row; for shards anything that arrays of ids index.
         epoch: from 0.
 

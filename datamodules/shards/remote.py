@@ -51,7 +51,6 @@ def fetch(url: str, target: Path, size: int | None = None, digest: str | None = 
     """Copy a file from a URL, whole; a connection that breaks is tried again, after a wait.
 
     Args:
-        url: of the file.
         target: gets its name when it is complete.
         size: bytes that it must have.
         digest: hex digest of its content, as of `content_digest`.

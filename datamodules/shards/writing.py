@@ -27,7 +27,6 @@ def write_shards(
 
     Args:
         documents: place and text of each.
-        tokenizer: of the texts.
         root: of all shards, from which they are named in the manifest.
         folder: new one below it.
         tokens_per_shard: a shard that has as many is closed.

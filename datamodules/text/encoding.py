@@ -264,7 +264,6 @@ class TextEncoding:
         [C, T] int64, attention_mask [C, T] bool, and chunk_of [C] int64, the text of each.
 
         Args:
-            texts: token ids of each.
             stride: tokens from the beginning of one chunk to that of the next; `None` is `room`.
             most: chunks of one text that are kept; what follows is cut.
         """
@@ -312,7 +311,6 @@ def joined(
     behind the other, and [texts] int64, how many each has.
 
     Args:
-        arrays: of tokens.
         which: [texts] int64, the array of each.
         ranges: [texts, 2, 2] int64, two ranges each, from the first token to before the last.
         most: [texts] int64, of the tokens of each; the others are cut.
@@ -354,7 +352,6 @@ def kept_tokens(
 
     Args:
         facts: plain JSON that tells these texts from all others.
-        encoding: of the texts.
         texts: yields them, where they are not kept yet.
         most: tokens of one text that are kept, its first; `None` keeps all.
     """

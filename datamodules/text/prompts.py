@@ -63,7 +63,6 @@ def read_prompts(
 
     Args:
         rows: each with a `prompt`, a text, or `messages`.
-        tokenizer: of the model.
         separator: stands behind a prompt that is a text.
         mode: `generate`, or `score` for rows with choices.
         max_positions: of the network; `None` for no limit.
@@ -237,7 +236,6 @@ class PromptDataset(PlannedDataset):
         Args:
             results: completion_ids [N, M], num_tokens [N], num_characters [N] and finish_reason
                 [N], index in `FINISH_REASONS`.
-            tokenizer: of the model.
         """
         for number, cut in enumerate(self.num_cut.tolist()):
             ids, size = results["completion_ids"][number], int(results["num_characters"][number])

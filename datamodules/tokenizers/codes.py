@@ -246,7 +246,6 @@ class CodeBook:
     """Every legal code with its description and its spelling in symbol ids.
 
     Args:
-        system: how codes are written.
         codes: C distinct codes in normal form; their order gives the code ids.
         descriptions: one text per code, possibly empty.
         symbols: the V symbols, control symbols first; `None` is those of the codes in order.
@@ -343,7 +342,6 @@ def build_code_book(
     """The legal codes: those of the book file, or else those in the data; specials always.
 
     Args:
-        system: how codes are written.
         book_path: csv, tsv or parquet with the columns `code` and `description`, or `None`.
         codes_in_data: codes in normal form, read only without a book: a code that a book lacks is
             an error of its row.

@@ -84,7 +84,6 @@ class TextTokenizer:
         """Return the token ids of each text, [n] int64, without special tokens around it.
 
         Args:
-            texts: to tokenise.
             places: file and line of each, for an error.
             continues: the texts go on in the middle of others, so that they get no space before
                 their first word where the tokenizer puts one.
@@ -385,7 +384,6 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
     """Return the tokenizer that the options describe.
 
     Args:
-        options: which one.
         texts: of training; read where the vocabulary comes from them (characters, words, bpe).
 
     Raises:

@@ -59,7 +59,6 @@ def model_layout(
 
     Args:
         content: of a checkpoint of LitCausalLM.
-        weights: of the module.
         adapter: write the adapter alone instead, as PEFT reads it.
 
     Raises:
@@ -91,7 +90,7 @@ def model_layout(
     }
     return Layout(
         stored,
-        {CONFIG: _text(config), **tokenizer.hugging_face_files()},
+        {CONFIG: json_text(config), **tokenizer.hugging_face_files()},
         values={"extra": {TEXT_RECIPE_KEY: {**recipe, "lora": None}}},
         replaced=REPLACED,
         reader='transformers: AutoModelForCausalLM.from_pretrained("{folder}")',
@@ -291,12 +290,13 @@ def peft_layout(
     }
     return Layout(
         stored,
-        {"adapter_config.json": _text(config)},
+        {"adapter_config.json": json_text(config)},
         reader='PEFT: PeftModel.from_pretrained(model, "{folder}")',
         weights_file="adapter_model.safetensors",
         is_whole=False,
     )
 
 
-def _text(values: Mapping[str, Any]) -> str:
+def json_text(values: Any) -> str:
+    """Return the content of a file of values as transformers writes it."""
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"

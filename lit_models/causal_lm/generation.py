@@ -94,11 +94,9 @@ def generate(
 
     Args:
         network: in eval mode.
-        tokenizer: of the network.
         input_ids: [B, S] int64, padded at the right.
         lengths: [B] int64, tokens of each prompt, from 1.
         sample_ids: [B], keys of the draws.
-        options: of generation.
         hear: takes the tokens of each so far, and ends them all there by returning True.
 
     Raises:

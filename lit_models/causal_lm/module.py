@@ -329,9 +329,6 @@ def check_same(
     Rates of dropout may differ, and so may max_positions of rotary positions.
 
     Args:
-        trained: recipe of the weights.
-        recipe: of this run.
-        source: of the weights.
         is_start: a training begins with the weights: adapters may be added, the precision of
             frozen weights may be another, and a head may leave the embedding.
 

@@ -309,7 +309,6 @@ def load_network(
     Dropout is 0, whatever config.json says: `exact_dropout` and LoRA have their own.
 
     Args:
-        folder: config.json and safetensors.
         dtype: of the weights; `None` takes them mapped, as the files have them, or where these hold
             several dtypes in float32.
 
@@ -341,7 +340,6 @@ def model_of(
     """Return a model of transformers with the weights of its folder, without dropout.
 
     Args:
-        content: of its config.json.
         folder: with safetensors; `None` draws the weights, in float32.
         dtype: of the weights, as of `load_network`.
         auto_class: class of transformers that chooses the model's.

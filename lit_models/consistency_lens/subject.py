@@ -44,7 +44,6 @@ def read(
     """Return the hidden states [R, T, D] of rows that are one document each.
 
     Args:
-        network: a decoder.
         input_ids: [R, T] int64, padded at the right; or `None`, and
         inputs_embeds: [R, T, D].
         cache: of the `start` positions before, which grows by these; gradients pass through it. T

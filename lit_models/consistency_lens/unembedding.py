@@ -21,7 +21,6 @@ def unembedded_words(lens: Lens, activation: Tensor, tuned: Tensor | None = None
     """Return [B, t] int64: the words that the subject's head finds likeliest, the first one first.
 
     Args:
-        lens: with the subject.
         activation: [B, D], taken for the output of the last block.
         tuned: [D + 1, D] of `tuned_map`; without it the activation is read as it is.
 

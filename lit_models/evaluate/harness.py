@@ -68,7 +68,6 @@ class PlannedLM(TemplateLM):
     """A language model of lm-eval; its answers come from `ask`.
 
     Args:
-        tokenizer: of the model.
         max_length: positions of the model, by which contexts are cut from the left.
         ask: takes a dataset and how it is used; returns name -> [N, …] as the prediction does.
         seed: of draws, where a task draws.

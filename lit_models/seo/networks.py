@@ -84,7 +84,6 @@ class BiEncoder(nn.Module):
 
         Args:
             input_ids, attention_mask: [R, T]; the texts of a sample lie side by side.
-            is_query: what they are.
             num_samples: in the micro-batch, a divisor of R.
             chunk: rows whose activations are in memory at a time, those of others are computed
                 again in the backward pass; None keeps all.

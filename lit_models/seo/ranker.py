@@ -131,7 +131,6 @@ class LitRanker(EncodedTextModule):
         """Return the scores of documents for a query, [n], the higher the better.
 
         Args:
-            query: its text.
             documents: their texts; a title stands before the text, in a line of its own.
             prior: scores of the first stage, where the model was trained with them.
 

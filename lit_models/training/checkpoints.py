@@ -325,7 +325,6 @@ def gathered(
     them, whole, that this rank is to write, see `host_copy`; a collective.
 
     Args:
-        device: of the collectives.
         num_writers: ranks to which the tensors are dealt by their bytes, from rank 0 on.
     """
     sharded: dict[str, DTensor] = {}

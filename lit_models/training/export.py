@@ -68,7 +68,6 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
     Args:
         folder: new or empty.
         config: content of the export's config; what `layout` says is added.
-        layout: the other files.
 
     Raises:
         OSError: the storage refuses.

@@ -34,7 +34,6 @@ def parameter_groups(
     "others".
 
     Args:
-        module: whose trainable parameters are grouped.
         rates: beginning of names -> factor of the learning rate; 1 for others.
         heads: weights that score a vocabulary; one tied to an embedding counts as that.
     """

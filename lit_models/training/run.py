@@ -66,7 +66,6 @@ def decide(
     """Return the run that a command line means; reads the disk, writes nothing.
 
     Args:
-        verb: fit, validate, test or predict.
         root: trainer.default_root_dir, such as runs/demo.
         ckpt_path: a path, "auto" or `None`.
         newest: returns the newest sound checkpoint of a run folder, or `None`.

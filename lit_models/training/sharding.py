@@ -42,9 +42,7 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
     """Raise ValueError for what cannot be split among the `size` devices of a tensor group.
 
     Args:
-        module: with its network.
         plan: name pattern -> split, of its `tensor_plan()`.
-        size: devices of a tensor group.
     """
     changed = [
         f"{name} is a {type(layer).__name__}, no plain linear layer (model.lora?)"

@@ -153,7 +153,6 @@ def pair_rows(
         subject: whose next words are looked at.
         data: of a store; its test part is scored.
         most: activations, the first ones; `None` takes all.
-        max_new_tokens: of an explanation.
 
     Raises:
         ValueError: the store is of another width or layer.

@@ -18,6 +18,7 @@ from datamodules.core.store import replacing
 from datamodules.search.prompts import PROMPTS_FILE
 from datamodules.text.encoding import TextEncoding
 from lit_models.causal_lm.adapters import merged_weights
+from lit_models.causal_lm.export import json_text
 from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
 from lit_models.seo.exchange.onnx import write_programs
 from lit_models.seo.exchange.reading import MODULES, POOLINGS
@@ -104,12 +105,8 @@ def write_folder(module: Any, folder: Path) -> str:
         if kept := {name: t.detach().contiguous().clone() for name, t in state.items()}:
             save_file(kept, folder / path / "model.safetensors", {"format": "pt"})
     for name, values in {**texts, MODULES: rows}.items():
-        (folder / name).write_text(_text(values), "utf-8")
+        (folder / name).write_text(json_text(values), "utf-8")
     return own["model_type"]
-
-
-def _text(content: Any) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _encoder_files(
@@ -226,5 +223,5 @@ def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, st
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * is_ranker
     values |= {"model_max_length": limits.max_length, "model_input_names": names}
     files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
-    files["tokenizer_config.json"] = _text(values)
+    files["tokenizer_config.json"] = json_text(values)
     return files
