@@ -22,6 +22,7 @@ from lit_models.commands.chain import chain
 from lit_models.commands.doctor import doctor
 from lit_models.commands.submit import submit
 from lit_models.config_files import flat
+from lit_models.engines.jobs import Resources
 from lit_models.errors import UsageError, run_guarded, screen
 from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
@@ -184,7 +185,7 @@ def test_every_option_of_the_migration_page_is_there(unisono):
         known |= {f"{prefix}.{name}" for name in names} | {prefix}
     # Of the library itself, by **kwargs, or groups of the one class or the other.
     known |= {"trainer.logger.resume", "data.code_book.path", "data.code_system", "config"}
-    for command in (submit, chain, doctor):
+    for command in (submit, Resources, chain, doctor):
         known |= {name.replace("_", "-") for name in inspect.signature(command).parameters}
     torchrun = {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port"}
     torchrun |= {"nodes", "ntasks-per-node"}  # and srun
