@@ -38,7 +38,9 @@ def _plain(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(name, item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)  # each interpreter has an order of its own
+    if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(name, getattr(value, f.name)) for f in fields(value)}
