@@ -83,7 +83,7 @@ class PredictionWriter(Callback):
         for path in sorted(self._folder.glob("part-*.npz")):
             with np.load(path, allow_pickle=False) as part:
                 done |= set(part["batches"].tolist())
-        return frozenset(done)
+        return trainer.strategy.broadcast(frozenset(done))  # a rank may see an older folder
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
