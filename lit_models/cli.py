@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc import locate
 from types import FrameType
@@ -31,7 +31,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
-from datamodules.core.store import write_whole
+from datamodules.core.store import digest_of, write_whole
 from lit_models import config_files
 from lit_models.engines.launched import complete_rendezvous, in_launched_world
 from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
@@ -280,7 +280,9 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # Before the rehearsal of the default ones: the real dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        own += [*self._default_callbacks(), runs.RunFolder(self.choice)]
+        facts = [self.verb_parser.dump(self.options, skip_none=False), runs.code_facts()]
+        choice = replace(self.choice, digest=digest_of(facts)[:12])
+        own += [*self._default_callbacks(), runs.RunFolder(choice)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
         own += [runs.ProgressLine()] if given.enable_progress_bar is not False else []
         own += [BitwiseSum()] if is_bitwise else []

@@ -24,6 +24,7 @@ from torchmetrics import Metric
 from datamodules.core.planned import ModelFacts, PlannedDataModule
 from datamodules.core.store import digest_of
 from lit_models.training import checkpoints
+from lit_models.training.agreement import agree_on_checkpoint
 from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import StoredClasses, known_arguments, plain_values
@@ -329,6 +330,8 @@ class ExactModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the network where the checkpoint alone knows its recipe, and take what it learnt;
         a training takes its progress, an evaluation the averaged weights if there are any."""
+        if self._trainer is not None:
+            agree_on_checkpoint(self.trainer.ckpt_path, checkpoint)
         trained = self.stored_recipe(checkpoint)
         if self.is_training_run:
             self.settle_progress(checkpoint)

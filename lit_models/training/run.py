@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from datamodules.core.store import remove, write_whole
+from lit_models.training.agreement import agree_on_data, agree_on_run
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.optim import budgeted_steps
@@ -49,11 +50,12 @@ _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; fold
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run writes, the checkpoint that it starts from, and a line for the user."""
+    """Folder and first checkpoint of a run, a line for the user, a digest of config and code."""
 
     folder: str
     ckpt_path: str | None = None
     notice: str = ""
+    digest: str = ""
 
 
 def decide(
@@ -215,8 +217,8 @@ class RunFolder(Callback):
         chosen: by a command on this rank, and locked on the first one; `None` in a script.
 
     Raises:
-        RuntimeError: on all ranks: they chose different folders or checkpoints, or a script's
-            folder is in use, holds checkpoints of another run, or cannot be made.
+        RuntimeError: on all ranks: they have different runs or data, or a script's folder is in
+            use, holds checkpoints of another run, or cannot be made.
     """
 
     def __init__(self, chosen: Run | None = None) -> None:
@@ -225,19 +227,9 @@ class RunFolder(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._names_checkpoint = trainer.ckpt_path is not None
-        if self.chosen is None:
-            return
-        own, first = self.chosen, trainer.strategy.broadcast(self.chosen)
-        # Of what auto finds the first rank alone has compared the bytes, and all load its choice.
-        is_auto = all(r.ckpt_path and r.notice.startswith("--ckpt_path auto") for r in (own, first))
-        is_same = own.folder == first.folder and (is_auto or own.ckpt_path == first.ckpt_path)
-        if not trainer.strategy.reduce_boolean_decision(is_same):
-            raise RuntimeError(
-                f"the ranks chose different runs: rank 0 {first.folder}, from {first.ckpt_path}, "
-                f"rank {trainer.global_rank} {own.folder}, from {own.ckpt_path}. Do all nodes see "
-                "the same files, and does nothing else write there? Start again, or name the "
-                "checkpoint with --ckpt_path."
-            )
+        if self.chosen is not None:
+            agree_on_run(self.chosen)
+        agree_on_data(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the folder of a script; its checkpoint is read by now, and nothing written."""

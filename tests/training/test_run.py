@@ -34,7 +34,7 @@ from lit_models.training.run import (
     locked,
     release,
 )
-from tests.toy import LitToy, ToyData, toy_trainer
+from tests.toy import LitToy, ToyData
 
 
 def make_run(folder: Path, checkpoint: str = "") -> Path:
@@ -109,19 +109,6 @@ TORCHRUN = {"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}
 )
 def test_one_process_of_a_launch_is_the_first(environ: dict[str, str], is_first: bool) -> None:
     assert is_first_process(environ) == is_first
-
-
-def test_ranks_that_chose_different_checkpoints_do_not_train(tmp_path, monkeypatch):
-    chosen = Run(str(tmp_path), "older.ckpt")
-    trainer = toy_trainer(tmp_path, callbacks=[RunFolder(chosen)])
-    first = Run(str(tmp_path), "newer.ckpt", "another line for the user")
-    sent = trainer.strategy.broadcast
-    monkeypatch.setattr(
-        trainer.strategy, "broadcast", lambda x, *_: first if isinstance(x, Run) else sent(x)
-    )
-    with pytest.raises(RuntimeError, match=r"rank 0 .*from newer\.ckpt, rank 0 .*from older\.ckpt"):
-        trainer.fit(LitToy(), ToyData())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_auto_begins_a_run_again_that_has_no_checkpoint_yet(tmp_path: Path) -> None:
