@@ -46,7 +46,7 @@ LATER_ROOMS = {
     "datamodules/activations/stores.py": 62,
     "datamodules/occupations/written.py": 205,
     "datamodules/pairs": 548,
-    "datamodules/preferences": 248,
+    "datamodules/preferences": 247,
     "datamodules/search/cleaning.py": 85,
     "datamodules/search/layouts.py": 94,
     "datamodules/search/lists.py": 143,

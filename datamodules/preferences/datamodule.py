@@ -15,7 +15,7 @@ import torch
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED
-from datamodules.core.plan import MicroBatch
+from datamodules.core.plan import Plan, iterate_whole_batches
 from datamodules.core.planned import PlannedDataset, collated
 from datamodules.core.store import cache_folder, file_digest, made_once
 from datamodules.files.audit import Audit, AuditPart
@@ -205,11 +205,10 @@ class PreferenceDataModule(LanguageModelDataModule):
 
     def passes(self, dataset: PreferenceDataset) -> Iterator[dict[str, Any]]:
         """Yield this replica's batches of a pass over a dataset; they are the same on any number
-        of devices."""
-        (number, own), size = self._replicas(), len(dataset.lengths)
-        for start in range(own * PAIRS_AT_ONCE, size, number * PAIRS_AT_ONCE):
-            ids = np.arange(start, min(start + PAIRS_AT_ONCE, size))
-            yield collated(dataset, MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), {}))
+        of devices, and as many on each: one that runs out repeats its last, with weight 0."""
+        plan = Plan(np.arange(len(dataset.lengths)), PAIRS_AT_ONCE)
+        for batch in iterate_whole_batches(plan, *self._replicas()):
+            yield collated(dataset, batch)
 
     def request_of(
         self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
