@@ -141,7 +141,8 @@ def sync(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that gets its name when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    # Processes of two containers often have one number.
+    unfinished = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}")
     try:
         unfinished.write_text(text, encoding="utf-8", newline="")
         os.replace(unfinished, path)

@@ -117,13 +117,11 @@ class RemoteShards:
 
     def __init__(self, url: str, limit_gib: float = 100.0) -> None:
         self.url, self.limit = url.rstrip("/"), int(limit_gib * 2**30)
-        root = cache_root() / "remote" / digest_of(self.url)
-        manifest = root / f"manifest-{os.getpid()}.json"
-        fetch(f"{self.url}/manifest.json", manifest)
-        entries = json.loads(manifest.read_text("utf-8"))["shards"]
-        self.folder = root / digest_of(entries)  # another manifest has files of its own
-        self.folder.mkdir(exist_ok=True)
-        os.replace(manifest, self.folder / "manifest.json")
+        with local_copy(f"{self.url}/manifest.json") as manifest:
+            entries = json.loads(manifest.read_text("utf-8"))["shards"]
+        # Another manifest has files of its own.
+        self.folder = cache_root() / "remote" / digest_of(self.url) / digest_of(entries)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in entries}
         for name in self.entries:
             if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():

@@ -7,7 +7,14 @@ import subprocess
 import numpy as np
 import pytest
 
-from datamodules.core.store import cache_root, digest_of, file_digest, made_once, replacing
+from datamodules.core.store import (
+    cache_root,
+    digest_of,
+    file_digest,
+    made_once,
+    replacing,
+    write_whole,
+)
 
 
 @pytest.mark.parametrize("old", [None, "file", "folder"])
@@ -51,6 +58,21 @@ def test_each_process_writes_a_file_of_its_own_and_leaves_those_of_the_living(tm
         unfinished.write_text("whole")
     assert target.read_text() == "whole"
     assert other.read_text() == elsewhere.read_text() == "half"
+
+
+def test_processes_of_two_hosts_with_one_number_write_files_of_their_own(tmp_path, monkeypatch):
+    replace, path = os.replace, tmp_path / "a"
+
+    def replace_later(*names):
+        monkeypatch.setattr(os, "replace", replace)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(platform, "node", lambda: "another-host")
+            write_whole(path, "theirs")
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", replace_later)
+    write_whole(path, "ours")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a", "ours")]
 
 
 def test_the_quicker_process_wins(tmp_path):
