@@ -248,7 +248,7 @@ QUERY_SPLIT = Split(validation_share=0.15, test_share=0.15, seed=0)
 NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
-def _made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
+def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
     """Return the folder of these files; those made of Python's sources are other ones with another
     version of it."""
     facts = []
@@ -273,7 +273,7 @@ def _file_of_python(rows: Callable[[], Iterable[dict[str, Any]]]) -> Callable[[]
     @wraps(rows)
     def path() -> Path:
         file = f"{name}.jsonl"
-        return _made(name, lambda: [(file, _jsonl(rows()))], of_python=True) / file
+        return made(name, lambda: [(file, _jsonl(rows()))], of_python=True) / file
 
     return path
 
@@ -282,7 +282,8 @@ def _jsonl(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _csv(rows: Iterable[Sequence[str]]) -> str:
+def csv_text(rows: Iterable[Sequence[str]]) -> str:
+    """Return the content of a csv file of these rows."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -304,10 +305,10 @@ def demo_occupations() -> Path:
             for r, part in zip(records, parts, strict=True)
         ]
         columns = ("text", "language", "code_1", "code_2", "split")
-        yield "occupations.csv", _csv([columns, *rows])
-        yield "codes.csv", _csv([("code", "description"), *grammar.code_book().items()])
+        yield "occupations.csv", csv_text([columns, *rows])
+        yield "codes.csv", csv_text([("code", "description"), *grammar.code_book().items()])
 
-    return _made("occupations", files) / "occupations.csv"
+    return made("occupations", files) / "occupations.csv"
 
 
 def demo_stories() -> Path:
@@ -323,7 +324,7 @@ def demo_stories() -> Path:
             rows[part].append(story)
         yield from ((f"{part}.jsonl", _jsonl(own)) for part, own in rows.items())
 
-    return _made("stories", files)
+    return made("stories", files)
 
 
 @_file_of_python
@@ -342,9 +343,8 @@ def demo_text() -> Iterable[dict[str, Any]]:
     return rows.values()
 
 
-@_file_of_python
-def demo_instructions() -> Iterator[dict[str, Any]]:
-    """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
+def _answers() -> Iterator[tuple[str, str]]:
+    """Yield what is asked of a name, and its first paragraph."""
     questions = {
         "module": "What is the module {0.module} for?",
         "class": "What is the class {0.name} of the module {0.module}?",
@@ -356,7 +356,21 @@ def demo_instructions() -> Iterator[dict[str, Any]]:
         has_length = SHORTEST_SUMMARY <= len(thing.summary) <= LONGEST_SUMMARY
         if has_length and known.isdisjoint((question, thing.summary)):
             known |= {question, thing.summary}
-            yield {"prompt": question, "completion": thing.summary}
+            yield question, thing.summary
+
+
+@_file_of_python
+def demo_instructions() -> Iterator[dict[str, Any]]:
+    """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
+    return ({"prompt": question, "completion": answer} for question, answer in _answers())
+
+
+@_file_of_python
+def demo_preferences() -> Iterator[dict[str, Any]]:
+    """A jsonl of {"prompt", "chosen", "rejected"}: that paragraph, and its words backwards."""
+    for question, answer in _answers():
+        rejected = " ".join(reversed(answer.split()))
+        yield {"prompt": question, "chosen": answer, "rejected": rejected}
 
 
 @_file_of_python
@@ -431,7 +445,7 @@ def demo_collection() -> Path:
                     lines += [f"how-{source}\t{page}\t{g}\n" for page, g in grades[source].items()]
             yield f"qrels/{name}.tsv", "".join(lines)
 
-    return _made("collection", files, of_python=True)
+    return made("collection", files, of_python=True)
 
 
 def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:

@@ -3,13 +3,11 @@
 The grammar of job descriptions gives the titles, in four languages; rules of the time spell them.
 """
 
-import csv
-import io
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from datamodules.core.store import cache_root, digest_of, made_once
+from datamodules.demo import csv_text, made
 from datamodules.occupations.grammar import (
     LANGUAGES,
     MASTER,
@@ -21,7 +19,7 @@ from datamodules.occupations.grammar import (
     slip,
 )
 
-DEMO_VERSION, SEED, NUM_PAIRS = 1, 1845, 20_000
+SEED, NUM_PAIRS = 1845, 20_000
 SHARE_RELATION, SHARE_RANK = 0.35, 0.6
 SHARE_OLD, SHARE_SHORT, SHARE_SLIP, SHARE_CAPITAL = 0.35, 0.5, 0.15, 0.3
 # A word or the end of a compound, and how a clerk shortens it.
@@ -57,15 +55,10 @@ SHORT_FORMS = {
 def demo_titles() -> Path:
     """Return the csv of source and target, made at first use."""
 
-    def write(folder: Path) -> None:
-        text = io.StringIO(newline="")
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(("source", "target"))
-        rows.writerows(titles(NUM_PAIRS, SEED))
-        (folder / "titles.csv").write_text(text.getvalue(), "utf-8", newline="")
+    def files() -> Iterator[tuple[str, str]]:
+        yield "titles.csv", csv_text([("source", "target"), *titles(NUM_PAIRS, SEED)])
 
-    digest = digest_of([DEMO_VERSION, SEED, NUM_PAIRS])[:8]
-    return made_once(cache_root() / "demo" / f"titles-{digest}", write) / "titles.csv"
+    return made("titles", files) / "titles.csv"
 
 
 def titles(count: int, seed: int) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,6 @@ from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.core.plan import Plan, iterate_whole_batches
 from datamodules.core.planned import PlannedDataset, collated
-from datamodules.core.store import cache_folder, file_digest, made_once
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, RowFault, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
@@ -216,23 +215,7 @@ class PreferenceDataModule(LanguageModelDataModule):
         return PreferenceRequest(files, tokenizer, self.split, separator=self.separator)
 
     def demo_files(self) -> dict[int, list[Path]]:
-        source = demo.demo_instructions()
-
-        def make(folder: Path) -> None:
-            rows = [json.loads(line) for line in source.read_text("utf-8").splitlines()]
-            pairs = [
-                {
-                    "prompt": row["prompt"],
-                    "chosen": row["completion"],
-                    "rejected": " ".join(reversed(row["completion"].split())),
-                }
-                for row in rows
-            ]
-            lines = "".join(json.dumps(pair) + "\n" for pair in pairs)
-            (folder / "pairs.jsonl").write_text(lines, "utf-8")
-
-        folder = made_once(cache_folder("demo_pairs", [2, file_digest(source)]), make)
-        return {TRAIN: [folder / "pairs.jsonl"], VALIDATION: [], TEST: []}
+        return {TRAIN: [demo.demo_preferences()], VALIDATION: [], TEST: []}
 
     def audit(self) -> Audit:
         audit = super().audit()
