@@ -59,19 +59,12 @@ def write_vectors(
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A parquet file of activations, read row group by row group.
+    """A parquet file of activations, read row group by row group."""
 
-    Args:
-        path: of the parquet file.
-        width: D.
-        layer: index of the block, from 0; `None` where the sidecar names none.
-        subject: digest of the model, of files that are written here.
-    """
-
-    path: Path
-    width: int
-    layer: int | None
-    subject: str | None
+    path: Path  # of the parquet file
+    width: int  # D
+    layer: int | None  # index of the block, from 0; `None` where the sidecar names none
+    subject: str | None  # digest of the model, of files that are written here
 
     @classmethod
     def open(cls, path: str | Path) -> "VectorFile":

@@ -53,27 +53,16 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ActivationStatistics:
-    """Statistics of the training part.
+    """Statistics of the training part."""
 
-    Args:
-        mean: [D] float64.
-        unit_mean: [D] float64, mean of the activations at length 1.
-        variance: mean square of a feature's distance from its mean.
-        norms: mean, deviation and largest length.
-        token_ids: [v] int64, current tokens that occur, ascending.
-        token_means: [v, D] float32, mean activation at each of them.
-        position_means: [T, D] float32; the mean where a position does not occur.
-        components: [K, D] float32, principal components, by falling variance.
-    """
-
-    mean: np.ndarray
-    unit_mean: np.ndarray
-    variance: float
-    norms: tuple[float, float, float]
-    token_ids: np.ndarray
-    token_means: np.ndarray
-    position_means: np.ndarray
-    components: np.ndarray
+    mean: np.ndarray  # [D] float64
+    unit_mean: np.ndarray  # [D] float64, mean of the activations at length 1
+    variance: float  # mean square of a feature's distance from its mean
+    norms: tuple[float, float, float]  # mean, deviation and largest length
+    token_ids: np.ndarray  # [v] int64, current tokens that occur, ascending
+    token_means: np.ndarray  # [v, D] float32, mean activation at each of them
+    position_means: np.ndarray  # [T, D] float32; the mean where a position does not occur
+    components: np.ndarray  # [K, D] float32, principal components, by falling variance
 
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]

@@ -207,18 +207,10 @@ def padded(rows: Sequence[np.ndarray], filler: int | np.float32, width: int = 0)
 
 @dataclass(frozen=True)
 class SubjectFacts:
-    """Which numbers of which model the activations are.
+    """Which numbers of which model the activations are."""
 
-    Args:
-        digest: hex, of the subject's configuration and weights.
-        layer: index of the block whose output is read, from 0.
-        site: where in the block.
-        hidden_size: D.
-        num_layers: blocks of the subject.
-    """
-
-    digest: str
-    layer: int
-    site: str
-    hidden_size: int
-    num_layers: int
+    digest: str  # hex, of the subject's configuration and weights
+    layer: int  # index of the block whose output is read, from 0
+    site: str  # where in the block
+    hidden_size: int  # D
+    num_layers: int  # blocks of the subject

@@ -105,24 +105,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """All that a plan depends on besides the epoch: plain values with one digest.
+    """All that a plan depends on besides the epoch: plain values with one digest."""
 
-    Args:
-        fingerprint: digest of the data, from the dataset.
-        num_samples: in the split.
-        global_batch_size: samples of one step.
-        seed, bucket_window: as in `PlanOptions`.
-        global_batch_tokens: of earlier versions, which could cut steps by a budget of tokens;
-            digests of all runs know its absence.
-        shuffle: false keeps the order of the file from one window to the next (prediction).
-    """
-
-    fingerprint: str
-    num_samples: int
-    global_batch_size: int
-    seed: int
-    bucket_window: int
+    fingerprint: str  # digest of the data, from the dataset
+    num_samples: int  # in the split
+    global_batch_size: int  # samples of one step
+    seed: int  # as in `PlanOptions`
+    bucket_window: int  # likewise
+    # Of earlier versions, which could cut steps by a budget of tokens; digests of all runs know its
+    # absence.
     global_batch_tokens: None = None
+    # False keeps the order of the file from one window to the next (prediction).
     shuffle: bool = True
 
     def digest(self) -> str:
@@ -172,21 +165,13 @@ def make_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The samples of one forward call on one replica.
+    """The samples of one forward call on one replica."""
 
-    Args:
-        epoch: key for augmentation.
-        step: index of the global step in the epoch.
-        ids: [B] sample ids.
-        weights: [B] 1, or 0 for a filler.
-        denominators: term -> count over the whole optimizer step.
-    """
-
-    epoch: int
-    step: int
-    ids: np.ndarray
-    weights: np.ndarray
-    denominators: dict[str, float]
+    epoch: int  # key for augmentation
+    step: int  # index of the global step in the epoch
+    ids: np.ndarray  # [B] sample ids
+    weights: np.ndarray  # [B] 1, or 0 for a filler
+    denominators: dict[str, float]  # term -> count over the whole optimizer step
 
 
 def deal(
@@ -257,17 +242,11 @@ class Batching:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What a rehearsal found for `micro_batch_size: auto`.
+    """What a rehearsal found for `micro_batch_size: auto`."""
 
-    Args:
-        micro_batch_size: the largest that fits on every device.
-        peak_gib: memory that it took, on the fullest device.
-        memory_gib: of one device.
-    """
-
-    micro_batch_size: int
-    peak_gib: float
-    memory_gib: float
+    micro_batch_size: int  # the largest that fits on every device
+    peak_gib: float  # memory that it took, on the fullest device
+    memory_gib: float  # of one device
 
 
 def check_range(

@@ -230,16 +230,13 @@ class PlannedLoader:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a module that its data are read by, handed over by `ExactModule`.
+    """Facts of a module that its data are read by, handed over by `ExactModule`."""
 
-    Args:
-        recipe: plain values that its network is built by; `None` for a new one.
-        tokenizer: folder of the tokenizer that the data must be read with; `None` for any.
-        options: of the family, such as the options of generation.
-    """
-
+    # Plain values that its network is built by; `None` for a new one.
     recipe: dict[str, Any] | None = None
+    # Folder of the tokenizer that the data must be read with; `None` for any.
     tokenizer: str | None = None
+    # Of the family, such as the options of generation.
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

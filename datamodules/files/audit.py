@@ -21,18 +21,12 @@ NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
 
 @dataclass
 class AuditPart:
-    """One part of the data.
+    """One part of the data."""
 
-    Args:
-        name: train, validation, test or predict.
-        lengths: [N] of its examples, in the unit of the audit.
-        keys: [N] integers, equal for equal examples.
-        columns: what else is counted, by its name in the table.
-    """
-
-    name: str
-    lengths: np.ndarray | Sequence[int]
-    keys: np.ndarray | Sequence[int]
+    name: str  # train, validation, test or predict
+    lengths: np.ndarray | Sequence[int]  # [N] of its examples, in the unit of the audit
+    keys: np.ndarray | Sequence[int]  # [N] integers, equal for equal examples
+    # What else is counted, by its name in the table.
     columns: dict[str, int | str] = field(default_factory=dict)
 
     @property
@@ -43,29 +37,20 @@ class AuditPart:
 
 @dataclass
 class Audit:
-    """Findings over all files of a datamodule, which its `audit()` returns.
+    """Findings over all files of a datamodule, which its `audit()` returns."""
 
-    Args:
-        noun: what a part consists of, such as rows.
-        unit: of the lengths, such as tokens.
-        parts: those that hold something.
-        limit: longest example that is used whole.
-        files: sound rows of each file, where files consist of rows.
-        labels: how often each label is there, by the name of the column.
-        notes: label and sentence of what else is known.
-        warnings: one sentence each.
-        bad_rows: every row that breaks a rule, in order.
-    """
-
-    noun: str
-    unit: str
-    parts: list[AuditPart] = field(default_factory=list)
-    limit: int | None = None
+    noun: str  # what a part consists of, such as rows
+    unit: str  # of the lengths, such as tokens
+    parts: list[AuditPart] = field(default_factory=list)  # those that hold something
+    limit: int | None = None  # longest example that is used whole
+    # Sound rows of each file, where files consist of rows.
     files: dict[str, int] = field(default_factory=dict)
+    # How often each label is there, by the name of the column.
     labels: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    # Label and sentence of what else is known.
     notes: list[tuple[str, str]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    bad_rows: list[BadRow] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # one sentence each
+    bad_rows: list[BadRow] = field(default_factory=list)  # every row that breaks a rule, in order
 
     @property
     def is_sound(self) -> bool:

@@ -336,14 +336,9 @@ def counted(count: int) -> str:
 
 @dataclass
 class StoreRequest:
-    """All that the arrays depend on; options as of `OccupationDataModule`.
+    """All that the arrays depend on; options as of `OccupationDataModule`."""
 
-    Args:
-        files: per part (train, validation, test) the tables with codes.
-        recipe: that of a checkpoint, which then decides the encoding; `None` makes a new one.
-    """
-
-    files: dict[int, list[Path]]
+    files: dict[int, list[Path]]  # per part (train, validation, test) the tables with codes
     columns: Columns
     system: CodeSystem
     book: CodeBookOptions = CodeBookOptions()
@@ -351,6 +346,7 @@ class StoreRequest:
     text: TextOptions = TextOptions()
     on_bad_rows: Literal["error", "reject"] = "error"
     table: TableOptions = field(default_factory=TableOptions)
+    # That of a checkpoint, which then decides the encoding; `None` makes a new one.
     recipe: dict[str, Any] | None = None
 
     def folder(self) -> Path:

@@ -118,14 +118,9 @@ def cut(ids: np.ndarray, most: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairRequest(InstructionRequest):
-    """As `InstructionRequest`, of pairs.
+    """As `InstructionRequest`, of pairs."""
 
-    Args:
-        columns: of the texts.
-        table: how tables are written, where their bytes do not say.
-    """
-
-    columns: PairColumns = PairColumns()
+    columns: PairColumns = PairColumns()  # of the texts
     table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
     kind = "pairs"
 

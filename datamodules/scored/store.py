@@ -230,20 +230,12 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class ScoredRequest:
-    """All that the arrays depend on.
+    """All that the arrays depend on."""
 
-    Args:
-        files: (part, file) in order; the part is 0, 1 or 2.
-        columns: of text and group.
-        heads: name -> labels; empty for texts to predict.
-        on_bad_rows: `error` names them, `reject` leaves them out.
-        table: how tables are written, where their bytes do not say.
-    """
-
-    files: tuple[tuple[int, Path], ...]
-    columns: TextColumns
-    heads: dict[str, LabelOptions]
-    on_bad_rows: OnBadRows = "error"
+    files: tuple[tuple[int, Path], ...]  # (part, file) in order; the part is 0, 1 or 2
+    columns: TextColumns  # of text and group
+    heads: dict[str, LabelOptions]  # name -> labels; empty for texts to predict
+    on_bad_rows: OnBadRows = "error"  # `error` names them, `reject` leaves them out
     table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
 
     def folder(self) -> Path:

@@ -55,15 +55,10 @@ class Bm25Options:
 
 
 class Hits(NamedTuple):
-    """The best documents of each query, best first; equal scores in the order of documents.
+    """The best documents of each query, best first; equal scores in the order of documents."""
 
-    Args:
-        documents: [Q, k] int64, -1 behind the last document that shares a word.
-        scores: [Q, k] float32, 0 there.
-    """
-
-    documents: np.ndarray
-    scores: np.ndarray
+    documents: np.ndarray  # [Q, k] int64, -1 behind the last document that shares a word
+    scores: np.ndarray  # [Q, k] float32, 0 there
 
 
 class Bm25(ArrayFolder):

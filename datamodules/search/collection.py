@@ -104,17 +104,11 @@ class CollectionRequest:
 
 
 class Judgements(NamedTuple):
-    """Grades of pairs, sorted by query and document, each pair once.
+    """Grades of pairs, sorted by query and document, each pair once."""
 
-    Args:
-        query: [J] int64, number of the query in the collection.
-        document: [J] int64, number of the document.
-        grade: [J] float32, 0 or more.
-    """
-
-    query: np.ndarray
-    document: np.ndarray
-    grade: np.ndarray
+    query: np.ndarray  # [J] int64, number of the query in the collection
+    document: np.ndarray  # [J] int64, number of the document
+    grade: np.ndarray  # [J] float32, 0 or more
 
 
 class TextTable:

@@ -52,19 +52,12 @@ class IndexOptions:
 @dataclass(frozen=True)
 class Shard:
     """The files of one shard, as datatrove's tokeniser writes them: X.ds, successive tokens of 2 or
-    4 bytes, little-endian, and X.ds.index, where each document ends.
+    4 bytes, little-endian, and X.ds.index, where each document ends."""
 
-    Args:
-        name: of X.ds in its folder.
-        folder: of this machine, a path, or in object storage.
-        digest: of the content of both.
-        num_bytes: of X.ds.
-    """
-
-    name: str
+    name: str  # of X.ds in its folder
     folder: Any  # a Path, or `RemoteShards`
-    digest: str
-    num_bytes: int
+    digest: str  # of the content of both
+    num_bytes: int  # of X.ds
 
     def __str__(self) -> str:
         return f"{getattr(self.folder, 'url', self.folder)}/{self.name}"

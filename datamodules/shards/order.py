@@ -22,16 +22,12 @@ ORDER_OF_STEPS = 1 << 32  # by which the key of a window differs from those of r
 
 @dataclass(frozen=True)
 class ShardedRequest(PlanRequest):
-    """All that the plan of shards depends on besides the epoch.
+    """All that the plan of shards depends on besides the epoch."""
 
-    Args:
-        sources: of each its name, its samples per epoch and its rows: of each shard, or their sum
-            where the rows of all shards are shuffled together.
-        shuffle_shards: shards whose rows are shuffled together; 0 for all of a source.
-    """
-
+    # Of each its name, its samples per epoch and its rows: of each shard, or their sum where the
+    # rows of all shards are shuffled together.
     sources: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
-    shuffle_shards: int = 0
+    shuffle_shards: int = 0  # shards whose rows are shuffled together; 0 for all of a source
 
 
 def request_of(values: dict[str, Any]) -> PlanRequest:

@@ -29,23 +29,18 @@ ROWS_PER_BATCH = 1024
 
 
 class Instruction(NamedTuple):
-    """One sample: a prompt and its completion, or the messages of a chat (then both are empty).
-
-    Args:
-        shrinks: first and past-the-last character of what loses its end in a prompt that is too
-            long; equal where nothing may.
-        group: samples of equal groups are in one part; "" groups equal samples.
-        extra: text that the store keeps beside the tokens of evaluation.
-    """
+    """One sample: a prompt and its completion, or the messages of a chat (then both are empty)."""
 
     file: str
     line: int
     prompt: str
     completion: str
     messages: tuple[dict[str, Any], ...] = ()
+    # First and past-the-last character of what loses its end in a prompt that is too long; equal
+    # where nothing may.
     shrinks: tuple[int, int] = (0, 0)
-    group: str = ""
-    extra: str = ""
+    group: str = ""  # samples of equal groups are in one part; "" groups equal samples
+    extra: str = ""  # text that the store keeps beside the tokens of evaluation
 
     @property
     def key(self) -> str:

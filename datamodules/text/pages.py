@@ -105,15 +105,10 @@ def framed(page: WriterPage, target: Target) -> tuple[str, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class PageRequest(InstructionRequest):
-    """As `InstructionRequest`, of pages.
+    """As `InstructionRequest`, of pages."""
 
-    Args:
-        target: what is written.
-        max_prompt: tokens of a prompt, from which on the page loses its end.
-    """
-
-    target: Target = "title"
-    max_prompt: int = 384
+    target: Target = "title"  # what is written
+    max_prompt: int = 384  # tokens of a prompt, from which on the page loses its end
     kind = "pages"
 
     def facts(self) -> dict[str, Any]:

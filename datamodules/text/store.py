@@ -58,29 +58,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """The tokens of one part; those in files are pickled as `place`, folder and part.
+    """The tokens of one part; those in files are pickled as `place`, folder and part."""
 
-    Args:
-        tokens: [n] uint16 or uint32.
-        starts: [D] int64, first position of each document.
-        num_positions: [D] int64, positions that predict a token.
-        hashes: [D] uint64, equal for documents whose text in this part is equal.
-        is_trained: [n] bool; it and the following ones of instructions alone, each a document.
-        files: [D] int32, index in the store's `files`.
-        lines: [D] int64.
-        texts: [m] uint8, text that is kept beside the tokens of all samples, in UTF-8.
-        text_ends: [D] int64, where that of each sample ends.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    num_positions: np.ndarray
-    hashes: np.ndarray
+    tokens: np.ndarray  # [n] uint16 or uint32
+    starts: np.ndarray  # [D] int64, first position of each document
+    num_positions: np.ndarray  # [D] int64, positions that predict a token
+    hashes: np.ndarray  # [D] uint64, equal for documents whose text in this part is equal
+    # [n] bool; it and the following ones of instructions alone, each a document.
     is_trained: Any = None
-    files: Any = None
-    lines: Any = None
-    texts: Any = None
-    text_ends: Any = None
+    files: Any = None  # [D] int32, index in the store's `files`
+    lines: Any = None  # [D] int64
+    texts: Any = None  # [m] uint8, text that is kept beside the tokens of all samples, in UTF-8
+    text_ends: Any = None  # [D] int64, where that of each sample ends
     place: tuple[Path, int] | None = None
 
     @classmethod
@@ -119,19 +108,12 @@ class TokenStore(ArrayFolder):
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """All that a store of tokens depends on.
+    """All that a store of tokens depends on."""
 
-    Args:
-        files: per part (train, validation, test) the files.
-        tokenizer: which tokenizer, where none is given.
-        split: how training texts are divided.
-        given: a tokenizer that is there already, such as a checkpoint's.
-    """
-
-    files: Mapping[int, Sequence[Path]]
-    tokenizer: TokenizerOptions
-    split: TextSplit
-    given: TextTokenizer | None = None
+    files: Mapping[int, Sequence[Path]]  # per part (train, validation, test) the files
+    tokenizer: TokenizerOptions  # which tokenizer, where none is given
+    split: TextSplit  # how training texts are divided
+    given: TextTokenizer | None = None  # a tokenizer that is there already, such as a checkpoint's
 
     kind: ClassVar[str]  # of the stores, which share a folder of the cache
 

@@ -52,19 +52,14 @@ class TextTokenizer:
     """A tokenizer with the special tokens that language models need.
 
     A special token that stands in a text counts as that token.
-
-    Args:
-        backend: the pipeline; it adds no special token of its own.
-        end_id: token that ends a document or an answer.
-        begin_id: token that begins a document; `None` where the vocabulary has none.
-        chat_template: Jinja template that turns messages into text.
-        special_tokens: name -> token of the Hugging Face layout, such as pad_token.
     """
 
-    backend: Tokenizer
-    end_id: int
+    backend: Tokenizer  # the pipeline; it adds no special token of its own
+    end_id: int  # token that ends a document or an answer
+    # Token that begins a document; `None` where the vocabulary has none.
     begin_id: int | None = None
-    chat_template: str | None = None
+    chat_template: str | None = None  # Jinja template that turns messages into text
+    # Name -> token of the Hugging Face layout, such as pad_token.
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property

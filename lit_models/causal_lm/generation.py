@@ -64,20 +64,14 @@ class GenerationOptions:
 
 
 class Completions(NamedTuple):
-    """Completions of B prompts.
+    """Completions of B prompts."""
 
-    Args:
-        completion_ids: [B, N] int64, without the end-of-text token; -1 after the end.
-        num_tokens: [B] int64, tokens of the completion.
-        num_characters: [B] int64, characters of their text that belong to the completion: it ends
-            before a stop text, which may begin within a token.
-        finish_reason: [B] int64, index in `FINISH_REASONS`.
-    """
-
-    completion_ids: Tensor
-    num_tokens: Tensor
+    completion_ids: Tensor  # [B, N] int64, without the end-of-text token; -1 after the end
+    num_tokens: Tensor  # [B] int64, tokens of the completion
+    # [B] int64, characters of their text that belong to the completion: it ends before a stop text,
+    # which may begin within a token.
     num_characters: Tensor
-    finish_reason: Tensor
+    finish_reason: Tensor  # [B] int64, index in `FINISH_REASONS`
 
 
 @torch.no_grad()

@@ -152,17 +152,13 @@ def preset(name: str) -> DecoderConfig:
 
 
 class Documents(NamedTuple):
-    """Which positions may see each other, computed once per batch and used by every layer.
+    """Which positions may see each other, computed once per batch and used by every layer."""
 
-    Args:
-        bounds: of the documents, see `document_bounds`.
-        mask: [R, 1, T, S], bool, true where a position sees another, or 0 there and minus infinity
-            elsewhere; `None` as `bounds` are where every row is one document.
-        past: of the layer, puts the keys and values before these in front of them (generation).
-    """
-
-    bounds: tuple[Tensor, int] | None = None
+    bounds: tuple[Tensor, int] | None = None  # of the documents, see `document_bounds`
+    # [R, 1, T, S], bool, true where a position sees another, or 0 there and minus infinity
+    # elsewhere; `None` as `bounds` are where every row is one document.
     mask: Tensor | None = None
+    # Of the layer, puts the keys and values before these in front of them (generation).
     past: Callable[[Tensor, Tensor], Sequence[Tensor]] | None = None
 
 

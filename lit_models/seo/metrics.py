@@ -220,20 +220,14 @@ def paired_bootstrap(
 
 
 class QueryValues(NamedTuple):
-    """Values of the queries of an evaluation.
+    """Values of the queries of an evaluation."""
 
-    Args:
-        queries: ids, in the order of the values.
-        systems: system -> metric -> value of each query [Q], the module's own first.
-        title: of the table.
-        notes: below the table.
-        errors: rows of errors-SPLIT.csv; None where another callback writes them.
-    """
-
-    queries: list[str]
+    queries: list[str]  # ids, in the order of the values
+    # System -> metric -> value of each query [Q], the module's own first.
     systems: dict[str, dict[str, np.ndarray]]
-    title: str
-    notes: Sequence[str] = ()
+    title: str  # of the table
+    notes: Sequence[str] = ()  # below the table
+    # Rows of errors-SPLIT.csv; None where another callback writes them.
     errors: list[list[str]] | None = None
 
 

@@ -27,25 +27,18 @@ START_ONLY = ("init_from", "init_from_part")  # weights that the checkpoint has 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of an exported folder: those of another program, or the weights alone.
+    """The files of an exported folder: those of another program, or the weights alone."""
 
-    Args:
-        weights: name -> tensor, under that program's names.
-        texts: file name -> content; none in a folder of our own, whose config is `config.json`.
-        values: of the export's config, instead of its own, such as "extra".
-        replaced: arguments of the module's constructor that are not needed with these values.
-        reader: Python that loads `{folder}` in that program.
-        weights_file: name of the file with the weights.
-        is_whole: whether a module can be made of the folder alone.
-    """
-
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # name -> tensor, under that program's names
+    # File name -> content; none in a folder of our own, whose config is `config.json`.
     texts: dict[str, str] = field(default_factory=dict)
+    # Of the export's config, instead of its own, such as "extra".
     values: Mapping[str, Any] = field(default_factory=dict)
+    # Arguments of the module's constructor that are not needed with these values.
     replaced: tuple[str, ...] = ()
-    reader: str = ""
-    weights_file: str = WEIGHTS
-    is_whole: bool = True
+    reader: str = ""  # Python that loads `{folder}` in that program
+    weights_file: str = WEIGHTS  # name of the file with the weights
+    is_whole: bool = True  # whether a module can be made of the folder alone
 
 
 def paths_in(value: Any) -> set[str]:
