@@ -183,10 +183,6 @@ class PlannedLoader:
     Args:
         micro_batches: called at the first `next`; yields the micro-batches to fetch.
         length: micro-batches of a whole epoch, whatever the position.
-
-    Attributes:
-        loader: the DataLoader.
-        wait_s: seconds that were waited for batches so far.
     """
 
     def __init__(
@@ -198,7 +194,7 @@ class PlannedLoader:
     ) -> None:
         self.dataset = dataset
         self._length = length
-        self.wait_s = 0.0
+        self.wait_s = 0.0  # seconds that were waited for batches so far
         self.loader = DataLoader(
             dataset,
             batch_sampler=_MicroBatchSampler(micro_batches),

@@ -39,9 +39,6 @@ class CrosswalkOptions:
 class Crosswalk:
     """The targets of a code book's codes.
 
-    Attributes:
-        targets: name of a system -> [C + 1] texts by code id, "" where there is none and at -1.
-
     Raises:
         ValueError: the table has no code of the book, or no other column; a code has several
             targets and `joined_by` is not given.
@@ -84,6 +81,7 @@ class Crosswalk:
                 '%s: %d codes are none of this model\'s, such as "%s" in line %d: left out.',
                 *(options.path, len(unknown), code, line),
             )
+        # Name of a system -> [C + 1] texts by code id, "" where there is none and at -1.
         self.targets: dict[str, np.ndarray] = {}
         for name, targets in found.items():
             if missing := [c for i, c in enumerate(book.codes) if i not in targets]:

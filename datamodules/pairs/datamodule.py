@@ -163,10 +163,6 @@ class TextPairDataset(PlannedDataset):
         part: 0 train, 1 validation, 2 test.
         max_source_tokens: the end mark included; a longer source loses its end.
         max_target_tokens: likewise; a pair with a longer target is left out.
-
-    Attributes:
-        samples: [N] int64, of the part, that are used.
-        losses: a sentence for each kind of pair that is cut or left out.
     """
 
     def __init__(
@@ -177,10 +173,10 @@ class TextPairDataset(PlannedDataset):
         starts, sizes = self.stream.starts, self.stream.num_positions + 1
         targets = count_trained(self.stream.is_trained, starts, sizes)
         fits, sources = targets <= max_target_tokens, sizes - targets
-        self.samples = np.flatnonzero(fits)
+        self.samples = np.flatnonzero(fits)  # [N] int64, of the part, that are used
         self.starts, self.sources = starts[self.samples], sources[self.samples]
         self.targets = targets[self.samples]
-        self.losses = []
+        self.losses = []  # a sentence for each kind of pair that is cut or left out
         if num_out := int((~fits).sum()):
             self.losses.append(
                 f"{num_out:,} {PART_NAMES[part]} targets exceed data.max_target_tokens "

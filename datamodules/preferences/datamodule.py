@@ -88,11 +88,7 @@ def last_run(is_trained: np.ndarray) -> tuple[int, int]:
 class PreferenceDataset(PlannedDataset):
     """One part of a store, each pair a sample. Where one of its texts has more positions than the
     context, both lose as much of the prompt's beginning; pairs whose answers do not fit are left
-    out.
-
-    Attributes:
-        losses: a sentence for each kind of pair that is cut or left out.
-    """
+    out."""
 
     is_padded = False
 
@@ -112,7 +108,7 @@ class PreferenceDataset(PlannedDataset):
         self.firsts, self.cuts = firsts[fits], cuts[fits]
         self.begins, self.ends = begins[fits], ends[fits]
         self.lengths = (self.ends - 1 - self.cuts[:, None]).sum(1)
-        self.losses = []
+        self.losses = []  # a sentence for each kind of pair that is cut or left out
         long = f"{PART_NAMES[part]} pairs exceed data.context_length {context_length:,}"
         if num_cut := int((self.cuts > 0).sum()):
             self.losses.append(f"{num_cut:,} {long}: the beginnings of their prompts are cut off")

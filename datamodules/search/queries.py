@@ -43,18 +43,14 @@ class QueryJudgements(NamedTuple):
 
 
 class JudgedQueries:
-    """Judgements, sorted by query, grouped by it.
-
-    Attributes:
-        queries: [Q] int64, numbers of the queries, ascending.
-        most: most judgements of one query.
-    """
+    """Judgements, sorted by query, grouped by it."""
 
     def __init__(self, judgements: Judgements) -> None:
         self.judgements = judgements
+        # [Q] int64, numbers of the queries, ascending.
         self.queries, starts = np.unique(judgements.query, return_index=True)
         self._offsets = np.append(starts, len(judgements.query))
-        self.most = int(np.diff(self._offsets).max(initial=0))
+        self.most = int(np.diff(self._offsets).max(initial=0))  # judgements of one query
 
     def with_relevant(self) -> "JudgedQueries":
         """Return those that have a relevant document, with all their judgements."""

@@ -108,9 +108,6 @@ class RemoteShards:
     All processes of the machine share it. Where it is full, the files go that were used longest
     ago; who still reads one keeps it until then.
 
-    Attributes:
-        entries: name -> entry of the manifest.
-
     Raises:
         ValueError: a name leads out of the folder, or the limit holds no two shards.
     """

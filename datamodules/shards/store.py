@@ -109,26 +109,21 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
 
 class ShardStore:
     """Shards of one or several folders, in the order of their names, with their indices, which are
-    made where they lack; the tokenizer made the tokens.
-
-    Attributes:
-        fingerprint: hex digest of their content and the options, the name of `folder`.
-        folders: of the indices.
-        counts: [shards, parts, COUNTS] int64.
-    """
+    made where they lack; the tokenizer made the tokens."""
 
     def __init__(
         self, shards: Sequence[Shard], options: IndexOptions, tokenizer: TextTokenizer
     ) -> None:
         self.shards, self.options, self.tokenizer = list(shards), options, tokenizer
         self.folder = options.folder(digest_of([shard.digest for shard in shards]))
+        # Hex digest of their content and the options, the name of `folder`.
         self.fingerprint = self.folder.name
-        self.folders = [options.folder(shard.digest) for shard in shards]
+        self.folders = [options.folder(shard.digest) for shard in shards]  # of the indices
         lacking = [s for s, path in zip(shards, self.folders, strict=True) if not path.is_dir()]
         if lacking:
             self._make_indices(lacking)
         made_once(self.folder, self._gather_counts)
-        self.counts = np.load(self.folder / "counts.npy")
+        self.counts = np.load(self.folder / "counts.npy")  # [shards, parts, COUNTS] int64
 
     def _make_indices(self, shards: list[Shard]) -> None:
         """Make these indices by all CPUs; other machines with the same cache begin elsewhere."""

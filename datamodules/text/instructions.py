@@ -305,10 +305,6 @@ class InstructionDataset(RowDataset):
 
     A sample that does not fit into the context loses its beginning (`cut`), so that the end of the
     answer, where end-of-text stands, is what stays.
-
-    Attributes:
-        samples: [K] int64, of the part, that are used.
-        losses: a sentence for each kind of sample that is cut or left out.
     """
 
     def __init__(
@@ -326,7 +322,7 @@ class InstructionDataset(RowDataset):
         before = count_trained(is_trained, stream.starts + 1, whole)
         targets = count_trained(is_trained, starts + 1, sizes)
         stays = ~is_long | (too_long == "cut")
-        losses = []
+        losses = []  # a sentence for each kind of sample that is cut or left out
         if is_long.any():
             fate = "their beginnings are cut off" if too_long == "cut" else "they are left out"
             num_answers = (stays & (targets < before)).sum()
@@ -336,6 +332,7 @@ class InstructionDataset(RowDataset):
         if num_without := (stays & (targets == 0)).sum():
             losses.append(f"{num_without:,} {name} samples have no target: left out")
         self.losses = losses
+        # [K] int64, of the part, that are used.
         self.samples = np.flatnonzero(stays & (targets > 0))
         used = self.samples
         super().__init__(stream, starts[used], sizes[used], context_length, layout)

@@ -124,12 +124,9 @@ class RowDataset(PlannedDataset):
         context_length: most positions of a row.
         layout: `packed` fills rows by best fit; `documents` gives each piece its own, and joins
             those of a micro-batch without padding.
-
-    Attributes:
-        losses: a sentence for each kind of document that is cut or left out.
     """
 
-    losses: Sequence[str] = ()
+    losses: Sequence[str] = ()  # a sentence for each kind of document that is cut or left out
 
     def __init__(
         self,

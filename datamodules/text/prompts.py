@@ -195,9 +195,6 @@ def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
 class PromptDataset(PlannedDataset):
     """One sample per row of `read_prompts`, rows that are equal too; gives `PromptBatch`.
 
-    Attributes:
-        num_cut: [N] int64, tokens that a text has lost.
-
     Raises:
         ValueError: there is no row.
     """
@@ -209,6 +206,7 @@ class PromptDataset(PlannedDataset):
         self.rows = [[p._replace(ids=np.array(p.ids, np.int32)) for p in row] for row in prompts]
         if not self.rows:
             raise ValueError("there is no row to predict for; write at least one prompt.")
+        # [N] int64, tokens that a text has lost.
         self.num_cut = np.array([max(prompt.num_cut for prompt in row) for row in self.rows])
         self.lengths = np.array([sum(len(prompt.ids) for prompt in row) for row in self.rows])
         content = hashlib.sha256(json.dumps(self.mode).encode())

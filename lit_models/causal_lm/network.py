@@ -344,14 +344,11 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after a norm and beside a residual path.
-
-    Attributes:
-        recomputes: options of torch's `checkpoint`, see `recomputation`; `None` for no such thing.
-    """
+    """Attention and feed-forward, each after a norm and beside a residual path."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        # Options of torch's `checkpoint`, see `recomputation`; `None` for no such thing.
         self.recomputes: dict[str, Any] | None = None
         self.attention_norm, self.attention = _norm(config), Attention(config)
         self.attention_dropout = nn.Dropout(config.dropout)

@@ -128,19 +128,13 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
 
 class Forecast(pl.Callback):
     """Looks at everything that a training has before its first step, and ends it there. `counts`
-    are numbers of devices, `values` those of the config's trainer.
-
-    Attributes:
-        columns: one for each number of devices: label -> value.
-        refused: why a run on a number of devices would be refused.
-        summary: sizes of data and network, in words.
-    """
+    are numbers of devices, `values` those of the config's trainer."""
 
     def __init__(self, counts: list[int], values: dict[str, Any]) -> None:
         self.counts, self.values = counts, values
-        self.columns: list[dict[str, Any]] = []
-        self.refused: list[str] = []
-        self.summary = ""
+        self.columns: list[dict[str, Any]] = []  # one for each number of devices: label -> value
+        self.refused: list[str] = []  # why a run on a number of devices would be refused
+        self.summary = ""  # sizes of data and network, in words
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         data: Any = trainer.datamodule

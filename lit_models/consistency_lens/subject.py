@@ -289,12 +289,7 @@ FOLLOWING = 8  # positions behind the replaced one that are looked at
 
 
 class PatchedSubject:
-    """The documents of one batch in the subject.
-
-    Attributes:
-        true: [B, P, V], the logits at the position and the `FOLLOWING` ones behind it.
-        counts: [B, P] bool, places whose next word the document holds.
-    """
+    """The documents of one batch in the subject."""
 
     def __init__(self, subject: Subject, batch: ActivationBatch) -> None:
         self.subject, self.ids = subject, batch["input_ids"]
@@ -303,8 +298,10 @@ class PatchedSubject:
         self.layer = batch.get("layer")
         steps = torch.arange(1 + FOLLOWING, device=self.ids.device)
         places = self.position[:, None] + steps  # [B, P]
+        # [B, P] bool, places whose next word the document holds.
         self.counts = places <= last[:, None]
         self.places = torch.minimum(places, last[:, None])
+        # [B, P, V], the logits at the position and the `FOLLOWING` ones behind it.
         self.true = self._logits(read(subject.network, self.ids))
 
     def effect(self, replacement: Tensor) -> tuple[Tensor, Tensor]:

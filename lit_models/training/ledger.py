@@ -34,15 +34,11 @@ class StepRecord:
     """Sums, counts and sample ids of one rank's optimizer step, kept where they are computed.
 
     No GPU is waited for. `vector` is summed over ranks, and read by `Ledger`.
-
-    Attributes:
-        term_names: of the loss.
-        grad_norm: [] of this step, once `gradient_norm` was called.
     """
 
     def __init__(self) -> None:
-        self.term_names: tuple[str, ...] = ()
-        self.grad_norm: Tensor | None = None
+        self.term_names: tuple[str, ...] = ()  # of the loss
+        self.grad_norm: Tensor | None = None  # [] of this step, once `gradient_norm` was called
         self._sums: Tensor | None = None  # [limbs + 2 + 2 terms] float64
         # ids, which of them are no fillers, and loss of each micro-batch so far
         self._used: list[tuple[Tensor, Tensor, Tensor]] = []
