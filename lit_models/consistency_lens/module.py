@@ -79,6 +79,7 @@ class LitConsistencyLens(ExactModule):
     takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = "lens_recipe"
     buffers_stand_still: ClassVar[bool] = True
+    uneven_steps: ClassVar[tuple[str, ...]] = ("test_step",)  # which needs whole weights
 
     def __init__(
         self,

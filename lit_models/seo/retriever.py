@@ -219,6 +219,7 @@ class LitRetriever(EncodedTextModule):
 
     learnt_facts = (CHOSEN_WEIGHT,)
     own_terms: tuple[str, ...] = ()  # names of losses that a kind of retriever adds
+    uneven_steps = ()
     monitor = "val/ndcg@10"
     monitor_mode = "max"
     tables_of = ("validate", "test")

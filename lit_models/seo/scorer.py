@@ -36,6 +36,7 @@ class LitTextScorer(EncodedTextModule):
     """
 
     monitor: ClassVar[str] = "val/loss"
+    uneven_steps: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

@@ -453,7 +453,7 @@ class AveragedWeights(Callback):
         restored, self._restored = self._restored, {}
         self._seen_step = trainer.global_step
         trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
-        kept = {n: sharded_like(restored[n].to(p.device), p) for n, p in trained if n in restored}
+        kept = {n: sharded_like(restored[n], p).to(p.device) for n, p in trained if n in restored}
         self._averages = {n: kept[n] if n in kept else p.detach().clone() for n, p in trained}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

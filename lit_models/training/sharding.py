@@ -117,14 +117,22 @@ def whole(value: Any) -> Any:
 
 def sharded_like(value: Any, parameter: Tensor) -> Any:
     """Return this rank's shard of a whole tensor that has a parameter's shape, without
-    communication; another value as it is."""
+    communication; another value as it is. It is cut where it lies, perhaps in a mapped file, and no
+    more than the shard is read or sent to the parameter's device."""
     if isinstance(value, DTensor) or not isinstance(parameter, DTensor):
         return value
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    like = value.to(parameter.device)
-    cut = distribute_tensor(like, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return cut.clone()  # not a view of a mapped file
+    mesh, placements, own = parameter.device_mesh, parameter.placements, value
+    for dim, size in enumerate(value.shape):
+        cuts = [p if getattr(p, "dim", None) == dim else Replicate() for p in placements]
+        if any(not cut.is_replicate() for cut in cuts):
+            places = torch.arange(size).view([-1 if n == dim else 1 for n in range(value.dim())])
+            ours = distribute_tensor(places, mesh, cuts, src_data_rank=None).to_local()
+            own = own.index_select(dim, ours.flatten().to(value.device))
+    own = own.clone() if own is value else own  # not a view of a mapped file
+    like = {"shape": value.shape, "stride": value.stride()}
+    return DTensor.from_local(own, mesh, placements, run_check=False, **like)
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -25,6 +25,8 @@ SHARDS = {"sharded_checkpoint": True}
 LIT_TIED = "tests.distributed.families.LitTied"
 SHARD = [f"shard-0000{number}-of-00002.safetensors" for number in (1, 2)]
 RESUMED = ["ddp-1 to fsdp-2", "fsdp-2 to ddp-1", "fsdp-2 to fsdp-4"]
+# Family -> blocks that are whole at once in a validation, of two or more.
+GATHERED = {"tied": 3, "causal_lm": 1, "text_scorer": 1, "retriever": 1, "consistency_lens": 1}
 FROM_SHARDS = ["shards to one", "shards to two files", "shards to three"]
 
 
@@ -62,8 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             job(f"{n} on", family=n, resume=str(last(folder / f"half {n}")), **begun)
             for n in LARGE_ON
         ),
-        job("evaluated tied", family="tied", **evaluated),
-        job("evaluated causal_lm", family="causal_lm", **evaluated),
+        *(job(f"evaluated {n}", family=n, **evaluated) for n in GATHERED),
     ]
     run_world(folder, 2, two)
     one = {"fsdp-2 to ddp-1": fsdp, "shards to one": shards}
@@ -92,7 +93,7 @@ def test_a_rank_builds_and_resumes_by_its_shard_and_a_layer(runs):
 
 
 def test_an_evaluation_gathers_one_block_at_a_time_where_ranks_call_them_alike(runs):
-    for name, most in (("tied", 3), ("causal_lm", 1)):  # of three blocks and of two
+    for name, most in GATHERED.items():
         assert json.loads((runs / f"evaluated {name}" / "gathered.json").read_text()) == most
 
 

@@ -15,7 +15,11 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from datamodules.core.plan import PlanRequest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
@@ -26,7 +30,12 @@ from lit_models.config_files import expand_configs
 from lit_models.engines.launched import complete_rendezvous
 from lit_models.training import AveragedWeights, FailureReport, default_callbacks, status
 from lit_models.training.rules import STRATEGY_CLASSES, check
-from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
+from lit_models.training.sharding import (
+    TensorSplit,
+    check_tensor_plan,
+    planned_layers,
+    sharded_like,
+)
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
@@ -286,3 +295,25 @@ def test_processes_on_gpus_keep_their_last_exchanges_for_the_run_folder(monkeypa
     FailureReport().setup(SimpleNamespace(strategy=strategy, **facts), LitToy(), "fit")
     assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/stacks/nccl/rank_"
     assert (tmp_path / "stacks" / "nccl").is_dir()
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [
+        [Replicate(), Replicate()],
+        [Replicate(), Shard(0)],
+        [Shard(0), Shard(1)],
+        [Shard(0), Shard(0)],
+    ],
+)
+def test_a_shard_is_that_of_torch_and_is_cut_where_the_whole_lies(own_environment, placements):
+    dist.init_process_group("fake", rank=5, world_size=6, store=FakeStore())
+    cut = {"device_mesh": init_device_mesh("cpu", (2, 3)), "placements": placements}
+    whole = torch.arange(70.0).view(7, 10)
+    like = distribute_tensor(torch.zeros(7, 10), **cut, src_data_rank=None)
+    expected = distribute_tensor(whole, **cut, src_data_rank=None)
+    found = sharded_like(whole, like)
+    assert torch.equal(found.to_local(), expected.to_local())
+    assert (found.shape, found.stride()) == (whole.shape, whole.stride())
+    elsewhere = sharded_like(whole.to("meta"), like).to_local()  # to send it whole is an error
+    assert (elsewhere.shape, elsewhere.is_meta) == (expected.to_local().shape, True)
