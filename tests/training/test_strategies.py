@@ -28,14 +28,9 @@ from lit_models.cli import ParsedCLI
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
 from lit_models.engines.launched import complete_rendezvous
-from lit_models.training import AveragedWeights, FailureReport, default_callbacks, status
+from lit_models.training import AveragedWeights, FailureReport, default_callbacks, sharding, status
 from lit_models.training.rules import STRATEGY_CLASSES, check
-from lit_models.training.sharding import (
-    TensorSplit,
-    check_tensor_plan,
-    planned_layers,
-    sharded_like,
-)
+from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
 from lit_models.training.strategies import (
     FullyShardedStrategy,
     ReplicatedStrategy,
@@ -297,23 +292,17 @@ def test_processes_on_gpus_keep_their_last_exchanges_for_the_run_folder(monkeypa
     assert (tmp_path / "stacks" / "nccl").is_dir()
 
 
-@pytest.mark.parametrize(
-    "placements",
-    [
-        [Replicate(), Replicate()],
-        [Replicate(), Shard(0)],
-        [Shard(0), Shard(1)],
-        [Shard(0), Shard(0)],
-    ],
-)
-def test_a_shard_is_that_of_torch_and_is_cut_where_the_whole_lies(own_environment, placements):
+def test_a_shard_is_that_of_torch_and_is_cut_where_the_whole_lies(own_environment):
     dist.init_process_group("fake", rank=5, world_size=6, store=FakeStore())
-    cut = {"device_mesh": init_device_mesh("cpu", (2, 3)), "placements": placements}
-    whole = torch.arange(70.0).view(7, 10)
-    like = distribute_tensor(torch.zeros(7, 10), **cut, src_data_rank=None)
-    expected = distribute_tensor(whole, **cut, src_data_rank=None)
-    found = sharded_like(whole, like)
-    assert torch.equal(found.to_local(), expected.to_local())
-    assert (found.shape, found.stride()) == (whole.shape, whole.stride())
-    elsewhere = sharded_like(whole.to("meta"), like).to_local()  # to send it whole is an error
-    assert (elsewhere.shape, elsewhere.is_meta) == (expected.to_local().shape, True)
+    mesh, whole = init_device_mesh("cpu", (2, 3)), torch.arange(70.0).view(7, 10)
+    for placements in ([Replicate(), Shard(0)], [Shard(0), Shard(1)], [Shard(0), Shard(0)]):
+        like, expected = (
+            distribute_tensor(x, mesh, placements, src_data_rank=None) for x in (-whole, whole)
+        )
+        found = sharding.sharded_like(whole, like)
+        assert torch.equal(found.to_local(), expected.to_local())
+        assert (found.shape, found.stride()) == (whole.shape, whole.stride())
+        elsewhere = sharding.sharded_like(
+            whole.to("meta"), like
+        ).to_local()  # sent whole it is an error
+        assert elsewhere.is_meta and elsewhere.shape == expected.to_local().shape
