@@ -93,6 +93,10 @@ class PlannedDataset(Dataset):
         """Return the padded batch of several samples [B]."""
         return self.collate([self.example(i, epoch) for i in sample_ids.tolist()])
 
+    def document_lengths(self, ids: np.ndarray) -> np.ndarray:
+        """Return the positions of each document in samples [n]: those of others it does not see."""
+        return self.lengths[ids]
+
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return what the network sees of a sample in an epoch, as name -> text for a reader."""
         return {"length": str(self.lengths[sample_id])}

@@ -51,13 +51,21 @@ class ShardDataset(TokenDataset):
         self.is_padded, self.vocab_size = options.layout != "documents", store.tokenizer.vocab_size
         self.fingerprint = "-".join([*(s.fingerprint for s in stores), PART_NAMES[part]])
 
+    def stretches(self, sample_id: int) -> tuple[int, list[tuple[int, int]]]:
+        """Return the shard of a row, and start and size of each of its pieces there."""
+        ((shard,), (row,)) = self.lengths.located(np.array([sample_id]))
+        stops = self.lengths.array(shard, "stops")
+        own = slice(stops[row - 1] if row else 0, stops[row])
+        each = [self.lengths.array(shard, name)[own].tolist() for name in ("starts", "sizes")]
+        return shard, list(zip(*each, strict=True))
+
+    def document_lengths(self, ids: np.ndarray) -> np.ndarray:
+        return np.array([size for i in ids.tolist() for _, size in self.stretches(i)[1]])
+
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
         """Return the pieces of one row."""
-        ((shard,), (row,)) = self.lengths.located(np.array([sample_id]))
-        tokens, stops = self.lengths.tokens(shard), self.lengths.array(shard, "stops")
-        own = slice(stops[row - 1] if row else 0, stops[row])
-        stretches = [self.lengths.array(shard, name)[own].tolist() for name in ("starts", "sizes")]
-        pieces = list(zip(*stretches, strict=True))
+        shard, pieces = self.stretches(sample_id)
+        tokens = self.lengths.tokens(shard)
         if self.layout == "blocks" and self.seed is not None:
             ((start, size),), end = pieces, len(tokens) - 1
             start = (start + int(rng_for(self.seed, epoch, shard).integers(end))) % end

@@ -154,6 +154,9 @@ class RowDataset(PlannedDataset):
         """Return the numbers of the pieces of one row."""
         return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]].tolist()
 
+    def document_lengths(self, ids: np.ndarray) -> np.ndarray:
+        return np.concatenate([self.sizes[self.pieces_of(i)] for i in ids.tolist()])
+
     def piece(self, number: int) -> Piece:
         """Return one piece."""
         return self.stretch(int(self.starts[number]), int(self.sizes[number]))
@@ -220,6 +223,9 @@ class BlockDataset(TokenDataset):
         if before_end < size:
             pieces.append(self.stretch(0, size - before_end))
         return pieces
+
+    def document_lengths(self, ids: np.ndarray) -> np.ndarray:
+        return self.lengths[ids]
 
     def phase(self, epoch: int) -> int:
         """Return the position at which the blocks of an epoch begin."""

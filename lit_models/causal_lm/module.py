@@ -114,7 +114,8 @@ class LitCausalLM(ExactModule):
         return self.network.blocks()
 
     def flops(self, lengths: np.ndarray) -> float:
-        """As ExactModule; and attention in whole rows, as if it were not causal."""
+        """As ExactModule, and attention in whole documents as if it were not causal: 6 N + 12 L D T
+        a token, of N weights, L layers, T positions of its document."""
         width = len(self.blocks()) * self.network.embedding.weight.shape[1]
         return super().flops(lengths) + 12 * width * float((lengths**2).sum())
 

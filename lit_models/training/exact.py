@@ -105,7 +105,7 @@ class ExactModule(LightningModule):
         return {f"network.{name}": split for name, split in plan.items()}
 
     def flops(self, lengths: np.ndarray) -> float:
-        """Return the arithmetic of a training on samples of so many positions [n], in FLOP; a
+        """Return the arithmetic of a training on documents of so many positions [n], in FLOP; a
         family whose networks see other positions than the plan counts overrides it."""
         return flops_per_position(self) * float(lengths.sum())
 

@@ -137,8 +137,8 @@ class Throughput(Callback):
         if isinstance(trainer.datamodule, PlannedDataModule) and self._positions:
             data = trainer.datamodule
             ids = [data.plan("train", epoch).step_ids(step) for epoch, step in self._steps]
-            used = data.datasets["train"].lengths[np.concatenate(ids)].astype(np.float64)
-            line["samples_per_s"] = round(len(used) / seconds, 3)
+            used = data.datasets["train"].document_lengths(np.concatenate(ids)).astype(np.float64)
+            line["samples_per_s"] = round(sum(map(len, ids)) / seconds, 3)
             line["tokens_per_s"] = round(used.sum() / seconds, 3)
             line["padding_share"] = round(1 - self._tokens / self._positions, 6)
             if self._peak is not None and isinstance(trainer.lightning_module, ExactModule):

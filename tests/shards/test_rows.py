@@ -34,7 +34,10 @@ def pairs_of(dataset, epoch=0):
     found = Counter()
     for sample in range(len(dataset.lengths)):
         pieces = dataset.example(sample, epoch)
-        assert sum(len(piece.labels) for piece in pieces) == dataset.lengths[sample] <= 16
+        sizes = [len(piece.labels) for piece in pieces]
+        assert sum(sizes) == dataset.lengths[sample] <= 16
+        seen = dataset.document_lengths(np.array([sample])).tolist()
+        assert seen == ([sum(sizes)] if dataset.layout == "blocks" else sizes)
         found.update(p for piece in pieces for p in zip(*map(np.ndarray.tolist, piece)))  # noqa: B905
     return found
 
