@@ -6,7 +6,7 @@ size, V vocabulary.
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -441,9 +441,7 @@ class Decoder(nn.Module):
         would not fit the next.
         """
         self.is_compiled = True
-        torch.compiler.reset()  # the codes of earlier networks would count towards torch's limit
-        for layer in self.layers:
-            layer.compile(backend=backend, fullgraph=True)
+        compile_whole(self.layers, backend)
 
     def new_cache(self, room: int = 0) -> KeyValueCache:
         return KeyValueCache(len(self.layers), room)
@@ -492,6 +490,13 @@ class Decoder(nn.Module):
                 documents = documents._replace(past=partial(cache.extended, index))
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
+
+
+def compile_whole(blocks: Iterable[nn.Module], backend: str | Callable[..., Any]) -> None:
+    """Compile each block in place; an error where it is not all of it that can be."""
+    torch.compiler.reset()  # the codes of earlier networks would count towards torch's limit
+    for block in blocks:
+        block.compile(backend=backend, fullgraph=True)
 
 
 def recomputation(keeps_products: bool) -> dict[str, Any]:

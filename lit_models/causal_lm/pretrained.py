@@ -25,6 +25,7 @@ from lit_models.causal_lm.network import (
     Documents,
     KeyValueCache,
     attend,
+    compile_whole,
     documents_of,
     recomputation,
 )
@@ -119,10 +120,9 @@ class PretrainedDecoder(nn.Module):
         getattr(self.model, name)(recomputation(keeps_products))
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile each block in place, which leaves names and parameters as they are."""
+        """As `Decoder.compile_blocks`."""
         self.is_compiled = True
-        for block in self.blocks():
-            block.compile(backend=backend)
+        compile_whole(self.blocks(), backend)
 
     def new_cache(self, room: int = 0) -> Any:
         """Return an empty cache for `forward`, in which layers that see all positions have room for
