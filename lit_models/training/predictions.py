@@ -126,8 +126,10 @@ def weights_digest(trainer: Trainer, facts: Any) -> str:
     """Return a hex digest of plain values and of the module's weights; all processes call it."""
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, value in trainer.strategy.lightning_module_state_dict().items():
-        key.update(name.encode())
-        key.update(whole(value).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        value = whole(value)
+        if trainer.is_global_zero:
+            key.update(name.encode())
+            key.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return trainer.strategy.broadcast(key.hexdigest())
 
 
