@@ -620,12 +620,10 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
 
 
 def forward_signals() -> set[int]:
-    """Hands signals on to spawned processes, which train while this one waits for them.
+    """Hands signals on to spawned processes, which train while this one waits for them; returns
+    the set of those that were handed on, which grows.
 
     SIGUSR1 is repeated by a job's script: once they have it, it does not end this process either.
-
-    Returns:
-        the signals that were handed on; more while they come.
     """
     first_interrupt: float | None = None
     passed_on: set[int] = set()

@@ -363,9 +363,8 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         """Write the input's rows in order with `translation`, its `confidence`, the probability
         that the model gives it, and whether the source was `truncated`; `results` as the module's
         `predict_step` returns them."""
-        tokenizer, found = self.prompt_tokenizer(), []
-        for ids in results["token_ids"]:
-            found.append(tokenizer.decode(ids[ids != NO_TOKEN]).strip())
+        decode = self.prompt_tokenizer().decode
+        found = [decode(ids[ids != NO_TOKEN]).strip() for ids in results["token_ids"]]
         confidence = np.exp(results["log_probability"].astype(np.float64)).round(6)
         is_cut = self.datasets["predict"].is_cut
 

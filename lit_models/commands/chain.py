@@ -382,9 +382,7 @@ def run_stages(
     prefix: Sequence[str] = PREFIX,
 ) -> int:
     """Run those of the chosen stages that are not complete; the commands begin with `prefix`.
-
-    Returns:
-        0, or the exit status of the stage that failed.
+    Return 0, or the exit status of the stage that failed.
 
     Raises:
         ValueError: an output was made from something else, or a stage that is taken is not there.

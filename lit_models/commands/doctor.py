@@ -230,17 +230,12 @@ def launched_environment() -> dict[str, str] | None:
 def _group(
     environ: Mapping[str, str], timeout_s: float, own: list[Diagnosis]
 ) -> tuple[list[Diagnosis], Level]:
-    """Sum numbers whose result is known over a real process group, and time it.
+    """Sum numbers whose result is known over a real process group, and time it; return what is to
+    be shown, and the level with which every rank ends.
 
-    A rank that does not find the others says so itself; else rank 0 speaks for all machines.
-
-    Args:
-        environ: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-        timeout_s: how long to wait for the other ranks.
-        own: what this rank saw on its machine.
-
-    Returns:
-        what is to be shown, and the level with which every rank ends.
+    A rank that does not find the others says so itself; else rank 0 speaks for all machines. `own`
+    is what this rank saw on its machine, `environ` has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+    and MASTER_PORT.
     """
     import torch
     import torch.distributed as dist

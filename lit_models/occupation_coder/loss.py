@@ -183,12 +183,9 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
 def linear_examples(
     store: OccupationStore, options: OccupationLossOptions
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Return the training texts, each once per set of codes that it has; no more than
-    `MOST_TEXTS`, evenly from all.
-
-    Returns:
-        Code points of each text, has_code [texts, C] bool, and weight [texts] float64, above 0.
-    """
+    """Return code points of the training texts, each once per set of codes that it has, no more
+    than `MOST_TEXTS`, evenly from all; has_code [texts, C] bool; and weight [texts] float64, above
+    0."""
     assert options.linear is not None
     rows, row_weight = store.rows(TRAIN), row_weights(store, options).double().tolist()
     weight: dict[tuple[int, bytes], float] = {}

@@ -18,17 +18,11 @@ Pooling = Literal["mean", "first", "max"]
 
 
 class TextEncoder(nn.Module):
-    """Base of the encoders.
+    """Base of the encoders."""
 
-    Attributes:
-        width: D.
-        pooling: the mean or the maximum over tokens, or the first token's; the module sets it.
-        keeps_tokens: hidden states [R, T, D] are returned instead.
-    """
-
-    width: int
-    pooling: Pooling = "mean"
-    keeps_tokens: bool = False
+    width: int  # D
+    pooling: Pooling = "mean"  # over tokens, or the maximum, or the first one's; the module sets it
+    keeps_tokens: bool = False  # hidden states [R, T, D] are returned instead
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None

@@ -116,15 +116,7 @@ OF_QUERIES = ("judged", "grade", "first_document", "first_score")
 
 
 class RetrievalEvaluation(nn.Module):
-    """Collects the texts of a split and measures all systems over them.
-
-    Attributes, of the last evaluation:
-        queries: `id` [Q] and OF_QUERIES: judged documents [Q, J], -1 = none, and their grades,
-            NaN = none, BM25's documents [Q, F], -1 = none, and their scores.
-        num_documents: D.
-        ranked: system -> its rankings.
-        values: system -> metric -> values [Q] float64.
-    """
+    """Collects the texts of a split and measures all systems over them."""
 
     search_class = ShardedSearch
 
@@ -133,9 +125,11 @@ class RetrievalEvaluation(nn.Module):
         self.of_queries = GatheredRows("vector", *OF_QUERIES)
         self.of_documents = GatheredRows("vector", gathers=False)
         self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
+        # Of the last evaluation: `id` [Q] and OF_QUERIES: judged documents [Q, J], -1 = none, their
+        # grades, NaN = none, BM25's documents [Q, F], -1 = none, and their scores.
         self.queries: Any = None
-        self.num_documents = 0
-        self.ranked: dict[str, RankedQueries] = {}
+        self.num_documents = 0  # D
+        self.ranked: dict[str, RankedQueries] = {}  # system -> its rankings
 
     def update(self, vectors: Tensor, batch: EncodeBatch) -> None:
         """Add a batch. Args: vectors [B, W]; batch of an evaluation."""
@@ -176,7 +170,7 @@ class RetrievalEvaluation(nn.Module):
             if fusion_weight is not None:
                 self.ranked[FUSED] = self.fused(fusion_weight)
         named: dict[str, Metric] = {}
-        self.values = {}
+        self.values = {}  # system -> metric -> values [Q] float64
         for system, ranked in self.ranked.items():
             metrics: Any = self.systems[system]
             values = metrics.per_query(ranked)
