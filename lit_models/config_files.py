@@ -116,11 +116,11 @@ def find_config(name: str) -> Path:
     )
 
 
-def near_names(wrong: str, candidates: Iterable[str], most: int = 3) -> list[str]:
-    """Returns up to `most` of the candidates that look like the wrong name, nearest first."""
+def near_names(wrong: str, candidates: Iterable[str]) -> list[str]:
+    """Returns up to three of the candidates that look like the wrong name, nearest first."""
     names = list(dict.fromkeys(candidates))
     folded = {name.lower(): name for name in reversed(names)}
-    near = difflib.get_close_matches(wrong.lower(), list(folded), n=most, cutoff=0.6)
+    near = difflib.get_close_matches(wrong.lower(), list(folded), n=3, cutoff=0.6)
     return [folded[name] for name in near]
 
 

@@ -84,7 +84,10 @@ class TeacherText:
             told = chosen_words(input_ids, position, self.told, -shares, token_counts, text)
             text = torch.cat([text, told.where(is_word[told], last)], dim=1)
         if self.rare:
-            rare = rare_words(input_ids, position, self.rare, token_counts, text)
+            # Of equally rare words the most recent one comes first.
+            age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
+            order = token_counts[input_ids] * input_ids.shape[1] + age
+            rare = chosen_words(input_ids, position, self.rare, order, token_counts, text)
             # Where the position holds no word.
             text = torch.cat([text, rare.where(is_word[rare], last)], dim=1)
         return text
@@ -105,18 +108,6 @@ def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: T
     last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
     found = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
     return found.where(last >= 0, is_word.int().argmax())
-
-
-def rare_words(
-    input_ids: Tensor, position: Tensor, num_words: int, token_counts: Tensor, known: Tensor
-) -> Tensor:
-    """Return [B, t] int64: distinct words up to the position, the rarest one first.
-
-    Of equally rare words the most recent one comes first; else as `chosen_words`.
-    """
-    age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
-    order = token_counts[input_ids] * input_ids.shape[1] + age
-    return chosen_words(input_ids, position, num_words, order, token_counts, known)
 
 
 def chosen_words(

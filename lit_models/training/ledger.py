@@ -376,12 +376,12 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
-    """Return what each rank gives, in their order; a collective of the usual group or another."""
+def of_all_ranks(value: Any) -> list[Any]:
+    """Return what each rank gives, in their order; a collective."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group)
+    dist.all_gather_object(values, value)
     return values
 
 
