@@ -52,12 +52,13 @@ CASES: dict[str, tuple[families.Family, int, int]] = {
     "ranker": (families.FAMILIES["ranker"], 1, 4),
     "retriever": (families.FAMILIES["retriever"], 1, 8),
     "snippet_writer": (families.FAMILIES["snippet_writer"], 1, 4),
+    "sparse": (families.SPECIAL["sparse_retriever"], 1, 8),
+    "seq2seq": (families.FAMILIES["seq2seq"], 1, 4),
 }
 
 
 class Copies(TorchFunctionMode):
-    """Keeps the names of functions that send numbers of the host to the device: it is waited for
-    until all that was queued is done."""
+    """Keeps the names of functions that send the host's numbers to the device, and wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,8 +236,7 @@ class TorchCount(Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
         ids = batch["sample_id"][batch["weight"] > 0].numpy()
         self.lengths = trainer.datamodule.datasets["train"].lengths[ids].astype(float)
-        self.counter = FlopCounterMode(display=False)
-        self.counter.__enter__()
+        self.counter = FlopCounterMode(display=False).__enter__()
 
     def on_after_backward(self, *_: Any) -> None:
         self.counter.__exit__(None, None, None)

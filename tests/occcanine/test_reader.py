@@ -14,8 +14,6 @@ from lit_models.training.checkpoints import read_checkpoint
 from tests.occcanine.layout import CODES, TEXTS, hisco_folder, hisco_id, hub_folder, random_model
 from tests.seq2seq.test_data import table
 
-CONTROL = {0: 1, 1: 2, 2: 3, 3: 1}  # our pad, begin, end, unused block -> theirs
-
 
 @pytest.fixture(scope="module")
 def model():
