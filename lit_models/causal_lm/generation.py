@@ -255,7 +255,7 @@ def draw(
         uniforms: [R] float64 in [0, 1), of each row.
         temperature: this and the others as in `GenerationOptions`.
     """
-    is_sound = torch.stack([logits.amin(1), logits.amax(1)]).isfinite().all(0)
+    is_sound = logits.amin(1).isfinite() & logits.amax(1).isfinite()
     if temperature == 0:
         return logits.argmax(1).where(is_sound, NO_TOKEN)
     probabilities, tokens = filtered(logits, temperature, top_k, top_p)
