@@ -39,7 +39,7 @@ LATER_ROOMS = {
     "lit_models/seo/sparse.py": 183,
     "lit_models/seo/teaching.py": 59,
     "lit_models/seo/visibility.py": 249,
-    "lit_models/seq2seq": 1_137,
+    "lit_models/seq2seq": 1_077,
     "lit_models/training/agreement.py": 49,
     "datamodules/activations/interchange.py": 155,
     "datamodules/activations/others.py": 46,

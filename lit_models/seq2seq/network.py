@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.blocks import DecoderCache, DecoderLayer, EncoderLayer, rotary_table
@@ -22,7 +21,6 @@ from lit_models.training.metrics import evaluating
 INITIAL_STD = 0.02
 PRETRAINED_TYPES = (*T5_TYPES, "bart", "mbart", "marian", "pegasus")
 TOLERANCE = 1e-4  # of the largest logit
-PIECE = 32  # sources that are encoded together before decoding, neighbours in length
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class Seq2SeqNetwork(nn.Module):
 
     def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> DecoderCache:
         """Return what writing the targets of these sources goes on from."""
-        memory = encoded(self, input_ids, attention_mask)
+        memory = self.encode(input_ids, attention_mask)
         memory_kv = [layer.project(memory) for layer in self.decoder]
         return DecoderCache(memory_kv, attention_mask[:, None, None, :])
 
@@ -213,7 +211,7 @@ class PretrainedSeq2Seq(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int
     ) -> PretrainedCache | T5Cache:
         """As of `Seq2SeqNetwork`."""
-        memory, decoder = encoded(self, input_ids, attention_mask), self.model.get_decoder()
+        memory, decoder = self.encode(input_ids, attention_mask), self.model.get_decoder()
         # In float16 their layers clamp what overflows.
         if self.model.config.model_type in T5_TYPES and memory.dtype != torch.float16:
             return T5Cache(decoder, memory, attention_mask, hypotheses)
@@ -231,17 +229,6 @@ class PretrainedSeq2Seq(nn.Module):
 
 
 Network = Seq2SeqNetwork | PretrainedSeq2Seq
-
-
-def encoded(network: Network, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the memory [B, S, D] of sources, which are encoded with little padding; it is 0 where
-    they end."""
-    lengths, order = attention_mask.sum(1).sort()
-    pieces, parts = order.split(PIECE), []
-    for rows, longest in zip(pieces, [int(part[-1]) for part in lengths.split(PIECE)], strict=True):
-        part = network.encode(input_ids[rows, :longest], attention_mask[rows, :longest])
-        parts.append(F.pad(part, (0, 0, 0, input_ids.shape[1] - longest)))
-    return torch.cat(parts)[order.argsort()]
 
 
 def network_of(recipe: Recipe, folder: str | Path | None = None, checks: bool = True) -> Network:
