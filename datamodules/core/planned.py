@@ -15,7 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -199,12 +199,18 @@ class PlannedLoader:
         self.dataset = dataset
         self._length = length
         self.wait_s = 0.0  # seconds that were waited for batches so far
-        self.loader = DataLoader(
-            dataset,
-            batch_sampler=_MicroBatchSampler(micro_batches),
-            collate_fn=dict,  # of what is a batch already
-            **loader_options,
-        )
+        sampler = _MicroBatchSampler(micro_batches)
+        self._options = {"batch_sampler": sampler, "collate_fn": dict, **loader_options}
+
+    @cached_property
+    def loader(self) -> DataLoader:
+        """What reads the dataset, whose samples are batches already."""
+        return DataLoader(self.dataset, **self._options)
+
+    def close(self) -> None:
+        """End the processes that make batches. Left to a collection of cycles, which ends their
+        queues first, they do not hear of the end, and torch waits five seconds for each."""
+        vars(self).pop("loader", None)
 
     def __len__(self) -> int:
         return self._length
@@ -273,6 +279,7 @@ class PlannedDataModule(LightningDataModule):
         self.rehearsed: Rehearsed | None = None
         self.datasets: dict[Stage, PlannedDataset] = {}
         self._plans: dict[tuple[PlanRequest, int], Plan] = {}
+        self._train_loader: PlannedLoader | None = None
         self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
@@ -405,7 +412,13 @@ class PlannedDataModule(LightningDataModule):
         self._convert_limits()
 
     def train_dataloader(self) -> PlannedLoader:
-        return self._loader("train")
+        self._train_loader = self._loader("train")
+        return self._train_loader
+
+    def teardown(self, stage: str) -> None:
+        """Close what is kept between epochs."""
+        if self._train_loader is not None:
+            self._train_loader.close()
 
     def val_dataloader(self) -> PlannedLoader:
         return self._loader("validation")

@@ -59,6 +59,7 @@ def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
     }.items():
         toy_trainer(tmp_path / name).fit(LitToy(), ToyData(**options))
         runs[name] = ledger_lines(tmp_path / name)
+    assert not torch.multiprocessing.active_children()  # a run ends its workers
     assert len(runs["plain"]) == 14
     for other in ("accumulated", "workers"):
         assert_same_samples(runs["plain"], runs[other])
@@ -68,9 +69,7 @@ def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
 
 def test_batches_without_a_plan_are_refused(tmp_path):
     batches = torch.utils.data.DataLoader(ToyData())
-    with pytest.raises(
-        ValueError, match="NoneType is no PlannedDataModule, which deals them: give"
-    ):
+    with pytest.raises(ValueError, match="NoneType is no PlannedDataModule, which deals them"):
         toy_trainer(tmp_path).fit(LitToy(), batches)
 
 
