@@ -255,7 +255,7 @@ class Trial:
                 f"--trainer.callbacks.stages={json.dumps(self.stages)}",
             ]
             status = ran([sys.executable, "-m", PROBE, "fit", *words], log)
-            is_killed = status and (folder / "checkpoints" / "last.ckpt").exists()
+            is_killed = status and any((folder / "checkpoints").glob("*.ckpt"))  # a save may go on
             if status if number == last else not is_killed:
                 told = log.read_text("utf-8", "replace").rpartition("error: ")[2].split()
                 ends = " ".join(told[-LOG_WORDS:])
