@@ -15,7 +15,10 @@ from datamodules.core.plan import check_range, hash_ids
 from datamodules.files.rows import RowFault
 
 STATUS_WORDS: dict[str, tuple[str, ...]] = {
-    "en": ("deceased", "retired", "reserve", "late", "former", "dead", "formerly", "pensioned"),
+    "en": (
+        *("deceased", "retired", "reserve", "late", "former", "dead", "formerly", "pensioned"),
+        *("dec", "decd", "dcsd", "deceasd", "retd", "retrd"),  # as registers shorten them
+    ),
     "da": ("afdød", "pensioneret", "fhv", "død", "forhenværende", "reserve", "afskediget"),
     "no": ("avdød", "pensjonert", "fhv", "død", "forhenværende", "reserve"),
     "sv": ("avliden", "pensionerad", "fd", "död", "avlidne", "förre", "förra", "reserv"),
@@ -44,10 +47,10 @@ PART_ALIASES = {
 MAX_SHARE = 0.9
 _LETTERS = str.maketrans({"æ": "ae", "ø": "o", "œ": "oe", "ß": "ss", "ł": "l", "đ": "d", "ð": "d"})
 _ACCENTS = re.compile("[\u0300-\u036f]")
-_APOSTROPHES = "'`\u00b4\u2018\u2019"
+APOSTROPHES = "'`\u00b4\u2018\u2019"
 _PUNCTUATION = {
     **{i: " " for i in range(0x3100) if unicodedata.category(chr(i))[0] in "PSZC"},
-    **dict.fromkeys(map(ord, _APOSTROPHES), None),
+    **dict.fromkeys(map(ord, APOSTROPHES), None),
 }
 
 

@@ -35,7 +35,7 @@ from datamodules.tokenizers.codes import (
     build_code_book,
 )
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 RECIPE_VERSION = 1
 # What of a recipe decides how a row is encoded; thresholds and the like do not.
 ENCODING_KEYS = ("version", "normalisation", "max_length", "languages", "code_book")

@@ -37,7 +37,7 @@ NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
 DIGITS = 6  # of a prediction
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
-STORE_VERSION = 6
+STORE_VERSION = 7
 REJECTED = -1
 NUM_BINS = 5  # of the numbers of a regression
 

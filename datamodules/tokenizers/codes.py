@@ -15,7 +15,7 @@ import numpy as np
 
 from datamodules.core.batches import PADDING_ID
 from datamodules.core.plan import check_range
-from datamodules.files.splitting import STATUS_WORDS, fold_accents
+from datamodules.files.splitting import APOSTROPHES, STATUS_WORDS, fold_accents
 from datamodules.files.tables import Table, check_file
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
@@ -27,6 +27,7 @@ LOST_ZEROS = (
     'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
 )
 _AROUND = ".,;:()[]"
+_NO_APOSTROPHES = dict.fromkeys(map(ord, APOSTROPHES))
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 _FOLDED_STATUS = frozenset(map(fold_accents, _STATUS))
 
@@ -66,7 +67,8 @@ class TextNormalisation:
             text = fold_accents(text)
         if self.drop_status_words:
             words, status = text.split(), _FOLDED_STATUS if self.fold_accents else _STATUS
-            kept = [word for word in words if word.strip(_AROUND).lower() not in status]
+            stems = [word.strip(_AROUND).lower().translate(_NO_APOSTROPHES) for word in words]
+            kept = [word for word, stem in zip(words, stems, strict=True) if stem not in status]
             if len(kept) < len(words):
                 text = " ".join(kept).strip(" ,;:-") or text
         return " ".join(text.split())

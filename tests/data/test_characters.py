@@ -55,9 +55,10 @@ def test_a_long_text_is_cut():
     ("text", "expected"),
     [
         ("coach builder (deceased)", "coach builder"),
-        ("soldier, retired", "soldier"),
+        ("soldier, ret’d.", "soldier"),
         ("Bager, afdød", "bager"),
         ("late baker and retired smith", "baker and smith"),
+        ("Miner (dec'd)", "miner"),
         ("deceased", "deceased"),
         ("plate layer", "plate layer"),
     ],

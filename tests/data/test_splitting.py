@@ -22,7 +22,7 @@ CODES = [f"{i % 400 // 40}" for i in range(2000)]
 @pytest.mark.parametrize(
     "variants",
     [
-        ("Farmer", "farmer (deceased)", "retired  farmer.", "FARMER, late"),
+        ("Farmer", "farmer (deceased)", "retired  farmer.", "FARMER, late", "farmer (dec'd)"),
         ("wine and spirit merchant", "Merchant; spirit and wine"),
         ("Bødker", "bodker afdød", "fhv. bødker"),
         ("Müller", "ehemaliger muller"),
