@@ -583,7 +583,9 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
         root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")
         newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
         is_asked = config_files.given_option(argv, config_files.ROOT) is not None
-        choose = functools.partial(runs.decide, verb, root, ckpt_path, newest, is_asked)
+        folders = [path.parent for path in reversed(config_files.config_paths(argv))]
+        own = None if verb == "fit" or is_asked else next(filter(runs.holds_run, folders), None)
+        choose = functools.partial(runs.decide, verb, root, ckpt_path, newest, is_asked, own)
         run = runs.locked(choose) if verb == "fit" and is_first_process() else choose()
     silence_noise(verb)
     try:

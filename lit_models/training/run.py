@@ -64,6 +64,7 @@ def decide(
     ckpt_path: str | None,
     newest: Callable[[Path], Path | None],
     is_asked: bool = False,
+    own: Path | None = None,
 ) -> Run:
     """Return the run that a command line means; reads the disk, writes nothing.
 
@@ -73,6 +74,8 @@ def decide(
         newest: returns the newest sound checkpoint of a run folder, or `None`.
         is_asked: the command line names the root itself, no file does; an evaluation writes there,
             wherever its checkpoint lies.
+        own: the run whose config an evaluation takes: it means that run, wherever it was moved, and
+            no later one of its name.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
@@ -82,17 +85,18 @@ def decide(
     if there is not None and not there.is_dir():
         raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
     is_fit, notices = verb == "fit", []
+    root = own or root
     if ckpt_path == "auto":
-        for folder in reversed(siblings(root)):
+        for folder in [own] if own else reversed(siblings(root)):
             checkpoint = newest(folder)
             if checkpoint is not None:
                 does = "resumes from" if is_fit else "uses"
                 return Run(str(folder), str(checkpoint), f"--ckpt_path auto {does} {checkpoint}")
         if not is_fit:
             raise FileNotFoundError(
-                f"--ckpt_path auto: no sound checkpoint in {root} or a later run of that name. "
-                "Train first with `unisono fit`, or name a file: --ckpt_path "
-                "runs/NAME/checkpoints/last.ckpt"
+                f"--ckpt_path auto: no sound checkpoint in {root}"
+                f"{'' if own else ' or a later run of that name'}. Train first with "
+                "`unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
             )
         begun = [folder for folder in siblings(root) if (folder / FILE_NAME).exists()]
         if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
