@@ -23,7 +23,7 @@ class Seq2SeqDecoding:
     """How a target is written.
 
     Args:
-        max_new_tokens: longest target in tokens, the end mark not counted.
+        max_new_tokens: longest target in tokens, without its end mark; `None` is that of training.
         num_beams: hypotheses of beam search; 1 is greedy, or drawn.
         length_penalty: of beam search: the logarithm of a target's probability is divided by its
             number of tokens, the end mark included, to this power; 0 favours short ones.
@@ -36,7 +36,7 @@ class Seq2SeqDecoding:
         ValueError: a value outside its range, or draws of a beam search.
     """
 
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
     temperature: float = 0.0
@@ -45,8 +45,9 @@ class Seq2SeqDecoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        least = 1 if self.max_new_tokens is None else self.max_new_tokens
         is_wrong = {
-            "max_new_tokens must be at least 1": self.max_new_tokens < 1,
+            "max_new_tokens must be at least 1": least < 1,
             "num_beams must be at least 1": self.num_beams < 1,
             "length_penalty must be 0 or more": not 0 <= self.length_penalty < float("inf"),
             "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
@@ -91,7 +92,7 @@ def write(
         input_ids: [B, S] int64.
         attention_mask: [B, S] bool.
         sample_ids: [B], keys of the draws.
-        options: of decoding.
+        options: of decoding; the number of tokens is given.
         end_id: token that ends a target.
         vocab_size: of the tokenizer; a network may have more rows, which are no text.
 
@@ -102,7 +103,7 @@ def write(
     search = _Beams if options.num_beams > 1 else _Lines
     state = search(network, cache, sample_ids, options, end_id, vocab_size)
     at_once = AT_ONCE_ON_CPU if input_ids.device.type == "cpu" else AT_ONCE
-    for step in range(options.max_new_tokens + 1):  # the last one for the end mark
+    for step in range(state.ids.shape[1] + 1):  # the last one for the end mark
         state.go_on(step)
         if (step + 1) % at_once == 0 and not state.drop_finished():
             break
@@ -131,6 +132,7 @@ class _Writing:
         number, device = len(sample_ids), sample_ids.device
         self.records = torch.arange(number, device=device)  # those that are left, [B']
         self.is_done = torch.zeros(number, dtype=torch.bool, device=device)  # [B']
+        assert options.max_new_tokens is not None
         self.ids = torch.full((number, options.max_new_tokens), NO_TOKEN, device=device)
         self.nats = torch.zeros(number, dtype=torch.float64, device=device)
         self.is_sound = torch.ones((), dtype=torch.bool, device=device)
@@ -164,7 +166,7 @@ class _Lines(_Writing):
 
     def __init__(self, network: Any, cache: Any, sample_ids: Tensor, *options: Any) -> None:
         super().__init__(network, cache, sample_ids, *options)
-        seed, most = self.options.seed, self.options.max_new_tokens + 1
+        seed, most = self.options.seed, self.ids.shape[1] + 1
         numbers = [rng_for(seed, 0, key).random(most) for key in sample_ids.tolist()]
         self.uniforms = torch.from_numpy(np.stack(numbers)).to(sample_ids.device)  # [B, N + 1]
 
@@ -174,7 +176,7 @@ class _Lines(_Writing):
         how = (options.temperature, options.top_k, options.top_p)
         chosen = draw(logits, self.uniforms[self.records, step], *how).clamp(min=0)
         nats = logits.double().log_softmax(1).gather(1, chosen[:, None])[:, 0]
-        is_end, is_last = chosen == self.end_id, step == options.max_new_tokens
+        is_end, is_last = chosen == self.end_id, step == self.ids.shape[1]
         counts = ~self.is_done & is_end if is_last else ~self.is_done
         self.nats[self.records] += nats.where(counts, 0)
         self.is_done |= is_end | is_last
@@ -200,7 +202,7 @@ class _Beams(_Writing):
 
     def go_on(self, step: int) -> None:
         """Go on by one token with the best hypotheses of each."""
-        beams, most = self.options.num_beams, self.options.max_new_tokens
+        beams, most = self.options.num_beams, self.ids.shape[1]
         nats = self.logits().double().log_softmax(1).unflatten(0, (-1, beams))  # [B', O, V]
         # Twice as many: where some end, as many as before go on.
         number = min(2 * beams, nats.shape[1] * nats.shape[2])
