@@ -48,10 +48,11 @@ from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
     build_code_book,
+    code_warnings,
     decode,
     encode,
-    lost_zero_suspects,
     named_code_system,
+    refuse_decimals,
 )
 
 log = logging.getLogger(__name__)
@@ -276,6 +277,10 @@ class OccupationDataModule(PlannedDataModule):
                 f"no row is for {stage}; name data.{stage}_files or raise data.split.{stage}_share "
                 "(trainer.limit_val_batches=0 validates nothing)."
             )
+        book = CodeBook.from_dict(self.store.recipe["code_book"])
+        is_open = self.options.book.path is None and book.system.is_open
+        for warning in code_warnings(book.codes) if stage == "train" and is_open else ():
+            log.warning("%s", warning)
         code_sets = {ids.tobytes() for ids in self.store.code_sets(dataset.row_ids)}
         if stage == "train" and len(code_sets) == 1 < len(dataset.row_ids):
             log.warning(
@@ -329,9 +334,9 @@ class OccupationDataModule(PlannedDataModule):
         if book is not None:
             unseen = set(book.codes) - set(book.system.specials) - set(codes)
             audit.notes.append(("code book", f"{len(unseen):,} of its codes occur in no row"))
-        elif system.length is None and (suspects := lost_zero_suspects(codes)):
-            shown = ", ".join(suspects[:10])
-            audit.warnings.append(f"{len(suspects)} codes may have lost a leading zero: {shown}")
+        elif system.is_open:
+            refuse_decimals(codes)
+            audit.warnings += code_warnings(codes)
         conflicts = [text for text, sets in code_sets.items() if len(sets) > 1]
         if conflicts:
             audit.warnings.append(

@@ -129,6 +129,11 @@ class CodeSystem:
         self.specials, self.max_codes = specials or {}, max_codes
         self.symbol_separator = symbol_separator
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a code may have any length and no parts."""
+        return self.length is None and self.symbol_separator is None
+
     def to_dict(self) -> dict[str, Any]:
         """The system as plain JSON types, the arguments of `CodeSystem`; a separator where there is
         one, so that recipes of earlier checkpoints are those of today."""
@@ -304,6 +309,8 @@ class CodeBook:
         zeros = next((fill for fill in fills if code.isdigit() and fill in self), None)
         if zeros is not None:
             raise ValueError(LOST_ZEROS.format(code, zeros))
+        if code.isdigit() and code.lstrip("0") in self:
+            raise ValueError("of the book, the " + LOST_ZEROS.format(code.lstrip("0"), code))
         near = ", ".join(f"{c} ({d})" if d else c for c, d in self.nearest(code))
         raise ValueError(
             f'code "{code}" is not in the code book ({len(self)} codes); nearest: {near}. '
@@ -375,23 +382,53 @@ def build_code_book(
         descriptions = dict.fromkeys(sorted(set(codes_in_data)), "")
         if not descriptions:
             raise ValueError("the data hold no code; name the code columns or give a code book.")
-        if all(re.fullmatch(r"-?\d+\.0", code) for code in descriptions):
-            raise ValueError(
-                f'every code in the data is a decimal number (such as "{next(iter(descriptions))}")'
-                "; save the code columns as text."
-            )
+        refuse_decimals(descriptions)
     for special, description in system.specials.items():
         descriptions[special] = descriptions.get(special) or description
     return CodeBook(system, list(descriptions), list(descriptions.values()))
 
 
+def refuse_decimals(codes: Iterable[str]) -> None:
+    """Raise ValueError where a spreadsheet made decimal numbers of codes, such as 51020.0 in a
+    column with gaps: another code than 51020. Where one has other digits behind its point, the
+    point belongs to the codes."""
+    decimal = sorted(code for code in codes if re.fullmatch(r"-?\d+\.\d+", code))
+    if decimal and all(code.rstrip("0").endswith(".") for code in decimal):
+        raise ValueError(
+            f'{len(decimal)} codes of the data are decimal numbers (such as "{decimal[0]}"); read '
+            "and save the code columns as text."
+        )
+
+
+def code_warnings(codes: Iterable[str]) -> list[str]:
+    """Sentences on codes that a spreadsheet or a missing option seems to have made, for open
+    systems, where `CodeSystem.parse` cannot know."""
+    known, warnings = sorted(set(codes)), []
+    if cut := lost_zero_suspects(known):
+        warnings.append(
+            f"{len(cut)} codes may have lost a leading zero: {', '.join(cut[:10])}; read and save "
+            "code columns as text."
+        )
+    for mark in ",;|/+ ":
+        parts = {code: {part.strip() for part in code.split(mark)} for code in known}
+        if joined := [code for code in known if mark in code and parts[code] <= {*known}]:
+            warnings.append(
+                f'{len(joined)} codes are others side by side, such as "{joined[0]}"; cut such '
+                f"cells with --data.columns.code_separator='{mark}'."
+            )
+    return warnings
+
+
 def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
-    """Codes that look like numbers cut short: digits only, one shorter than all others, no "0…";
-    sorted, distinct. For systems without a fixed length, where `CodeSystem.parse` cannot know.
+    """Codes that look like numbers cut short: those that with zeros in front are other codes, or
+    else digits only, one shorter than all others, no "0…"; sorted, distinct. For systems without a
+    fixed length, where `CodeSystem.parse` cannot know.
     """
     digits = {code for code in codes if code.isdecimal()}
     longest = max((len(code) for code in digits), default=0)
     shorter = sorted(code for code in digits if len(code) < longest)
+    if cut := [code for code in shorter if code.zfill(longest) in digits]:
+        return cut
     has_zero_first = any(code.startswith("0") for code in digits if len(code) == longest)
     if has_zero_first or any(len(code) < longest - 1 or code[0] == "0" for code in shorter):
         return []
