@@ -4,7 +4,7 @@ Shape legend: B samples in the micro-batch, S characters, K codes of the richest
 tokens, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
@@ -186,6 +186,17 @@ class EncodeBatch(PlannedBatch):
     grade: NotRequired[Tensor]  # [Q, J] float32; NaN = none
     first_document: NotRequired[Tensor]  # [Q, F] int64, best first; -1 = none
     first_score: NotRequired[Tensor]  # [Q, F] float32, 0 where there is none
+
+
+def list_of_texts(texts: Iterable[str]) -> list[str]:
+    """Return texts that are given in Python, such as a column of pandas, as a list; ValueError for
+    a single string, or a value that is no text."""
+    if isinstance(texts, str):
+        raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
+    for place, text in enumerate(listed := list(texts)):
+        if not isinstance(text, str):
+            raise ValueError(f'texts[{place}] is {text!r}, no text; write "" where there is none.')
+    return listed
 
 
 def padded_texts(texts: list[np.ndarray]) -> dict[str, Any]:

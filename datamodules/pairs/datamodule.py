@@ -59,7 +59,7 @@ from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 
 log = logging.getLogger(__name__)
-PAIRS_VERSION = 1  # of how rows become tokens
+PAIRS_VERSION = 2  # of how rows become tokens
 TEXTS_AT_ONCE = 4096
 
 
@@ -105,9 +105,9 @@ class PairMarker(Marker):
 def framed(
     tokenizer: TextTokenizer, texts: Sequence[str], places: Sequence[str] = ()
 ) -> list[np.ndarray]:
-    """Return the token ids of each text [n] int64 between its marks."""
+    """Return the token ids of each text [n] int64 between its marks, without blanks around it."""
     begin, end = tokenizer.begin_id, tokenizer.end_id
-    before = [] if begin is None or begin == end else [begin]
+    before, texts = [] if begin is None or begin == end else [begin], [t.strip() for t in texts]
     return [np.array([*before, *ids, end]) for ids in tokenizer.encode_batch(texts, places)]
 
 

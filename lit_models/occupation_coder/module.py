@@ -260,8 +260,8 @@ class LitOccupationCoder(ExactModule):
 
         Raises:
             RuntimeError: the module has no trained network yet.
-            ValueError: a single string instead of a list, not one language per text, or a name of
-                no language.
+            ValueError: a single string instead of a list, a value that is no text, not one language
+                per text, or a name of no language.
         """
         return code_texts(self, texts, language, options)
 

@@ -25,7 +25,7 @@ from lit_models.seq2seq.export import RECIPE_KEY, model_layout, restored_weights
 from lit_models.seq2seq.metrics import WrittenMetrics
 from lit_models.seq2seq.network import Seq2SeqConfig, network_of, read_recipe
 from lit_models.training.exact import ExactModule, flops_per_position
-from lit_models.training.metrics import LossSum, SampleResult, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
 TEXTS_AT_ONCE = 64
@@ -166,6 +166,8 @@ class LitSeq2Seq(ExactModule):
 
     def written(self, batch: PairBatch, decoding: Seq2SeqDecoding) -> Written:
         """Return the targets of a batch's sources."""
+        if decoding.max_new_tokens is None:  # the end mark is one of those of training
+            decoding = replace(decoding, max_new_tokens=self.recipe["max_target_tokens"] - 1)
         sources = (batch["input_ids"], batch["attention_mask"], batch["sample_id"])
         ends = (self.tokenizer.end_id, self.tokenizer.vocab_size)
         return write(self.network, *sources, decoding, *ends)
@@ -183,20 +185,16 @@ class LitSeq2Seq(ExactModule):
 
         Raises:
             RuntimeError: the module has no trained network yet.
-            ValueError: a single string instead of a list.
+            ValueError: a single string instead of a list, or a value that is no text.
         """
         return [text for text, _ in self.translations(texts, **options)]
 
     def translations(self, texts: Sequence[str], **options: Any) -> list[tuple[str, float]]:
         """Return the target of each text and its probability; see `translate`."""
-        if self.network is None:
-            raise RuntimeError(
-                "this LitSeq2Seq has not been trained: load one with "
-                "LitSeq2Seq.load_from_checkpoint(path), or fit it first."
-            )
-        if isinstance(texts, str):
-            raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
+        texts = texts_for(self, texts)
         decoding, most = replace(self.decoding, **options), self.recipe["max_source_tokens"]
+        if not all(map(str.strip, texts)):
+            raise ValueError("a text is empty: as in training, a source needs characters.")
         ids = [cut(i, most) for i in framed(self.tokenizer, texts)]
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
         found: list[tuple[str, float]] = []

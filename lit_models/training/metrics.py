@@ -1,12 +1,15 @@
 """Sums and counts of losses and metrics, exact over ragged batches and ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
+
+from datamodules.core.batches import list_of_texts
 
 # Of SplitMix64, as signed integers: 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB.
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -100,13 +103,34 @@ def float32_on(device: torch.device | str) -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
+def texts_for(module: Any, texts: Iterable[str]) -> list[str]:
+    """As `list_of_texts`, for a module; RuntimeError where it has no trained network yet."""
+    if module.network is None:
+        name = type(module).__name__
+        raise RuntimeError(
+            f"this {name} has not been trained: load one with {name}.load_from_checkpoint(path), "
+            "or fit it first."
+        )
+    return list_of_texts(texts)
+
+
+_evaluations: dict[nn.Module, list[Any]] = {}  # how many are under way, modes of the parts before
+_lock = Lock()
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and each of its parts back into its own mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    """Put a module into eval mode, and each of its parts back into its own mode, once no thread
+    evaluates the module any more."""
+    with _lock:
+        modes = [(part, part.training) for part in module.modules()]
+        mine = _evaluations.setdefault(module, [0, modes])
+        mine[0] += 1
+        module.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        with _lock:
+            mine[0] -= 1
+            for part, mode in [] if mine[0] else _evaluations.pop(module)[1]:
+                part.training = mode

@@ -11,13 +11,14 @@ from datamodules.occupations.store import language_code
 from datamodules.tokenizers.codes import TextNormalisation, encode
 from lit_models.occupation_coder.answers.coverage import PlausibleSets, code_marginals
 from lit_models.occupation_coder.decoding import answers
-from lit_models.training.metrics import evaluating
+from lit_models.training.metrics import evaluating, texts_for
 
 TEXTS_AT_ONCE = 256
 
 
 class CodedText(NamedTuple):
-    """Codes of one text, the likeliest first, with their descriptions and probabilities.
+    """Codes of one text, the likeliest first, with their descriptions and probabilities; none where
+    it is empty, as in a coded table.
 
     With `k_best`, `next_sets` are the next sets of codes with their probabilities; with `coverage`,
     `plausible` are the codes of a set that holds the truth in that share of texts, likeliest first.
@@ -46,13 +47,7 @@ def code_texts(
     options: Mapping[str, Any],
 ) -> list[CodedText]:
     """As `LitOccupationCoder.code`, of a coder and with these options of decoding."""
-    if coder.recipe is None or coder.network is None:
-        raise RuntimeError(
-            "this LitOccupationCoder has not been trained: load one with "
-            "LitOccupationCoder.load_from_checkpoint(path), or fit it first."
-        )
-    if isinstance(texts, str):
-        raise ValueError(f"texts must be a list of texts, got one string: write [{texts!r}].")
+    texts = texts_for(coder, texts)
     if language is None or isinstance(language, str):
         language = [language or coder.recipe.get("default_language") or "unk"] * len(texts)
     if len(language) != len(texts):
@@ -65,11 +60,11 @@ def code_texts(
     normalise = TextNormalisation.from_dict(coder.recipe["normalisation"])
     normalised, most = [normalise(text) for text in texts], coder.recipe["max_length"]
     encoded = [encode(text, most) for text in normalised]
-    order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+    order = sorted(filter(normalised.__getitem__, range(len(texts))), key=lambda i: len(encoded[i]))
     decoding = replace(coder.decoding, **options)
     sets = None if decoding.coverage is None else PlausibleSets(decoding)
     limit = 0.0 if sets is None else sets.limit(coder.recipe)
-    results: dict[int, CodedText] = {}
+    results = {i: CodedText(text, [], [], [], 0.0, False) for i, text in enumerate(texts)}
     book = coder.recipe["code_book"]
 
     def named(ids: Sequence[int], what: str = "codes") -> list[str]:
