@@ -133,6 +133,9 @@ def one_screen(error: BaseException) -> str | None:
             way_out = "this user may not read it; change its rights or name another file"
         place = f"{os.fsdecode(path)}: " if path else ""
         return f"{place}{error.strerror}: {way_out}."
+    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)):
+        # of numpy, which does not say what the system said
+        return f"{error}: {STORAGE_ERRORS[errno.ENOSPC]}, or name another disk by UNISONO_CACHE."
     if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and any(Path(frames[-1].filename).is_relative_to(own) for own in OWN_PACKAGES):

@@ -656,13 +656,13 @@ def write_beside(
 
 
 def check_same_columns(tables: Sequence[Table]) -> None:
-    """Raises ValueError unless tables whose rows go into one file have the same columns."""
+    """Raises ValueError unless tables whose rows go into one file have the same columns, in any
+    order."""
     for table in tables:
-        if table.names != tables[0].names:
+        if others := sorted({*table.names} ^ {*tables[0].names}):
             raise ValueError(
-                f"{table.path} has the columns {table.names}, {tables[0].path} has "
-                f"{tables[0].names}; tables that become one file need the same columns: predict "
-                "them one by one."
+                f"{table.path} and {tables[0].path} do not both have {', '.join(others)}; tables "
+                "that become one file need the same columns: predict them one by one."
             )
 
 

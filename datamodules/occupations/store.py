@@ -167,6 +167,10 @@ class CodeBookOptions:
     path: str | None = None
     descriptions_as_examples: bool = False
 
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            object.__setattr__(self, "path", str(Path(self.path).expanduser()))
+
 
 @dataclass(frozen=True)
 class TextOptions(TextNormalisation):

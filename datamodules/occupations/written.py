@@ -40,17 +40,19 @@ class Crosswalk:
     """The targets of a code book's codes.
 
     Raises:
-        ValueError: the table has no code of the book, or no other column; a code has several
-            targets and `joined_by` is not given.
+        ValueError: the table has no code of the book, no other column, or one with a name of the
+            coded table; a code has several targets and `joined_by` is not given.
     """
 
     def __init__(self, options: CrosswalkOptions, book: CodeBook) -> None:
-        table = Table(Path(options.path))
+        table = Table(Path(options.path).expanduser())
         table.check(["code"], "crosswalk")
         names = [name for name in table.names if name != "code"]
-        if not names:
+        if not names or {"description", "confidence", "set", "confidence_set"} & {*names}:
             raise ValueError(
-                f"{options.path} has the column code alone; add one for each system it leads to."
+                f"{options.path} has the columns {', '.join(table.names)}; it needs code and one "
+                "for each system, and none that the coded table makes itself (description, "
+                "confidence, set, confidence_set): rename or drop it."
             )
         found: dict[str, dict[int, dict[str, int]]] = {name: {} for name in names}
         unknown: dict[str, int] = {}
@@ -76,10 +78,9 @@ class Crosswalk:
                 "leading zeros lost, or is it of another system?"
             )
         if unknown:
-            code, line = next(iter(unknown.items()))
             log.warning(
                 '%s: %d codes are none of this model\'s, such as "%s" in line %d: left out.',
-                *(options.path, len(unknown), code, line),
+                *(options.path, len(unknown), *next(iter(unknown.items()))),
             )
         # Name of a system -> [C + 1] texts by code id, "" where there is none and at -1.
         self.targets: dict[str, np.ndarray] = {}
@@ -159,8 +160,7 @@ def write_coded_table(
             sets = ["+".join(filter(None, row)) for row in codes[next_ids].tolist()]
             of_rows = np.where(has_set, np.array(sets, object), "")
             columns[f"set_{k + 2}"] = pa.array(of_rows, pa.string())
-            confidence = results["next_confidence"][ids, k]
-            columns[f"confidence_set_{k + 2}"] = values(confidence, has_set)
+            columns[f"confidence_set_{k + 2}"] = values(results["next_confidence"][ids, k], has_set)
         if "plausible" in results:
             bits = np.unpackbits(results["plausible"][ids], axis=1, bitorder="little")
             held = (bits[:, : len(book)] * is_coded[:, None]).astype(bool)

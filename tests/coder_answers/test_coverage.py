@@ -180,7 +180,7 @@ def test_a_coded_table_has_sets_other_systems_and_vectors_beside_it(tables, capl
 WALKS = {
     "several targets": ([("41025", "7"), ("41025", "8")], 'two hisclass, "7" in line 2 and "8" in'),
     "other codes": ([("123", "7")], "leads from no code of this model, such as 39310"),
-    "no target": ([("83110",)], "has the column code alone; add one for each system"),
+    "no target": ([("83110",)], "has the columns code; it needs code and one for each"),
 }
 
 

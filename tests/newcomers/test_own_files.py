@@ -1,0 +1,147 @@
+"""Files, folders and scripts of newcomers: nothing of theirs is taken for something else."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules import Columns, OccupationDataModule
+from datamodules.occupations import coded
+from datamodules.occupations.store import CodeBookOptions
+from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
+from datamodules.pairs.datamodule import framed
+from datamodules.tokenizers.codes import (
+    CodeBook,
+    CodeSystem,
+    TextNormalisation,
+    build_code_book,
+    code_warnings,
+)
+from lit_models import LitSeq2Seq
+from lit_models.errors import one_screen
+from lit_models.training.metrics import evaluating
+from tests.occupation_coder.test_module import small_coder
+from tests.seq2seq.test_data import table
+from tests.seq2seq.test_module import ADAMW, SMALL, data_of
+from tests.toy import toy_trainer
+
+BOOK = CodeBook(CodeSystem(), ["07370", "51020"], ["Midwife", "Innkeeper"])
+RECIPE = {
+    "normalisation": TextNormalisation().to_dict(),
+    "max_length": 10,
+    "languages": ["unk"],
+    "default_language": "unk",
+    "code_book": BOOK.to_dict(),
+}
+
+
+def jobs(path: Path, codes: list[tuple[str, str]]) -> OccupationDataModule:
+    rows = [(f"job {number}", *pair) for number, pair in enumerate(codes)]
+    table(path, rows, ("text", "code_1", "code_2"))
+    return OccupationDataModule(str(path), code_system="from_data", global_batch_size=2)
+
+
+def test_codes_that_a_column_with_gaps_made_decimal_are_no_codes_of_their_own(tmp_path):
+    data = jobs(tmp_path / "jobs.csv", [("51020", ""), ("83110", "51020.0"), ("61110", "-1.0")])
+    for command in (data.audit, data.prepare_data):
+        with pytest.raises(ValueError, match=r'2 codes of .* decimal numbers \(such as "-1.0"\)'):
+            command()
+    points = ["1", "1.0", "1.1"]  # whose system has a point
+    assert build_code_book(CodeSystem(), None, points).codes == points
+
+
+def test_codes_of_which_a_part_lost_its_zeros_are_named_by_training_too(tmp_path, caplog):
+    pairs = [("07370", ""), ("7370", "51020"), ("06105", ""), ("83110", "")] * 10
+    data = jobs(tmp_path / "jobs.csv", pairs)
+    said = "1 codes may have lost a leading zero: 7370; read and save code columns as text."
+    assert said in data.audit().warnings
+    data.prepare_data()
+    data.setup("fit")
+    assert said in caplog.text
+    assert code_warnings(["1", "2", "1, 2", "1,3", "a b"]) == [
+        '1 codes are others side by side, such as "1, 2"; cut such cells with '
+        "--data.columns.code_separator=','."
+    ]
+    with pytest.raises(ValueError, match='of the book, the code "7370" seems to have lost its'):
+        CodeBook(CodeSystem(), ["7370", "51020"], ["", ""]).index("07370")
+
+
+def test_tables_of_equal_columns_in_another_order_become_one(tmp_path):
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    table(files[0], [("smith", "1880")], ("text", "year"))
+    table(files[1], [("1900", "midwife")], ("year", "text"))
+    index = coded.open_index(files, Columns(), RECIPE)
+    ids, sure = np.array([[1], [0]]), np.ones(2)
+    results = {"code_ids": ids, "code_confidence": ids * 1.0, "set_confidence": sure}
+    write_coded_table(index, BOOK, results | {"needs_review": sure == 0}, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = [(row["text"], row["year"], row["code_1"]) for row in csv.DictReader(file)]
+    assert found == [("smith", "1880", "51020"), ("midwife", "1900", "07370")]
+
+
+def test_a_crosswalk_takes_no_column_of_the_coded_table_and_a_home_is_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    table(tmp_path / "walk.csv", [("07370", "Nurse", "3")], ("code", "description", "hisclass"))
+    with pytest.raises(ValueError, match="none that the coded table makes itself .description"):
+        Crosswalk(CrosswalkOptions("~/walk.csv"), BOOK)
+    assert CodeBookOptions("~/codes.csv").path == f"{tmp_path}/codes.csv"
+
+
+def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):
+    class Series(list):
+        """A filtered column of pandas, whose places are no numbers from 0."""
+
+        def __getitem__(self, place):
+            raise KeyError(place)
+
+    data = jobs(tmp_path / "jobs.csv", [("07370", ""), ("51020", "")] * 10)
+    coder = small_coder()
+    toy_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(coder, data)
+    empty, job = coder.code(Series([" ", "job 1"]))
+    assert (empty.codes, empty.set_confidence, len(job.codes) > 0) == ([], 0.0, True)
+    with pytest.raises(ValueError, match=r"texts\[1\] is nan, no text; write"):
+        coder.code(["smith", float("nan")])
+
+
+def test_a_module_evaluates_until_the_last_thread_has_done_so():
+    module = small_coder().train()
+    first, second = evaluating(module), evaluating(module)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not module.training
+    second.__exit__(None, None, None)
+    assert module.training
+
+
+def test_a_translation_is_as_long_as_those_of_training_and_blanks_around_count_nothing(tmp_path):
+    path = table(tmp_path / "pairs.csv", [(f"word {n}", "a" * 90) for n in range(40)])
+    module = LitSeq2Seq(ADAMW, network=SMALL)
+    toy_trainer(tmp_path, max_epochs=4, limit_val_batches=0).fit(module, data_of(path))
+    assert module.translate(["word 3"]) == ["a" * 127]  # without its end mark
+    plain, blanks = framed(module.tokenizer, ["word 3", " word 3\n"])
+    assert plain.tolist() == blanks.tolist()
+    assert len(module.translate(["word 3"], max_new_tokens=8)[0]) == 8
+    with pytest.raises(ValueError, match="a text is empty"):
+        module.translate(["word 3", " "])
+
+
+def test_an_evaluation_by_a_runs_own_config_is_of_that_run_wherever_it_lies(unisono, toy_config):
+    for _ in range(2):
+        assert unisono("fit", "--config=toy.yaml")[0] == 0
+    for folder in ("runs/toy", "elsewhere"):
+        status, output = unisono("test", f"--config={folder}/config.yaml", "--ckpt_path=auto")
+        assert status == 0, output
+        assert f"--ckpt_path auto uses {folder}/checkpoints/" in output
+        if folder == "runs/toy":
+            Path(folder).rename("elsewhere")
+    status, output = unisono("test", "--config=toy.yaml", "--ckpt_path=auto")
+    assert "--ckpt_path auto uses runs/toy-2/checkpoints/" in output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a full device")
+def test_a_cache_that_finds_the_disk_full_says_so():
+    with pytest.raises(OSError, match="requested and") as caught:
+        np.zeros(100_000).tofile("/dev/full")
+    assert "the disk is full; free some space" in (one_screen(caught.value) or "")
