@@ -189,11 +189,9 @@ def test_a_missing_book_is_refused_and_one_in_another_encoding_is_read(tmp_path)
     assert coding.build_code_book(HISCO, path, []).descriptions[0] == "Købmand"
 
 
-def test_data_without_codes_or_with_decimal_codes_make_no_book():
+def test_data_without_codes_make_no_book():
     with pytest.raises(ValueError, match="the data hold no code"):
         coding.build_code_book(coding.CodeSystem(), None, [])
-    with pytest.raises(ValueError, match=r'decimal numbers \(such as "1\.0"\)'):
-        coding.build_code_book(coding.CodeSystem(), None, ["1.0", "22.0"])
 
 
 def test_codes_cut_short_by_a_number_format_are_suspected():
