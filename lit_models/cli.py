@@ -96,6 +96,18 @@ class UnisonoParser(LightningArgumentParser):
         say(screen(explained(message, getattr(ex, "subcommand_parser", None) or self)))
         raise SystemExit(USAGE)
 
+    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
+        """As jsonargparse's, which makes the text "None" of a null inside a dataclass."""
+        config = super().parse_args(args, *others, **options)
+        for name, value in config_files.options(args or []):
+            *path, last = name.split(".")
+            node = config.get(args[0]) if value in ("null", "~") else None
+            for part in path:
+                node = node and node.get("init_args", node).get(part)
+            if node and node.get(last) == "None":
+                node[last] = None
+        return config
+
 
 class GPUOfTask(CUDAAccelerator):
     """The one GPU that a cluster shows each of its tasks, number 0 in all of them."""

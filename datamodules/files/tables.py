@@ -43,6 +43,7 @@ BLOCK = 1 << 20
 MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
 ROWS_PER_BATCH = 8192
+OPTIONAL = ("columns.language", "columns.split", "columns.source")
 Files = str | list[str] | None
 OnBadRow = Callable[[BadRow], None]
 
@@ -193,7 +194,8 @@ class Table:
                 continue
             lower = {column.lower(): column for column in self.names}
             near = difflib.get_close_matches(name.lower(), lower, n=1)
-            hint = f" Name one of them with --data.{option}." if "." in option else ""
+            or_none = ", or none with =null" if option in OPTIONAL else ""
+            hint = f" Name one of them with --data.{option}{or_none}." if "." in option else ""
             hint = f' Did you mean "{lower[near[0]]}"?' if near else hint
             raise ValueError(
                 f'{self.path} has no column "{name}" ({option}); it has: '
