@@ -229,7 +229,7 @@ def source_rows(store: ScoredStore, tokenizer: TextTokenizer) -> TokenRows:
     def rows() -> Iterator[np.ndarray]:
         texts = map(store.text, range(len(store.num_bytes)))
         while some := list(islice(texts, TEXTS_AT_ONCE)):
-            yield from framed(tokenizer, some)
+            yield from framed(tokenizer, some, [f'"{text[:40]}"' for text in some])
 
     facts, size = [PAIRS_VERSION, store.fingerprint, tokenizer.digest], tokenizer.vocab_size
     folder = cache_folder("source_tokens", facts)

@@ -219,14 +219,16 @@ class InstructionRequest(CorpusRequest):
     def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder; bad rows are left out and listed in it, and a ValueError where there is
         no other or chats have no template."""
-        of_files: list[int] = []
+        of_files, found = list[int](), BadRows("collect")
 
         def keys() -> Iterator[str]:
-            for part, _, row in self.rows(BadRows("collect")):
+            for part, _, row in self.rows(found):
                 of_files.append(part)
                 yield row.key
 
         hashes = keyed_hashes(keys(), 0)
+        if not of_files:  # before a tokenizer misses its text
+            refuse(found.rows)
         parts = self.divided(of_files, hashes)
 
         def training_texts() -> Iterator[str]:

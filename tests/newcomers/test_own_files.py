@@ -2,15 +2,17 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from datamodules import Columns, OccupationDataModule
+from datamodules.files.tables import Table
 from datamodules.occupations import coded
 from datamodules.occupations.store import CodeBookOptions
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
-from datamodules.pairs.datamodule import framed
+from datamodules.pairs.datamodule import framed, source_rows
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
@@ -18,12 +20,16 @@ from datamodules.tokenizers.codes import (
     build_code_book,
     code_warnings,
 )
+from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from lit_models import LitSeq2Seq
+from lit_models.cli import ParsedCLI
+from lit_models.config_files import find_config
 from lit_models.errors import one_screen
 from lit_models.training.metrics import evaluating
 from tests.occupation_coder.test_module import small_coder
 from tests.seq2seq.test_data import table
 from tests.seq2seq.test_module import ADAMW, SMALL, data_of
+from tests.text_corpora import text_file
 from tests.toy import toy_trainer
 
 BOOK = CodeBook(CodeSystem(), ["07370", "51020"], ["Midwife", "Innkeeper"])
@@ -145,3 +151,24 @@ def test_a_cache_that_finds_the_disk_full_says_so():
     with pytest.raises(OSError, match="requested and") as caught:
         np.zeros(100_000).tofile("/dev/full")
     assert "the disk is full; free some space" in (one_screen(caught.value) or "")
+
+
+def test_a_column_of_the_training_is_left_out_of_an_evaluation_as_the_error_says(tmp_path):
+    argv = ["predict", f"--config={find_config('occupation_coder/table.yaml')}"]
+    argv += ["--data.columns.language=language", "--data.columns.text=job"]
+    assert ParsedCLI(argv).options.data.init_args.columns.language == "language"
+    columns = ParsedCLI([*argv, "--data.columns.language=null"]).options.data.init_args.columns
+    assert (columns.text, columns.language) == ("job", None)
+    path = Path(table(tmp_path / "jobs.csv", [("smith", "1880")], ("job", "year")))
+    with pytest.raises(ValueError, match="with --data.columns.language, or none with =null"):
+        Columns("job", "language").text_columns(Table(path))
+
+
+def test_pairs_of_other_columns_and_texts_of_other_characters_are_named(tmp_path, unisono):
+    path = text_file(tmp_path / "a.jsonl", '{"old": "smd", "new": "smed"}\n' * 9)
+    status, output = unisono("check", "--config=seq2seq/demo.yaml", f"--data.train_files={path}")
+    assert (status, '"source" holds no text; fill it in' in output) == (1, True), output
+    tokenizer = make_tokenizer(TokenizerOptions(kind="characters"), ["smed"])
+    stored = SimpleNamespace(num_bytes=[1], text=["smed på"].__getitem__, fingerprint="a")
+    with pytest.raises(ValueError, match='"smed på": the tokenizer does not know the character'):
+        source_rows(stored, tokenizer)
