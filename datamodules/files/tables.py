@@ -469,8 +469,10 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
 
 
 def cell_text(value: Any) -> str:
-    """The text of a value of a sheet or of JSON: "" for `None`, whole numbers without ".0", a date
-    at midnight without a time."""
+    """The text of a value of a sheet or of JSON: itself, "" for `None`, whole numbers without ".0",
+    a date at midnight without a time."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

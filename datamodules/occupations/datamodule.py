@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.batches import padded, padded_texts
 from datamodules.core.plan import check_range, rng_for, uniforms_for
@@ -268,6 +269,7 @@ class OccupationDataModule(PlannedDataModule):
         """Return the dataset of one stage; ValueError where no row belongs to it."""
         if stage == "predict":
             assert self.index is not None
+            self._say_cut(stage, self.index.arrays["is_truncated"])
             return DistinctInputs(self.index)
         assert self.store is not None
         noise = self.augmentation if stage == "train" else None
@@ -277,6 +279,8 @@ class OccupationDataModule(PlannedDataModule):
                 f"no row is for {stage}; name data.{stage}_files or raise data.split.{stage}_share "
                 "(trainer.limit_val_batches=0 validates nothing)."
             )
+        arrays = self.store.arrays
+        self._say_cut(stage, arrays["is_truncated"][arrays["text_id"][dataset.row_ids]])
         book = CodeBook.from_dict(self.store.recipe["code_book"])
         is_open = self.options.book.path is None and book.system.is_open
         for warning in code_warnings(book.codes) if stage == "train" and is_open else ():
@@ -289,6 +293,13 @@ class OccupationDataModule(PlannedDataModule):
                 len(dataset.row_ids),
             )
         return dataset
+
+    def _say_cut(self, stage: Stage, is_cut: np.ndarray) -> None:
+        if (count := int(is_cut.sum())) and self.recipe is not None:
+            rank_zero_only(log.warning)(
+                f"{count:,} {stage} texts exceed the {self.recipe['max_length']} characters of "
+                "data.text.max_length in training: their ends are cut off"
+            )
 
     def audit(self) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""

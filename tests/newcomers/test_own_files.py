@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datamodules import Columns, OccupationDataModule
-from datamodules.files.tables import Table
+from datamodules.files.tables import Table, cell_text
 from datamodules.occupations import coded
 from datamodules.occupations.store import CodeBookOptions
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
@@ -172,3 +172,16 @@ def test_pairs_of_other_columns_and_texts_of_other_characters_are_named(tmp_path
     stored = SimpleNamespace(num_bytes=[1], text=["smed på"].__getitem__, fingerprint="a")
     with pytest.raises(ValueError, match='"smed på": the tokenizer does not know the character'):
         source_rows(stored, tokenizer)
+
+
+def test_texts_that_are_cut_are_counted_in_training_and_prediction(tmp_path, caplog):
+    path = table(tmp_path / "long.csv", [("x" * 200, "1"), ("a", "2")], ("text", "code_1"))
+    data = OccupationDataModule(path, path, code_system="from_data", global_batch_size=2)
+    data.prepare_data()
+    data.setup("fit")
+    assert "1 train texts exceed the 128 characters of data.text.max_length" in caplog.text
+    index = coded.open_index([Path(path)], Columns(), RECIPE)
+    data.index, data.recipe = index, RECIPE
+    data.build("predict")
+    assert "1 predict texts exceed the 10 characters of" in caplog.text
+    assert cell_text("at 12 00:00:00") == "at 12 00:00:00"
