@@ -302,7 +302,7 @@ class UnisonoCLI(LightningCLI):
         if given.logger is not False:
             named = given.logger if isinstance(given.logger, list) else [given.logger]
             named = [logger for logger in named if logger not in (None, True)]
-            step = self.resumed_step if is_fit else None
+            step = (self.resumed_step or 0) if is_fit else None
             defaults = runs.default_loggers(self.choice.folder, step)
             kwargs["logger"] = [*missing_kinds(defaults, named), *named]
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}

@@ -39,8 +39,7 @@ class ToySequences(PlannedDataset):
         self.seed = seed
 
     def example(self, sample_id: int, epoch: int) -> np.ndarray:
-        noise = rng_for(self.seed, epoch, sample_id).normal()
-        return self.values[sample_id] + 0.01 * noise
+        return self.values[sample_id] + 0.01 * rng_for(self.seed, epoch, sample_id).normal()
 
     def collate(self, examples: list[np.ndarray]) -> dict[str, Any]:
         width = max(len(values) for values in examples)
@@ -155,17 +154,9 @@ class LitToy(ExactModule):
 
 def toy_trainer(folder: Path, **options: Any) -> Trainer:
     """Return a quiet Trainer with the project's callbacks, in float64."""
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 2,
-        "precision": 64,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "callbacks": default_callbacks(),
-        "default_root_dir": str(folder),
-    }
+    defaults = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "precision": 64}
+    defaults |= dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    defaults |= {"callbacks": default_callbacks(), "default_root_dir": str(folder)}
     return Trainer(**{**defaults, **options})
 
 
@@ -174,14 +165,16 @@ class PowerCut(RuntimeError):
 
 
 class CutAt(Callback):
-    """Ends a run after an optimizer step, before anything else is saved."""
+    """Ends a run when all has heard of an optimizer step, before its validation."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == self.step:
             raise PowerCut
+
+    on_train_epoch_end = on_train_batch_start = on_validation_start
 
 
 def fit(

@@ -576,6 +576,8 @@ class PlannedDataModule(LightningDataModule):
             epoch = self.trainer.current_epoch if self.trainer is not None else 0
             position, self.resume_position = self.resume_position, None
             first = position[1] if position and position[0] == epoch else 0
+            if 0 < self.steps_per_epoch <= first:
+                return iter(())  # of an epoch whose end alone was not reached
             if self.trainer is not None and self.trainer.overfit_batches > 0:
                 epoch = 0  # the same few batches again and again
         plan, dataset = self.plan(stage, epoch), self.datasets[stage]

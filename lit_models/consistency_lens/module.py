@@ -50,7 +50,8 @@ from lit_models.consistency_lens.temperature import TemperatureSchedule
 from lit_models.consistency_lens.unembedding import NUM_DOCUMENTS, tuned_map
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
-from lit_models.training.optim import budgeted_steps, configured, parameter_groups
+from lit_models.training.optim import configured, parameter_groups
+from lit_models.training.progress import budgeted_steps
 
 Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
 

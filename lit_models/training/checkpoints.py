@@ -40,6 +40,7 @@ from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of
 from lit_models.training.optim import AVERAGED
+from lit_models.training.progress import budgeted_steps
 from lit_models.training.rules import is_first_process
 
 MARKER, FORMAT, _STANDS_FOR = "meta.pt", "unisono shards 3", "_sharded_tensor"
@@ -252,9 +253,10 @@ def plain_data(path: Path, mmap: bool = False) -> Any:
 def newest_checkpoint(run_folder: Path) -> Path | None:
     """Return the newest sound checkpoint of a run, if any; the first process compares the bytes."""
 
-    def written_at(path: Path) -> int:
-        marker = path / MARKER
-        return (marker if marker.is_file() else path).stat().st_mtime_ns
+    def written_at(path: Path) -> tuple[bool, int]:
+        written = path / MARKER if (path / MARKER).is_file() else path
+        # The best one last: it lacks what follows its validation, such as EarlyStopping.
+        return path.name != "best.ckpt", written.stat().st_mtime_ns
 
     files = (run_folder / "checkpoints").glob("[!.]*.ckpt")
     for path in sorted(files, key=written_at, reverse=True):
@@ -435,10 +437,12 @@ class LastCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
-        self._seen_step = self._saved_step = -1
+        self._first_step = self._seen_step = -1
+        self._has_turn = False  # the newest step, by its number
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        self._seen_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._first_step = self._seen_step = trainer.global_step
+        self._saved_at = time.monotonic()
         if {type(logger).__name__ for logger in trainer.loggers} <= LOGGERS:
             SAVES.folder = Path(trainer.default_root_dir) / "checkpoints"
 
@@ -448,8 +452,10 @@ class LastCheckpoint(Callback):
         self._seen_step = trainer.global_step
         SAVES.settle(waits=False)
         ledger = ledger_of(trainer)
-        by_steps = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if by_steps or (ledger is not None and ledger.save_now):
+        # The last step's is saved with what its validation found: a resumed run has no step more.
+        every, is_last = self.every_n_steps, self._seen_step == budgeted_steps(trainer)
+        self._has_turn = every is not None and self._seen_step % every == 0
+        if (self._has_turn and not is_last) or (ledger is not None and ledger.save_now):
             self._save(trainer)
         if ledger is not None:
             ledger.save_now = False
@@ -457,10 +463,13 @@ class LastCheckpoint(Callback):
             is_due = self.every_n_minutes is not None and minutes >= self.every_n_minutes
             ledger.wants_save = ledger.wants_save or (is_due and trainer.is_global_zero)
 
-    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        ledger = ledger_of(trainer)
-        is_left = ledger is not None and ledger.is_stopping and self._saved_step != self._seen_step
-        if self.every_epoch or is_left:
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        if self.every_epoch and trainer.global_step > self._first_step:
+            self._save(trainer)  # the epoch before, when callbacks and schedules have ended it
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        is_saved = getattr(ledger_of(trainer), "is_stopping", False)
+        if (self.every_epoch or self._has_turn) and not is_saved:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
@@ -468,7 +477,7 @@ class LastCheckpoint(Callback):
             return
         path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
         trainer.save_checkpoint(path, weights_only=False)
-        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        self._saved_at = time.monotonic()
 
 
 class BestCheckpoint(ModelCheckpoint):

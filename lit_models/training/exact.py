@@ -32,6 +32,7 @@ from lit_models.training.ledger import Ledger, StepRecord
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
+from lit_models.training.progress import settle_progress
 from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, local_parts
 from lit_models.training.strategies import EVALUATION_STEPS, leave_group
@@ -134,6 +135,7 @@ class ExactModule(LightningModule):
         present, is_first = self.trainer.callbacks, (RunFolder, Ledger)
         present += missing_kinds(self.own_callbacks(), present)
         present.sort(key=lambda c: (not isinstance(c, is_first), isinstance(c, Checkpoint)))
+        present.sort(key=lambda c: isinstance(c, checkpoints.LastCheckpoint))  # with all states
         return []
 
     def setup(self, stage: str) -> None:
@@ -334,7 +336,7 @@ class ExactModule(LightningModule):
             agree_on_checkpoint(self.trainer.ckpt_path, checkpoint)
         trained = self.stored_recipe(checkpoint)
         if self.is_training_run:
-            self.settle_progress(checkpoint)
+            settle_progress(self.trainer, checkpoint)
         else:
             checkpoints.take_averaged(checkpoint)
         if self.recipe is None:
@@ -379,41 +381,6 @@ class ExactModule(LightningModule):
                 f"{type(self).__name__}.load_from_checkpoint(path)."
             )
         self.recipe |= {name: trained[name] for name in self.learnt_facts if name in trained}
-
-    def settle_progress(self, checkpoint: dict[str, Any]) -> None:
-        """Rewrite Lightning's progress, which counts micro-batches, to today's accumulation, and
-        mark the current epoch as finished or not; calling it twice changes nothing.
-
-        Lightning counts an epoch as processed before it calls the hooks of its end, where
-        checkpoints are written, and where `max_steps` ends a run in the middle of one: resumed,
-        such an epoch was counted twice, or a part of it taken for the whole.
-        """
-        # Lightning restores the datamodule after the model: its state is read where it lies.
-        datamodule = self.trainer.datamodule
-        position = checkpoint.get(type(datamodule).__qualname__)
-        if not position:
-            return
-        loop, steps = checkpoint["loops"]["fit_loop"], position["step"]
-        epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-        before = position["epoch"] * datamodule.steps_per_epoch
-        # Lightning tells where it stopped by which counters are ahead (a checkpoint of
-        # `on_train_batch_end` has `completed` one behind): these differences are kept.
-        for counters, done in ((batches["current"], steps), (batches["total"], before + steps)):
-            moved = done * self.trainer.accumulate_grad_batches - counters["processed"]
-            for name in ("ready", "started", "processed", "completed"):
-                counters[name] = max(0, counters[name] + moved)
-        is_whole = steps >= datamodule.steps_per_epoch
-        if not is_whole and epochs["current"]["processed"] != epochs["current"]["ready"]:
-            return  # written in the middle of it
-        # After a checkpoint of an epoch's last batch Lightning goes on with the next epoch without
-        # counting it as begun: later checkpoints would name an epoch too early.
-        for counters in (epochs["current"], epochs["total"]):
-            counters["processed"] = counters["ready"] - (not is_whole)
-            counters["completed"] = counters["processed"]
-        if is_whole:
-            batches["current"] = dict.fromkeys(batches["current"], 0)
-        batches["total"]["completed"] = batches["total"]["processed"]
-        batches["is_last_batch"] = False
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from datamodules.core.plan import count_targets
 from datamodules.shards.order import of_sources, stretches, write_lengths
 from lit_models.training.metrics import LossSum, hash_ids
-from lit_models.training.optim import budgeted_steps, gradients
+from lit_models.training.optim import gradients
+from lit_models.training.progress import budgeted_steps
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
@@ -189,6 +190,7 @@ class Ledger(Callback):
     latest: Row = {}  # the newest line, equal on all ranks
     save_now = False  # all ranks decided to save at the end of this step
     is_stopping = False  # all ranks decided to stop
+    _is_told = False  # to do so at the end of a step
     attempt = 1  # of this run folder; known on rank 0
     steps_done = 0
     # Vector and gradient norm of the newest step, its facts, and the names of its terms.
@@ -196,11 +198,13 @@ class Ledger(Callback):
     _file: IO[str] | None = None
     _learning_rate = _clock = 0.0
     _hash = ""  # of the newest line; known on rank 0
+    _judged: dict[str, Tensor] = {}  # metrics of the newest validation
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the ledger with a line for the attempt, and keep what the plan is made from beside
         it: `unisono verify` makes it anew."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
+        trainer.callback_metrics.update(self._judged)  # else first known after a validation
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         lines = self._open(trainer)
@@ -256,18 +260,38 @@ class Ledger(Callback):
             vector[_NUM_FLAGS:] = 0
         self.wants_save = False
         self._finish(trainer)
+        self._heed(trainer)
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
         self._pending = (HostCopy(vector, work), norm, facts, record.term_names)
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
+        self._heed(trainer)
         checkpoint["ledger"] = {"hash": self._hash}
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         self._finish(trainer)
 
     on_train_end = on_validation_start
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        if not trainer.sanity_checking:
+            self._judged = {n: v.detach().cpu() for n, v in trainer.callback_metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metrics": self._judged}  # for what asks at the end of an epoch
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._judged = state_dict["metrics"]
+
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+        """End the loop of a run that stops: to others, such as EarlyStopping, this is no end of an
+        epoch, and the metric of one that is cut may not be there."""
+        if self.is_stopping:
+            raise StopIteration
+        # Resumed in this epoch, Lightning would leave out schedules that follow a metric.
+        trainer.fit_loop.on_iteration_done()
 
     def on_fit_end(self, trainer: Trainer, *_: Any) -> None:
         """Note that the run ended by itself; one that was told to stop has its line."""
@@ -323,10 +347,7 @@ class Ledger(Callback):
             "is_finite": not_finite == 0,
             "grad_norm": None if norm is None else norm.read(),
         }
-        self.save_now = save > 0
-        if stop > 0:  # at this step, with a checkpoint and without a validation before it
-            self.is_stopping = self.save_now = trainer.should_stop = True
-            trainer.fit_loop.epoch_loop._skip_next_val = True
+        self.save_now, self._is_told = save > 0, self._is_told or stop > 0
         if self._file is not None:
             data = trainer.datamodule
             epoch = 0 if trainer.overfit_batches > 0 else facts["epoch"]
@@ -349,6 +370,14 @@ class Ledger(Callback):
             for logger in trainer.loggers:
                 values = {f"train/{name}": value for name, value in shown.items()}
                 logger.log_metrics(values, facts["step"])
+
+    def _heed(self, trainer: Trainer) -> None:
+        """Stop at this step if all ranks know that they shall: with a checkpoint and without a
+        validation, which the run that goes on begins with. A run at its end has no other."""
+        if self._is_told and trainer.global_step != budgeted_steps(trainer):
+            self.is_stopping = self.save_now = trainer.should_stop = True
+            trainer.fit_loop.epoch_loop._skip_next_val = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
     def note(self, event: Row) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""

@@ -19,7 +19,8 @@ from datamodules.core import plan
 from datamodules.core.planned import PlannedDataModule, collated
 from datamodules.shards.order import longest_rows
 from lit_models.training.dropout import ExactDropout
-from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks
+from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks, record_of
+from lit_models.training.progress import settle_progress
 from lit_models.training.rules import Verdict
 from lit_models.training.sharding import is_compiled, local_parts
 from lit_models.training.strategies import FullyShardedStrategy
@@ -149,8 +150,8 @@ class Rehearsal(Callback):
                 "--trainer.precision=bf16-mixed, which keeps weights in float32 shards."
             )
         data.take_micro_batch(plan.Rehearsed(size, load * gib, gib))
-        if checkpoint is not None and hasattr(pl_module, "settle_progress"):
-            pl_module.settle_progress(checkpoint)  # it was rescaled to the accumulation before
+        if checkpoint is not None and record_of(pl_module) is not None:
+            settle_progress(trainer, checkpoint)  # it was rescaled to the accumulation before
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lit_models.training.progress import budgeted_steps
 from lit_models.training.sharding import local_parts, sharded_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
@@ -414,15 +415,6 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
             )
         schedule.set_total_steps(steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def budgeted_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps of the whole run, `None` where the trainer sets no end."""
-    per_epoch = getattr(trainer.datamodule, "steps_per_epoch", None)
-    if per_epoch is None:  # of data without a plan, while they are trained on
-        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-    by_epochs = (trainer.max_epochs or -1) * per_epoch
-    return min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
 
 
 class AveragedWeights(Callback):

@@ -41,7 +41,7 @@ from datamodules.core.store import remove, write_whole
 from lit_models.training.agreement import agree_on_data, agree_on_run
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_all_ranks
-from lit_models.training.optim import budgeted_steps
+from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; what a launcher calls the run
@@ -456,7 +456,10 @@ class AppendingCSVLogger(Logger):
             # Written anew at first in any case: a kill may have cut the last row short.
             rows = self._read()
             if not self._columns:
+                # Also of a validation that runs again, if a kill cut off what followed it.
+                again = str(row["step"]), {name for name in row if row[name] != ""}
                 rows = [r for r in rows if not self._runs_again(r)]
+                rows = [r for r in rows if (r["step"], {n for n in r if r[n]}) != again]
                 self._columns = list(rows[0]) if rows else ["step", "epoch"]
             self._columns += sorted(set(row) - set(self._columns))
             text = io.StringIO()

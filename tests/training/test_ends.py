@@ -1,0 +1,126 @@
+"""A run that is killed or told to stop around a validation or the end of an epoch goes on as one
+that is not: schedules, EarlyStopping, callbacks and rows of metrics included."""
+
+import csv
+import os
+import signal
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lit_models.training import LastCheckpoint, default_callbacks
+from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
+from lit_models.training.run import default_loggers
+from tests.toy import CutAt, LitToy, PowerCut, ToyData, ledger_lines, toy_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:SIGTERM")
+STEPS = 7  # of an epoch
+NEVER_BETTER = {"monitor": "val/loss", "mode": "max", "min_delta": 1e9}
+
+
+class LitPlateau(LitToy):
+    """Its rate falls after each validation, as none is better than the first one."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = ReduceLROnPlateau(optimizer, "max", 0.7, patience=0, threshold=1e9)
+        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val/loss"}
+
+
+class Counts(Callback):
+    """Counts what it hears of, and keeps that in checkpoints."""
+
+    def __init__(self):
+        self.counts = {"steps": 0, "validations": 0, "epochs": 0}
+
+    def on_train_batch_end(self, *_):
+        self.counts["steps"] += 1
+
+    def on_validation_end(self, trainer, _):
+        self.counts["validations"] += not trainer.sanity_checking
+
+    def on_train_epoch_end(self, *_):
+        self.counts["epochs"] += 1
+
+    def state_dict(self):
+        return dict(self.counts)
+
+    def load_state_dict(self, state_dict):
+        self.counts = dict(state_dict)
+
+
+class Told(Callback):
+    """Tells the run to stop before a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(folder, *more, every=None, **options):
+    """Train, or go on, and return rates, the counts, the steps of validations and rows by name."""
+    resume, counts = newest_checkpoint(folder), Counts()
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    callbacks += [LastCheckpoint(every), counts, EarlyStopping(**NEVER_BETTER, patience=2), *more]
+    step = 0 if resume is None else read_checkpoint(resume)["global_step"]
+    logger = default_loggers(str(folder), step)[:1]
+    trainer = toy_trainer(folder, callbacks=callbacks, logger=logger, **options)
+    trainer.fit(LitPlateau(), ToyData(), ckpt_path=resume, weights_only=True)
+    return trainer
+
+
+def facts(folder):
+    last = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = [(r["step"], float(r["val/loss"])) for r in csv.DictReader(file) if r["val/loss"]]
+    rates = [line["learning_rate"] for line in ledger_lines(folder)]
+    return {"rows": rows, "rates": rates, "weights": last["state_dict"], **last["callbacks"]}
+
+
+LENGTHS = {"epochs": {"max_epochs": 6}, "steps": {"max_epochs": -1, "max_steps": 6 * STEPS}}
+EVENTS = {
+    # At a batch that follows the end of an epoch, whose checkpoint is the newest.
+    "killed after an epoch": ({}, CutAt(STEPS + 1)),
+    "killed in the validation of a saved step": ({"every": STEPS}, CutAt(STEPS)),
+    "killed within an epoch": ({"every": 4}, CutAt(9)),
+    # The ledger's vector is read two steps after a signal.
+    "told to stop at an epoch's end": ({}, Told(STEPS - 3)),
+    "told to stop in the first epoch": ({}, Told(1)),
+    "told to stop before a validation": ({}, Told(STEPS - 2)),
+}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_resumed_run_ends_its_epochs_as_one_that_went_on(tmp_path, event, length):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(whole, **LENGTHS[length])
+    options, callback = EVENTS[event]
+    try:
+        assert run(cut, callback, **options, **LENGTHS[length]).global_step < 3 * STEPS
+    except PowerCut:
+        assert isinstance(callback, CutAt)
+    trainer = run(cut, **options, **LENGTHS[length])
+    assert trainer.global_step == 3 * STEPS  # as EarlyStopping says
+    expected, found = facts(whole), facts(cut)
+    torch.testing.assert_close(found.pop("weights"), expected.pop("weights"))
+    assert found["rows"] == [(step, pytest.approx(loss)) for step, loss in expected["rows"]]
+    assert found["rates"] == pytest.approx(expected["rates"])
+    assert len({*found["rates"]}) == 2
+    assert found["Counts"] == expected["Counts"] == {"steps": 21, "validations": 3, "epochs": 3}
+
+
+def test_a_run_that_is_told_to_stop_stops_before_its_least_epochs(tmp_path):
+    assert run(tmp_path, Told(1), max_epochs=6, min_epochs=3).global_step < STEPS
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 1}, {"max_epochs": -1, "max_steps": STEPS}])
+def test_a_run_that_is_told_to_stop_at_its_last_step_ends_by_itself(tmp_path, length):
+    run(tmp_path, Told(STEPS - 3), **length)
+    assert [row for row, _ in facts(tmp_path)["rows"]] == [str(STEPS - 1)]
