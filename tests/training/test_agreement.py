@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from lit_models.training.hyperparameters import plain_values
 from lit_models.training.run import Run, RunFolder
@@ -29,6 +30,11 @@ def of_config(folder: Path, rates: list[str]) -> int:
     path.write_text(TOY.replace("lr: 0.01", f"lr: {rates[rank()]}"))
     run = (f"--trainer.default_root_dir={folder / 'run'}", "--trainer.logger=false")
     return unisono_here("fit", f"--config={path}", "--trainer.devices=2", *run)
+
+
+def of_version(folder: Path) -> int:
+    with mock.patch.object(torch, "__version__", f"2.13.{rank()}"):
+        return of_config(folder, ["0.01", "0.01"])
 
 
 def of_choice(folder: Path) -> None:
@@ -58,6 +64,11 @@ def test_another_config_on_one_rank_ends_all(tmp_path):
     printed = in_world(2, of_config, tmp_path, ["0.01", "0.02"], status=1)
     assert printed.count("the ranks have different runs: rank 0") == 2
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_another_version_of_torch_on_one_rank_ends_all(tmp_path):
+    printed = in_world(2, of_version, tmp_path, status=1)
+    assert printed.count("the ranks have different runs: rank 0") == 2
 
 
 def test_another_choice_on_one_rank_ends_all(tmp_path):
