@@ -101,10 +101,10 @@ class UnisonoParser(LightningArgumentParser):
         config = super().parse_args(args, *others, **options)
         for name, value in config_files.options(args or []):
             *path, last = name.split(".")
-            node = config.get(args[0]) if value in ("null", "~") else None
+            node: Any = config.get(args[0]) if value in ("null", "~") else None
             for part in path:
-                node = node and node.get("init_args", node).get(part)
-            if node and node.get(last) == "None":
+                node = node.get("init_args", node).get(part) if hasattr(node, "get") else None
+            if hasattr(node, "get") and node.get(last) == "None":  # no list, as of callbacks
                 node[last] = None
         return config
 

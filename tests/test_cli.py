@@ -338,6 +338,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_
         "--trainer.callbacks+=lit_models.training.LastCheckpoint",
         "--trainer.callbacks.every_n_steps=3",
         "--trainer.callbacks.every_epoch=false",
+        "--trainer.callbacks.every_n_minutes=null",
         "--trainer.logger=false",
     )
     assert status == 0, output
