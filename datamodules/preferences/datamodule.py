@@ -23,7 +23,7 @@ from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files
 from datamodules.text.instructions import EMPTY, Instruction, InstructionRequest
 from datamodules.text.packing import Piece, joined_rows
-from datamodules.text.prompts import ASSISTANT, asked
+from datamodules.text.prompts import asked, is_answer, objects_of
 from datamodules.text.store import TokenStore
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TokenizerOptions
@@ -54,7 +54,7 @@ class PreferenceRequest(InstructionRequest):
         if answers[0] == answers[1]:
             rule = '"chosen" and "rejected" are the same: nothing could be learnt; delete the row.'
             raise RowFault("equal answers", str(answers[0]), rule)
-        texts, place = [], (str(row.file), row.line)
+        texts, place, tools = [], (str(row.file), row.line), objects_of(row.values, "tools")
         for side, said in zip(SIDES, answers, strict=True):
             if isinstance(said, str):
                 asked({"prompt": prompt, "completion": said})
@@ -62,10 +62,10 @@ class PreferenceRequest(InstructionRequest):
             else:
                 _, messages = asked({"messages": [*(prompt or []), *(said or [])]})
                 assert messages is not None
-                if messages[-1]["role"] != ASSISTANT:
+                if not is_answer(last := messages[-1]):
                     rule = f'"{side}" must end with a message of the assistant.'
                     raise RowFault("no answer", str(said), rule)
-                text, answer = Instruction(*place, "", "", messages), messages[-1]["content"]
+                text, answer = Instruction(*place, "", "", messages, tools=tools), last["content"]
             if not answer.strip():
                 raise RowFault("empty answer", str(prompt), EMPTY.format(f'"{side}"'))
             texts.append(text)

@@ -17,14 +17,14 @@ from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault,
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.prompts import ASSISTANT, SHAPES, asked
+from datamodules.text.prompts import SHAPES, asked, is_answer, objects_of
 from datamodules.text.store import CorpusRequest, TokenStore, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 TooLong = Literal["cut", "leave_out"]
 EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete the row."
-STORE_VERSION = 5
+STORE_VERSION = 6
 ROWS_PER_BATCH = 1024
 
 
@@ -41,6 +41,7 @@ class Instruction(NamedTuple):
     shrinks: tuple[int, int] = (0, 0)
     group: str = ""  # samples of equal groups are in one part; "" groups equal samples
     extra: str = ""  # text that the store keeps beside the tokens of evaluation
+    tools: tuple[dict[str, Any], ...] = ()  # that a chat's assistant may call
 
     @property
     def key(self) -> str:
@@ -108,11 +109,11 @@ class Marker:
             before = row.prompt + self.separator
             text = before + row.completion
             return MarkedText(row, text, [(len(before), len(text))])
-        text, roles = self.tokenizer.render(row.messages), [m["role"] for m in row.messages]
-        answers = [i for i, role in enumerate(roles) if role == ASSISTANT]
-        spans = [self._answer(row.messages, i, text) for i in answers]
+        text = self.tokenizer.render(row.messages, tools=row.tools)
+        answers = [i for i, message in enumerate(row.messages) if is_answer(message)]
+        spans = [self._answer(row, i, text) for i in answers]
         ends = not text.rstrip().endswith(self.special)
-        return MarkedText(row, text, spans, ends, roles[-1] == ASSISTANT)
+        return MarkedText(row, text, spans, ends, is_answer(row.messages[-1]))
 
     def tokens(self, marked: Sequence[MarkedText]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the tokens of each text, ids [n] int64 and whether they are trained on [n] bool;
@@ -145,11 +146,12 @@ class Marker:
             found.append((ids, is_trained))
         return found
 
-    def _answer(self, messages: tuple[dict, ...], i: int, text: str) -> tuple[int, int]:
+    def _answer(self, row: Instruction, i: int, text: str) -> tuple[int, int]:
         """Return where answer i of the chat stands in its text."""
-        through, said = self.tokenizer.render(messages[: i + 1]), messages[i]["content"].strip()
+        through = self.tokenizer.render(row.messages[: i + 1], tools=row.tools)
+        said = row.messages[i]["content"].strip()
         if i or not said:
-            before = self.tokenizer.render(messages[:i], add_generation_prompt=True)
+            before = self.tokenizer.render(row.messages[:i], True, row.tools)
         else:  # nothing to render yet: the answer begins with what it says
             before = through.partition(said)[0]
         if text.startswith(before):
@@ -190,15 +192,17 @@ class InstructionRequest(CorpusRequest):
         """Return the sample of a row; RowFault where it breaks a rule."""
         prompt, messages = asked(row.values)
         if messages is not None:
-            answers = [message for message in messages if message["role"] == ASSISTANT]
+            answers = [message for message in messages if is_answer(message)]
             if not answers:
                 rule = (
-                    'no message has the role "assistant": nothing could be learnt; add its answer.'
+                    'no message has the role "assistant", and a weight that is not 0: nothing '
+                    "could be learnt; add its answer."
                 )
                 raise RowFault("no answer", str(messages), rule)
             if not all(one["content"].strip() or one.get("tool_calls") for one in answers):
                 raise RowFault("empty answer", str(messages), EMPTY.format("an answer"))
-            return Instruction(str(row.file), row.line, "", "", messages)
+            tools = objects_of(row.values, "tools")
+            return Instruction(str(row.file), row.line, "", "", messages, tools=tools)
         completion = row.values.get("completion")
         if not isinstance(completion, str):
             raise RowFault("keys", str(completion), f'"completion" must be a text: {SHAPES}.')
@@ -370,7 +374,8 @@ class InstructionDataModule(LanguageModelDataModule):
         train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt and
             completion, messages with role and content, conversations with from and value
             (ShareGPT), or instruction, input and output (Alpaca). Chats need a tokenizer with a
-            chat template.
+            chat template, which also writes a row's tools; of an answer of weight 0 nothing is
+            learnt.
         context_length: most positions of a row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.

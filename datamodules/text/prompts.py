@@ -94,10 +94,11 @@ def read_prompts(
             raise ValueError('the row has both "prompt" and "messages"; write one of them.')
         if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
             raise ValueError('mode score needs "choices", a list of texts that may follow.')
-        text = tokenizer.render(messages or (), True) if prompt is None else prompt + separator
+        is_chat, tools = prompt is None, objects_of(row.values, "tools")
+        text = tokenizer.render(messages or (), True, tools) if is_chat else f"{prompt}{separator}"
         encoded = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
         alone, *joint = (ids.tolist() for ids in encoded)
-        return [fitted(alone, ids, prompt is None) for ids in joint]
+        return [fitted(alone, ids, is_chat) for ids in joint]
 
     return (placed(row.place, read, row) for row in rows)
 
@@ -136,8 +137,36 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
         if not isinstance(content, str):
             rule = f'message {place} needs a "content" that is a text.'
             raise RowFault("content", str(content), rule)
-        checked.append({**message, "content": content})
+        if message.get("weight", 1) not in (0, 1):
+            rule = f"message {place} has the weight {message['weight']}; it must be 0 or 1."
+            raise RowFault("weight", str(message["weight"]), rule)
+        calls = {"tool_calls": objects_of(message, "tool_calls")} if is_call else {}
+        checked.append({**message, "content": content, **calls})
     return prompt, tuple(checked)
+
+
+def is_answer(message: dict[str, Any]) -> bool:
+    """Return whether a message of a chat is trained on: of the assistant, its weight not 0."""
+    return message["role"] == ASSISTANT and message.get("weight", 1) != 0
+
+
+def objects_of(values: dict[str, Any], name: str) -> tuple[dict[str, Any], ...]:
+    """Return the tools of a row or the calls of a message, none without; they may be JSON text, as
+    in tables, whose rows have one form.
+
+    Raises:
+        RowFault: they are no list of objects.
+    """
+    given = values.get(name) or []
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError:
+        found = None
+    one_by_one = found if isinstance(found, list) else [found]
+    if not all(isinstance(o, dict) and isinstance(o.get("function", o), dict) for o in one_by_one):
+        rule = f'"{name}" must be a list of objects such as {{"function": {{"name": "…"}}}}.'
+        raise RowFault(name, str(given), rule)
+    return tuple(one_by_one)
 
 
 def as_messages(values: dict[str, Any]) -> dict[str, Any]:

@@ -115,12 +115,21 @@ class TextTokenizer:
         text = self.decode([self._anchor, *ids], skip_special_tokens)
         return text[len(self.decode([self._anchor])) :]
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = False,
+        tools: Sequence[Message] = (),
+    ) -> str:
         """Return the text of a chat, special tokens included; with `add_generation_prompt` it ends
         where the assistant's answer begins.
 
+        Args:
+            tools: what the assistant may call, as the template reads it.
+
         Raises:
-            ValueError: there is no chat template, or it refuses these messages.
+            ValueError: there is no chat template, it refuses these messages, or it leaves out a
+                tool or the call of one.
         """
         if self.chat_template is None:
             raise ValueError(
@@ -130,8 +139,9 @@ class TextTokenizer:
         from jinja2 import TemplateError
 
         try:
-            return self._renderer.apply_chat_template(
+            text = self._renderer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
@@ -140,6 +150,15 @@ class TextTokenizer:
                 f"the chat template refuses these messages ({error}); correct them, or name "
                 "another template with data.tokenizer.chat_template."
             ) from error
+        calls = chain.from_iterable(message.get("tool_calls") or () for message in messages)
+        for tool in (*tools, *calls):
+            name = str(tool.get("function", tool).get("name") or "")
+            if name not in text:
+                raise ValueError(
+                    f'the chat template leaves the tool "{name}" out; name one that writes tools '
+                    "with data.tokenizer.chat_template, or take tools and tool_calls out."
+                )
+        return text
 
     def byte_lengths(self) -> np.ndarray | None:
         """Return how many UTF-8 bytes each token spells, [V] int64; special tokens spell none.

@@ -18,7 +18,6 @@ from tokenizers import processors
 
 from datamodules import InstructionDataModule, PlanOptions, TextSplit, TokenizerOptions
 from datamodules.core.batches import IGNORED
-from datamodules.files.rows import BadRows
 from datamodules.text.instructions import InstructionDataset
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import rows_file, saved_tokenizer
@@ -82,13 +81,8 @@ def trained_runs(dataset: InstructionDataset, sample_id: int = 0) -> list[str]:
 
 def example(count: int, seed: int = 0) -> list[dict]:
     pick = random.Random(seed)
-    return [
-        {
-            "prompt": " ".join(pick.choices(WORDS, k=pick.randint(1, 9))) + f" {i}",
-            "completion": " " + " ".join(pick.choices(WORDS, k=pick.randint(1, 9))),
-        }
-        for i in range(count)
-    ]
+    texts = (" ".join(pick.choices(WORDS, k=pick.randint(1, 9))) for _ in range(2 * count))
+    return [{"prompt": f"{next(texts)} {i}", "completion": f" {next(texts)}"} for i in range(count)]
 
 
 def test_a_prompt_is_read_and_its_completion_with_the_end_is_learnt(make):
@@ -323,13 +317,26 @@ def test_answers_and_their_ends_are_found(make, name, tmp_path):
         assert piece.labels[len(asked) - 1] != IGNORED
 
 
-def test_tool_calls_may_be_answers_without_content(make):
+def test_tools_and_their_calls_are_written_by_the_template_or_refused(make, tmp_path):
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
-    data = make({"messages": [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]})
-    ((_, _, row),) = data.store_request().rows(BadRows("error"))
-    roles = [message["role"] for message in row.messages]
-    assert roles == ["user", "assistant", "tool", "assistant"]
-    assert row.messages[1]["tool_calls"] == [{"name": "look"}]
+    chat = [CHAT[0], call, {"role": "tool", "content": "it is"}, CHAT[1]]
+    row = {"messages": chat, "tools": json.dumps([{"function": {"name": "find"}}])}
+    text = (
+        "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{% for m in messages %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.name }}{% endfor %};{% endfor %}"
+    )
+    data = make(row, tokenizer=template(text, tmp_path), layout="documents")
+    assert trained_runs(opened(data)) == ["look;", "Yes, it is;<|endoftext|>"]
+    assert opened(data).describe(0, 0)["text"] == "'find;Hen?;look;it is;Yes, it is;'"
+    for without, name in ((row, "find"), ({"messages": chat}, "look")):
+        with pytest.raises(ValueError, match=f'template leaves the tool "{name}" out; name one'):
+            make(without).prepare_data()
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learnt(make):
+    first, last = ({**TWO_TURNS[2], "weight": w} for w in (0, 1.0))
+    dataset = opened(make({"messages": [first, USER, last, USER, {**ANSWER, "weight": 0}]}))
+    assert trained_runs(dataset) == ["Yes<|endoftext|>"]
 
 
 @pytest.mark.parametrize(
@@ -341,19 +348,16 @@ def test_tool_calls_may_be_answers_without_content(make):
         ({"prompt": "x", "completion": " \n"}, "the completion is empty: only end-of-text could"),
         ({"messages": "x"}, '"messages" must be a list of objects'),
         ({"messages": []}, '"messages" must be a list of objects'),
-        ({"messages": [USER]}, 'no message has the role "assistant": nothing could be learnt; add'),
-        (
-            {"messages": [{"role": "human", "content": "x"}, ANSWER]},
-            'message 1 has the role "human"; it must be one of system, user, assistant, tool',
-        ),
+        ({"messages": [USER]}, 'no message has the role "assistant", and a weight that is not 0: '),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "no message has the role .*, and a weight"),
+        ({"messages": [USER, {**ANSWER, "weight": 3}]}, "message 2 has the weight 3; it must be 0"),
+        ({"messages": [USER, ANSWER], "tools": "look"}, '"tools" must be a list of objects such'),
+        ({"messages": [{**USER, "role": "human"}]}, '"human"; it must be one of system, user, ass'),
         ({"messages": [{"content": "x"}]}, 'message 1 has the role "None"; it must be one of'),
         ({"messages": [{"role": "user"}, ANSWER]}, 'message 1 needs a "content" that is a text'),
         ({"messages": [{"role": "user", "content": 3}, ANSWER]}, 'message 1 needs a "content"'),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "an answer is empty: only"),
-        (
-            {"conversations": [{"from": "tolstoy", "value": "x"}]},
-            'message 1 has the role "tolstoy"; it must be one of system, user',
-        ),
+        ({"conversations": [{"from": "tolstoy", "value": "x"}]}, 'message 1 has the role "tolstoy'),
         ({"conversations": [{"from": "gpt"}]}, 'message 1 needs a "content"'),
         ({"instruction": "x", "output": ""}, "an answer is empty"),
         ({"instruction": "x"}, 'no message has the role "assistant"'),

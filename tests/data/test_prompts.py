@@ -24,8 +24,8 @@ BEGIN = TOKENIZER.begin_id
 class ChatTokenizer(TextTokenizer):
     """Writes chats as lines."""
 
-    def render(self, messages, add_generation_prompt):
-        lines = [f"{m['role']}: {m['content']}\n" for m in messages]
+    def render(self, messages, add_generation_prompt, tools):
+        lines = [f"{m['role']}: {m['content']}\n" for m in (*tools, *messages)]
         return "".join(lines) + ("assistant: " if add_generation_prompt else "")
 
 
@@ -65,11 +65,11 @@ def test_chats_of_other_keys_are_asked_as_messages(tmp_path):
     rows = [
         {"conversations": [{"from": "human", "value": "Hi"}]},
         {"instruction": "Hi", "input": ""},
+        {"messages": TALK, "tools": [{"role": "tool", "content": "look"}]},
     ]
-    data = dataset(tmp_path, rows, CHATS)
-    assert {tuple(ids_of(data, i)) for i in range(2)} == {
-        tuple(TOKENIZER.encode("user: Hi\nassistant: "))
-    }
+    data, asked = dataset(tmp_path, rows, CHATS), "user: Hi\nassistant: "
+    texts = [TOKENIZER.decode(ids_of(data, i)) for i in range(3)]
+    assert texts == [asked, asked, f"tool: look\n{asked}"]
 
 
 def test_a_tokenizer_without_a_begin_token_adds_one_only_where_there_is_nothing(tmp_path):
