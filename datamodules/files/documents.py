@@ -80,7 +80,7 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
                 raise ValueError(
                     f'{row.place}: the row has no "{text_column}"; it has: '
                     f"{', '.join(row.values) or 'nothing'}. Name the column of the texts with "
-                    "data.text_column."
+                    "data.text_column; chats are read by datamodules.InstructionDataModule."
                 )
             text = row.values[text_column]
             if text is not None and not isinstance(text, str):
@@ -119,6 +119,12 @@ BOMS = (
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
 DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
+
+
+def page_bytes(path: Path) -> bytes:
+    """Return the content of a page, unpacked where gzip or zstandard packed it."""
+    with opened(path) as file:
+        return file.read()
 
 
 def parsed(html: str) -> "LexborHTMLParser":

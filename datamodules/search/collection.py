@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from datamodules.core.store import cache_folder, digest_of, file_digest, made_once, mapped_array
 from datamodules.demo import demo_collection
-from datamodules.files.rows import BadRow, BadRows, OnBadRows, read_rejected, refuse
+from datamodules.files.rows import BadRow, BadRows, OnBadRows, kind_of, read_rejected, refuse
 from datamodules.files.splitting import PART_NAMES, TRAIN, Split
 from datamodules.search.cleaning import Cleaning, main_lines
 from datamodules.search.formats import (
@@ -78,7 +79,7 @@ class CollectionRequest:
             return "msmarco"
         if (folder / PRODUCTS).exists():
             return "esci"
-        if any(any(folder.glob(f"**/*{suffix}")) for suffix in PAGE_SUFFIXES):
+        if any(kind_of(path) in PAGE_SUFFIXES for path in folder.rglob("*")):
             return "pages"
         raise ValueError(
             f"data.collection.folder {folder} holds none of the files that tell a format "
@@ -157,8 +158,13 @@ class TextTable:
         return np.where(self._keys[place] == wanted, self._order[place], -1)
 
 
+def _one_word(id: str) -> str:
+    """Return an id as TREC's files hold it, whose columns blanks divide: they are %20."""
+    return re.sub(r"\s", "%20", id)
+
+
 def _key(id: str) -> bytes:
-    return hashlib.blake2b(id.encode(errors="replace"), digest_size=16).digest()
+    return hashlib.blake2b(_one_word(id).encode(errors="replace"), digest_size=16).digest()
 
 
 def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadRows) -> TextTable:
@@ -183,6 +189,7 @@ def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadR
                 bad_rows.add(BadRow(str(path), line, record.id, rule, kind))
                 continue
             known[key] = None
+            record = record._replace(id=_one_word(record.id))
             content = json.dumps(record, ensure_ascii=False).encode()
             copy.write(content)
             starts.append(starts[-1] + len(content))

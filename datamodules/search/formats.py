@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from datamodules.files.documents import (
     decoded_html,
     files_in,
+    page_bytes,
     parsed,
     read_documents,
     visible_lines,
@@ -279,15 +280,16 @@ class PagesReader:
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
         """Yield every page, then every query or title; `documents` come first."""
         if role == "documents":
-            by_name: dict[str, list[str]] = {}
+            by_name: dict[str, list[str]] = {}  # or by address, which copies of a page share
             for page in self.pages:
                 record = page_record(page, self.folder, self.main_lines)
                 yield TextRow(record, page, 1)
                 self._titles.append(TextRow(TextRecord(record.id, "", record.title), page, 1))
-                by_name.setdefault(page.name, []).append(record.id)
                 place = page.relative_to(self.folder).as_posix()
-                names = (record.id, place, record.address, record.address.rpartition("://")[2])
-                self._ids |= {name.strip("/"): record.id for name in names if name}
+                self._ids |= {record.id: record.id, place: record.id}
+                names = (page.name, record.address, record.address.rpartition("://")[2])
+                for name in dict.fromkeys(name.strip("/") for name in names if name):
+                    by_name.setdefault(name, []).append(record.id)
             for name, ids in by_name.items():
                 if len(ids) == 1:
                     self._ids.setdefault(name, ids[0])
@@ -313,7 +315,10 @@ class PagesReader:
             yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
         for row in self._pairs:
             if (page := self._ids.get(row.document.strip("/"))) is None:
-                rule = "no page has this path, name or address; correct it, or add the page."
+                rule = (
+                    "no page has this path, name or address, or several have; name its path, or "
+                    "add the page."
+                )
                 bad_rows.add(BadRow(row.file, row.line, row.document, rule, "unknown document"))
             else:
                 yield row._replace(document=page)
@@ -327,8 +332,8 @@ def page_record(
     The title is `<title>`, else the first heading, of text a short first line, else the name of the
     file; the address is that of a canonical link, else "".
     """
-    source, address = decoded_html(page.read_bytes()), ""
-    if page.suffix.lower() in HTML_SUFFIXES:
+    source, address = decoded_html(page_bytes(page)), ""
+    if kind_of(page) in HTML_SUFFIXES:
         tree = parsed(source)
         nodes = [tree.css_first("title"), tree.css_first("h1")]
         title = next((text for n in nodes if n and (text := " ".join(n.text().split()))), "")
@@ -336,7 +341,7 @@ def page_record(
         link = tree.css_first('link[rel="canonical"]')
         address = "" if link is None else (link.attributes.get("href") or "").strip()
     else:
-        is_markdown = page.suffix.lower() == ".md"
+        is_markdown = kind_of(page) == ".md"
         heading = HEADING.search(source) if is_markdown else None
         plain = MARKUP.sub(r"\1", source) if is_markdown else source
         lines = [line for one in plain.splitlines() if (line := " ".join(one.split()))]

@@ -18,7 +18,14 @@ from urllib.parse import SplitResult, urlsplit
 
 import pyarrow as pa
 
-from datamodules.files.documents import decoded_html, files_in, html_encoding, parsed, visible_lines
+from datamodules.files.documents import (
+    decoded_html,
+    files_in,
+    html_encoding,
+    page_bytes,
+    parsed,
+    visible_lines,
+)
 from datamodules.files.tables import first_bad_byte, write_batches
 from datamodules.search.cleaning import library
 from datamodules.text.encoding import sentences_of, words_of
@@ -407,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ease", action="store_true", help="say how easily each text is read")
     options = parser.parse_args(arguments)
     paths = [files_in(p, SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
-    contents = ((str(path), path.read_bytes()) for path in chain(*paths))
+    contents = ((str(path), page_bytes(path)) for path in chain(*paths))
     reports = check_site(contents, options.ease)
     if len(reports) == 1:
         print(shown_report(reports[0]))
