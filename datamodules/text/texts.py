@@ -79,9 +79,10 @@ class LanguageModelDataModule(CorpusDataModule):
         return store
 
     def predict_hint(self, command: str) -> str:
-        """Return the command with a first prompt."""
-        row = json.dumps({"prompt": "The"})
-        return f"echo '{row}' > prompts.jsonl && {command} --data.predict_files=prompts.jsonl"
+        """Return the command with a first prompt, where the folder has no file of prompts."""
+        row, is_there = json.dumps({"prompt": "The"}), Path("prompts.jsonl").exists()
+        write = "" if is_there else f"echo '{row}' > prompts.jsonl && "
+        return f"{write}{command} --data.predict_files=prompts.jsonl"
 
     def open_store(self, stage: str) -> TokenStore:
         """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
