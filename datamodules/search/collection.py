@@ -32,6 +32,7 @@ from datamodules.search.formats import (
 from datamodules.search.layouts import PASSAGES, PRODUCTS, EsciReader, MsMarcoReader
 
 COLLECTION_VERSION = 5
+CACHE_VERSION = 2  # of the folder alone: earlier ones have ids of several words, and runs go on
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader
 READERS: dict[str, Callable[[Path, CollectionFiles], Reader]] = {
@@ -249,7 +250,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
     home = str(Path(request.folder).resolve()) if request.folder else None  # ids of pages are in it
-    folder = cache_folder("collections", [fingerprint, places, home])
+    folder = cache_folder("collections", [fingerprint, places, home, CACHE_VERSION])
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request, facts))
     collection = Collection(folder)
