@@ -58,8 +58,7 @@ class Probe(Callback):
         """Append a line of plain values to this rank's file."""
         folder = Path(trainer.default_root_dir) / SEEN
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.attempt}-{trainer.global_rank}.jsonl"
-        with path.open("a", encoding="utf-8") as file:
+        with (folder / f"{self.attempt}-{trainer.global_rank}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
@@ -121,7 +120,8 @@ class Probe(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.is_last_batch:  # not where max_steps cuts an epoch
+        done = trainer.fit_loop.epoch_loop.batch_progress  # to its end, unless max_steps cut it
+        if done.is_last_batch or done.current.ready >= trainer.num_training_batches:
             self.note(trainer, ended=trainer.current_epoch)
 
     def on_validation_batch_end(
