@@ -63,7 +63,10 @@ def run_command(name: str, argv: list[str]) -> Any:
         return 0
     with usage_errors():
         arguments = arguments_of(argv, function)
-    return function(**arguments)
+    kinds = {p.name: p.kind for p, _ in options_of(function)}
+    several = [name for name, kind in kinds.items() if kind is Parameter.VAR_POSITIONAL]
+    values = [value for name in several for value in arguments.pop(name)]
+    return function(*values, **arguments)
 
 
 def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
@@ -82,8 +85,9 @@ def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
 def parser_of(function: Callable[..., Any]) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Parameters before keyword-only ones have a place, as all of a command that requires one; a
-    mapping has options of its own (`--change.NAME.devices=2`), which are read beside this parser.
+    Parameters before keyword-only ones have a place, as all of a command that requires one; one
+    with a star has one or more; a mapping has options of its own (`--change.NAME.devices=2`), which
+    are read beside this parser.
     """
     text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     parser = CommandParser(
@@ -107,7 +111,9 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
             options["action"] = "append"
         else:
             options["type"] = str if kind is dict else kind
-        if name == RUN_OPTIONS:
+        if p.kind is Parameter.VAR_POSITIONAL:
+            parser.add_argument(name, nargs="+", **options)
+        elif name == RUN_OPTIONS:
             parser.epilog = f"Other options: {meaning}"
         elif has_places and p.kind is Parameter.POSITIONAL_OR_KEYWORD:
             options |= {} if is_required else {"nargs": "?", "default": p.default}

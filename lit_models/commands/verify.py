@@ -31,18 +31,27 @@ class Status(IntEnum):
     CHECKPOINT = 9  # a checkpoint is damaged, or not of this ledger
 
 
-def verify(run: Path) -> int:
+def verify(*runs: Path) -> int:
     """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
 
     Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps
     were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used other
     samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not the ledger's.
+    Of several runs it is the highest.
 
     Args:
-        run: a run folder, such as runs/demo.
+        runs: a run folder, such as runs/demo, or several.
     """
-    proof = verify_run(run)
-    console = Console(highlight=False, soft_wrap=True)
+    console, proofs = Console(highlight=False, soft_wrap=True), []
+    for run in runs:
+        proofs.append(verify_run(run))
+        if len(runs) > 1:
+            console.print(f"{'run':<17} {run}", markup=False)
+        _show(proofs[-1], console)
+    return max(int(proof.status) for proof in proofs)
+
+
+def _show(proof: "Proof", console: Console) -> None:
     worlds = ", ".join(str(size) for size in proof.attempts)
     lines = [("attempts", f"{len(proof.attempts)} (devices: {worlds})")]
     lines += [("discarded", f"{lost} (repeated after the kill)") for lost in proof.discarded]
@@ -64,7 +73,6 @@ def verify(run: Path) -> int:
         console.print(f"(+{len(proof.findings) - SHOWN_FINDINGS} more)")
     if proof.findings:
         console.print(f"status            {proof.status:d} ({proof.status.name.lower()})")
-    return int(proof.status)
 
 
 class Finding(NamedTuple):

@@ -82,7 +82,7 @@ def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(unisono, given,
 def test_a_mistyped_option_of_a_command_names_the_nearest(unisono):
     status, output = unisono("verify", "--rn=runs/x")
     assert status == 2
-    assert "no option `--rn`. Did you mean --run?" in output
+    assert "no option `--rn`. Did you mean --runs?" in output
 
 
 def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lit_models.commands import run_command
 from lit_models.commands.verify import Status, chained, verify, verify_run
 from lit_models.training import Ledger
 from lit_models.training.checkpoints import read_checkpoint
@@ -55,10 +56,13 @@ def test_a_whole_run_is_proven(whole, capsys):
     assert content["ledger"] == {"hash": lines_of(whole)[STEPS]["hash"]}  # after the first line
 
 
-def test_a_limited_epoch_is_told_with_its_counts(tmp_path, capsys):
+def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_several_runs(
+    whole, tmp_path, capsys
+):
     fit(tmp_path, limit_train_batches=2)
-    assert verify(tmp_path) == Status.CUT
+    assert run_command("verify", [str(tmp_path), str(whole)]) == Status.CUT
     shown = capsys.readouterr().out
+    assert f"run               {whole}\nattempts  " in shown
     assert "epochs 0 to 1     2 of 7 steps, 16 of 50 samples, each once" in shown
     assert "not whole" in shown
 
