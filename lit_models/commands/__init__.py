@@ -169,6 +169,8 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 else:
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
+        elif name in own and own[name].kind is Parameter.VAR_POSITIONAL:
+            words += [value] if value else []  # by its place, too
         elif name in own:
             words.append(option.replace("_", "-") + word.removeprefix(option))
         elif not takes_run:
