@@ -13,12 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_models.blocks import DecoderCache
+
 T5_TYPES = ("t5", "mt5", "umt5")  # ByT5 is t5
 ROOM = 32  # positions at first; doubled when they are full
 
 
-class T5Cache:
-    """Keys and values of the sources, once for each, and of the tokens so far.
+class T5Cache(DecoderCache):
+    """Keys and values of the sources [B, H, S, K], once for each, and of the tokens so far
+    [R, H, N, K], by layer.
 
     Args:
         decoder: the T5Stack that writes, in eval mode; its layers are called, so adapters count.
@@ -28,9 +31,8 @@ class T5Cache:
     """
 
     def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
-        self.decoder, self.position = decoder, 0
-        self.memory_kv: list[tuple[Tensor, Tensor]] = []  # [B, H, S, K] each
-        self.past_kv: list[tuple[Tensor, Tensor]] = []  # [R, H, N, K] each
+        super().__init__([], mask)
+        self.decoder = decoder
         for block in decoder.block:
             attention = block.layer[1].EncDecAttention
             k_bhsk, v_bhsk = (
@@ -42,7 +44,7 @@ class T5Cache:
             self.past_kv.append((empty, empty))
         bias = torch.zeros_like(mask, dtype=k_bhsk.dtype)
         bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-        self.memory_bias = bias[:, None, None, :]  # [B, 1, 1, S]
+        self.mask = bias[:, None, None, :]  # [B, 1, 1, S], added to scores
         self.biases: list[Tensor] = []  # of each layer by distance, the farthest first [1, H, 1, N]
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -60,27 +62,16 @@ class T5Cache:
             kv, near = (past_k[:, :, :end], past_v[:, :, :end]), bias[..., -end:]
             hidden = hidden + _read(attention, normed, kv, near)
             normed, attention = _normed(hidden, cross), cross.EncDecAttention
-            hidden = hidden + _read(attention, normed, memory_kv, self.memory_bias)
+            hidden = hidden + _read(attention, normed, memory_kv, self.mask)
             hidden = hidden + feed_forward.DenseReluDense(_normed(hidden, feed_forward))
         self.position = end
         return self.decoder.final_layer_norm(hidden)
-
-    def reorder(self, rows: Tensor) -> None:
-        """Hypotheses continue from others of the same record [R]."""
-        self.past_kv = [(key[rows], value[rows]) for key, value in self.past_kv]
-
-    def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
-        """Goes on with some records only. Args: rows [B'] int64."""
-        self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
-        self.memory_bias = self.memory_bias[rows]
-        offset = torch.arange(hypotheses, device=rows.device)
-        self.reorder((rows[:, None] * hypotheses + offset).flatten())
 
     def _make_room(self, size: int) -> None:
         """Have room for so many positions."""
         more = (0, 0, 0, size - self.position)
         self.past_kv = [(F.pad(key, more), F.pad(value, more)) for key, value in self.past_kv]
-        self.biases, dtype = [], self.memory_bias.dtype
+        self.biases, dtype = [], self.mask.dtype
         for block in self.decoder.block:
             attention = block.layer[0].SelfAttention
             if attention.has_relative_attention_bias:  # T5's first layer has it for all
