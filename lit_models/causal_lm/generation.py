@@ -22,45 +22,68 @@ from lit_models.causal_lm.pretrained import Network, most_positions
 
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
 MOST_ROOM = 512  # positions of a cache that are made at a time
+NOT_FINITE = (
+    "the network returns logits that are not finite; its weights are damaged, or the precision is "
+    "too low for them: try trainer.precision=32-true."
+)
 AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between two looks of the host, which wait for a GPU
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
-    """Use of prompts by `predict`.
+class DrawOptions:
+    """How the next token is chosen.
 
     Args:
-        max_new_tokens: longest completion in tokens.
+        max_new_tokens: the longest text in tokens, without its end; `None` is that of training.
         temperature: divides the logits; 0 takes the most probable token each time.
         top_k: draw among the most probable tokens only; `None` draws among all.
         top_p: draw among the fewest tokens with this share of the probability; 1 for all.
-        stop: texts that end a completion and do not belong to it, besides the end-of-text token.
-        seed: of the draws; each prompt has its own numbers, whatever stands beside it.
-        mode: `generate` completes prompts, `score` rates the continuations that the file names.
+        seed: of the draws; each sample has its own numbers, whatever stands beside it.
 
     Raises:
         ValueError: a value outside its range.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
-    stop: list[str] = field(default_factory=list)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        most, top_k = (1 if n is None else n for n in (self.max_new_tokens, self.top_k))
+        self.refuse(
+            {
+                "max_new_tokens must be at least 1": most < 1,
+                "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
+                "top_k must be at least 1 or None for all": top_k < 1,
+                "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
+            }
+        )
+
+    def refuse(self, is_wrong: dict[str, bool]) -> None:
+        """Raise ValueError for the first rule, which begins with its option, that is broken."""
+        if rule := next((rule for rule, is_broken in is_wrong.items() if is_broken), None):
+            raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
+
+
+@dataclass(frozen=True)
+class GenerationOptions(DrawOptions):
+    """Use of prompts by `predict`.
+
+    Args:
+        max_new_tokens: longest completion in tokens.
+        stop: texts that end a completion and do not belong to it, besides the end-of-text token.
+        mode: `generate` completes prompts, `score` rates the continuations that the file names.
+    """
+
+    max_new_tokens: int = 128
+    stop: list[str] = field(default_factory=list)
     mode: Literal["generate", "score"] = "generate"
 
     def __post_init__(self) -> None:
-        is_wrong = {
-            "max_new_tokens must be at least 1": self.max_new_tokens < 1,
-            "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
-            "top_k must be at least 1 or None for all": self.top_k is not None and self.top_k < 1,
-            "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
-            "stop must be a list of texts that are not empty": not all(self.stop),
-        }
-        rule = next((rule for rule, is_broken in is_wrong.items() if is_broken), None)
-        if rule is not None:
-            raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
+        super().__post_init__()
+        self.refuse({"stop must be a list of texts that are not empty": not all(self.stop)})
 
 
 class Completions(NamedTuple):
@@ -176,10 +199,7 @@ class _Row:
     def take(self, token: int) -> None:
         """Go on by one token, or end; a RuntimeError where there is none."""
         if token == NO_TOKEN:
-            raise RuntimeError(
-                "the network returns logits that are not finite; its weights are damaged, or the "
-                "precision is too low for them: try trainer.precision=32-true."
-            )
+            raise RuntimeError(NOT_FINITE)
         self.reason = self.stops.reason_of_token.get(token)
         if self.reason is not None:
             return

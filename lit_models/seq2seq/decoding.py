@@ -13,53 +13,35 @@ from torch import Tensor
 
 from datamodules.core.plan import rng_for
 from datamodules.text.prompts import NO_TOKEN
-from lit_models.causal_lm.generation import draw
-
-AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between two looks of the host, which wait for a GPU
+from lit_models.causal_lm.generation import AT_ONCE, AT_ONCE_ON_CPU, NOT_FINITE, DrawOptions, draw
 
 
 @dataclass(frozen=True)
-class Seq2SeqDecoding:
+class Seq2SeqDecoding(DrawOptions):
     """How a target is written.
 
     Args:
-        max_new_tokens: longest target in tokens, without its end mark; `None` is that of training.
         num_beams: hypotheses of beam search; 1 is greedy, or drawn.
         length_penalty: of beam search: the logarithm of a target's probability is divided by its
             number of tokens, the end mark included, to this power; 0 favours short ones.
-        temperature: divides the logits; 0 takes the most probable token each time.
-        top_k: draw among the most probable tokens only; `None` draws among all.
-        top_p: draw among the fewest tokens with this share of the probability; 1 for all.
-        seed: of the draws; each record has its own numbers, whatever stands beside it.
 
     Raises:
         ValueError: a value outside its range, or draws of a beam search.
     """
 
-    max_new_tokens: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        least = 1 if self.max_new_tokens is None else self.max_new_tokens
-        is_wrong = {
-            "max_new_tokens must be at least 1": least < 1,
-            "num_beams must be at least 1": self.num_beams < 1,
-            "length_penalty must be 0 or more": not 0 <= self.length_penalty < float("inf"),
-            "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
-            "top_k must be at least 1 or None for all": self.top_k is not None and self.top_k < 1,
-            "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
-            "temperature must be 0 beside num_beams above 1, which draws nothing": (
-                self.num_beams > 1 and self.temperature > 0
-            ),
-        }
-        rule = next((rule for rule, is_broken in is_wrong.items() if is_broken), None)
-        if rule is not None:
-            raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
+        super().__post_init__()
+        draws = self.num_beams > 1 and self.temperature > 0
+        self.refuse(
+            {
+                "num_beams must be at least 1": self.num_beams < 1,
+                "length_penalty must be 0 or more": not 0 <= self.length_penalty < float("inf"),
+                "temperature must be 0 beside num_beams above 1, which draws nothing": draws,
+            }
+        )
 
 
 class Written(NamedTuple):
@@ -108,10 +90,7 @@ def write(
         if (step + 1) % at_once == 0 and not state.drop_finished():
             break
     if not bool(state.is_sound):
-        raise RuntimeError(
-            "the network returns logits that are not finite; its weights are damaged, or the "
-            "precision is too low for them: try trainer.precision=32-true."
-        )
+        raise RuntimeError(NOT_FINITE)
     return Written(state.ids, state.nats)
 
 
