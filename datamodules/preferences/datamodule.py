@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,18 @@ from datamodules.core.batches import IGNORED
 from datamodules.core.plan import Plan, iterate_whole_batches
 from datamodules.core.planned import PlannedDataset, collated
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import SUFFIXES, BadRows, JsonRow, RowFault, sound_rows
+from datamodules.files.rows import BadRows, JsonRow, RowFault, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files
-from datamodules.text.instructions import EMPTY, Instruction, InstructionRequest
+from datamodules.text.instructions import (
+    EMPTY,
+    Instruction,
+    InstructionDataModule,
+    InstructionRequest,
+)
 from datamodules.text.packing import Piece, joined_rows
 from datamodules.text.prompts import asked, is_answer, objects_of
 from datamodules.text.store import TokenStore
-from datamodules.text.texts import LanguageModelDataModule
-from datamodules.tokenizers.text import TokenizerOptions
 
 PAIRS = "pairs"  # name of the loss's term, whose count is that of the samples
 SIDES = ("chosen", "rejected")
@@ -159,35 +162,24 @@ class PreferenceDataset(PlannedDataset):
         }
 
 
-class PreferenceDataModule(LanguageModelDataModule):
+class PreferenceDataModule(InstructionDataModule):
     """Prompts with a chosen and a rejected answer; without any file, embedded demo data, whose
     rejected answers say their words backwards. Training files are divided by the prompt.
 
-    `global_batch_size` counts pairs.
+    `global_batch_size` counts pairs, `context_length` the positions of a prompt with an answer.
 
     Args:
         train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt, chosen
             and rejected as texts, or chosen and rejected as lists of messages, which begin alike or
             go on from a list of messages as prompt. Chats need a tokenizer with a chat template.
-        context_length: most positions of a text, prompt and answer.
-        separator: stands between a prompt and an answer.
-        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
-        language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
+        instructions: see `InstructionDataModule`.
     """
 
-    suffixes = SUFFIXES
     noun = "pairs"
+    request_class = PreferenceRequest
 
-    def __init__(
-        self,
-        train_files: Files = None,
-        context_length: int = 512,
-        separator: str = "",
-        on_bad_rows: Literal["error", "reject"] = "error",
-        **language_model: Any,
-    ) -> None:
-        super().__init__(train_files=train_files, context_length=context_length, **language_model)
-        self.separator, self.on_bad_rows = separator, on_bad_rows
+    def __init__(self, train_files: Files = None, **instructions: Any) -> None:
+        super().__init__(train_files, **instructions)
 
     def part_dataset(self, part: int) -> Any:
         """Return the pairs of a part that fit."""
@@ -204,11 +196,6 @@ class PreferenceDataModule(LanguageModelDataModule):
         plan = Plan(np.arange(len(dataset.lengths)), PAIRS_AT_ONCE)
         for batch in iterate_whole_batches(plan, *self._replicas()):
             yield collated(dataset, batch)
-
-    def request_of(
-        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
-    ) -> PreferenceRequest:
-        return PreferenceRequest(files, tokenizer, self.split, separator=self.separator)
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_preferences()], VALIDATION: [], TEST: []}

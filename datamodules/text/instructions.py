@@ -387,6 +387,7 @@ class InstructionDataModule(LanguageModelDataModule):
     suffixes = SUFFIXES
     noun = "samples"
     too_long: TooLong = "cut"
+    request_class = InstructionRequest
 
     def __init__(
         self,
@@ -410,7 +411,7 @@ class InstructionDataModule(LanguageModelDataModule):
     def request_of(
         self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
     ) -> InstructionRequest:
-        return InstructionRequest(files, tokenizer, self.split, separator=self.separator)
+        return self.request_class(files, tokenizer, self.split, separator=self.separator)
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_instructions()], VALIDATION: [], TEST: []}
