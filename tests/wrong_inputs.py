@@ -40,9 +40,7 @@ def place(path: Path, content: bytes | str) -> None:
     """Writes a wrong input; a word in capitals is a checkpoint with that fault."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sound = Path("runs/mine/checkpoints/last.ckpt")
-    if content == "CUT":
-        path.write_bytes(sound.read_bytes()[:2000])
-    elif content == "BYTE":
+    if content == "BYTE":
         whole = bytearray(sound.read_bytes())
         whole[len(whole) // 2] ^= 1
         path.write_bytes(whole)
@@ -51,8 +49,6 @@ def place(path: Path, content: bytes | str) -> None:
         torch.save({"state_dict": {}, "hyper_parameters": made_by}, path)
     elif content == "PLAIN":
         torch.save({"state_dict": {"weight": torch.zeros(2)}}, path)
-    elif content == "LEDGER":
-        path.write_bytes(Path("runs/mine/ledger.jsonl").read_bytes())
     elif content == "NAN":
         checkpoint = torch.load(sound, weights_only=True)
         next(v for v in checkpoint["state_dict"].values() if v.is_floating_point()).fill_(torch.nan)

@@ -67,14 +67,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
         r"acts holds activations of another subject \(digest: \w+ there, \w+ here\); name the "
         "model that was dumped with model.subject.path",
     ),
-    "a store of another layer": (
-        [*FIT, "--model.subject.layer=0"],
-        "activations of another subject .*layer: 1 there, 0 here.*or dump the activations of this",
-    ),
-    "a negative layer": (
-        [*PREDICT, OTHER, "--model.subject.layer=-1"],
-        "layer -1 is none of the subject's 3 blocks",
-    ),
     "a layer out of range": (
         [*PREDICT, OTHER, "--model.subject.layer=3"],
         "layer 3 is none of the subject's 3 blocks; give subject.layer or model.layers from 0 to 2",
