@@ -81,6 +81,7 @@ class Way:
 
 def certify(
     run_options: list[str] | None = None,
+    *,
     devices: str = "1,2",
     strategies: str = "ddp,fsdp",
     levels: str = "A,C",
@@ -236,9 +237,8 @@ class Trial:
 
     def run(self, way: Way, folder: Path, look_at: int | None = None) -> str:
         """Run a way to its end, and return what went wrong, "" if nothing did."""
-        begun, log = time.monotonic(), folder.with_suffix(".log")
+        begun, last, log = time.monotonic(), len(way.worlds), folder.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        last = len(way.worlds)
         for number, (devices, strategy) in enumerate(way.worlds, 1):
             kill_after = self.steps * number // last + 1 if number < last else None
             probe = {"attempt": number, "kill_after": kill_after, "look_at": look_at}

@@ -85,9 +85,8 @@ def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
 def parser_of(function: Callable[..., Any]) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Parameters before keyword-only ones have a place, as all of a command that requires one; one
-    with a star has one or more; a mapping has options of its own (`--change.NAME.devices=2`), which
-    are read beside this parser.
+    Parameters that are not keyword-only have a place, one with a star has one or more; a mapping
+    has options of its own (`--change.NAME.devices=2`), which are read beside this parser.
     """
     text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     parser = CommandParser(
@@ -97,9 +96,7 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    own = list(options_of(function))
-    has_places = any(Parameter.empty is p.default or p.kind is p.KEYWORD_ONLY for p, _ in own)
-    for p, meaning in own:
+    for p, meaning in options_of(function):
         name, is_required = p.name, p.default is Parameter.empty
         is_whole = get_origin(p.annotation) in (None, list)
         kind = p.annotation if is_whole else get_args(p.annotation)[0]
@@ -115,7 +112,7 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
             parser.add_argument(name, nargs="+", **options)
         elif name == RUN_OPTIONS:
             parser.epilog = f"Other options: {meaning}"
-        elif has_places and p.kind is Parameter.POSITIONAL_OR_KEYWORD:
+        elif p.kind is Parameter.POSITIONAL_OR_KEYWORD:
             options |= {} if is_required else {"nargs": "?", "default": p.default}
             parser.add_argument(name, **options)
         else:
@@ -164,12 +161,17 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             node[last] = load_yaml(value, option)
         elif option == "--config" and mappings:
             for key, item in read_config(find_config(value)).items():
+                if key not in own:
+                    raise ValueError(
+                        f"{value} has the key `{key}`; keys here are {', '.join(own)}. The config "
+                        "of one run is for `unisono fit`."
+                    )
                 if key in mappings:
                     values[key] = item
                 else:
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
-        elif name in own and own[name].kind is Parameter.VAR_POSITIONAL:
+        elif name in own and own[name].kind is not Parameter.KEYWORD_ONLY:
             words += [value] if value else []  # by its place, too
         elif name in own:
             words.append(option.replace("_", "-") + word.removeprefix(option))

@@ -36,7 +36,9 @@ class Diagnosis:
     todo: str = ""  # what follows from it, and the way out; empty where it is ok
 
 
-def doctor(folder: Path = Path("runs"), collectives: bool = False, timeout_s: float = 60.0) -> int:
+def doctor(
+    *, folder: Path = Path("runs"), collectives: bool = False, timeout_s: float = 60.0
+) -> int:
     """Look at everything outside of the project that a run depends on, and say what to mend.
 
     Under srun or torchrun it speaks for the whole job: rank 0 prints, also what is wrong on other

@@ -48,7 +48,7 @@ def check(run_options: list[str] | None = None) -> int:
     return 0 if audit.is_sound else 1
 
 
-def plan(run_options: list[str] | None = None, devices: str = "1,2,4,8") -> int:
+def plan(run_options: list[str] | None = None, *, devices: str = "1,2,4,8") -> int:
     """Show what a run will be on several numbers of devices, by arithmetic; nothing is left behind.
 
     Args:

@@ -40,6 +40,7 @@ def test_help_is_shown_wherever_it_is_asked_for(unisono, given):
 
 def limited(
     run_options: list[str] | None = None,
+    *,
     time_limit_h: float | None = 1.0,
     line: list[str] | None = None,
     json: bool = False,
@@ -79,17 +80,22 @@ def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(unisono, given,
     assert message in " ".join(output.split())
 
 
-def test_a_mistyped_option_of_a_command_names_the_nearest(unisono):
-    status, output = unisono("verify", "--rn=runs/x")
+@pytest.mark.parametrize(("name", "run"), [("verify", "--runs"), ("replay", "--run")])
+def test_a_mistyped_option_of_a_command_names_the_nearest_which_then_works(unisono, name, run):
+    status, output = unisono(name, "--rn=runs/x")
     assert status == 2
-    assert "no option `--rn`. Did you mean --runs?" in output
+    assert f"no option `--rn`. Did you mean {run}?" in output
+    status, output = unisono(name, f"{run}=runs/x", *["--step=1"] * (name == "replay"))
+    assert (status, "run folder" in output) == (1, True), output
 
 
 def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
     """Of one place."""
 
 
-@pytest.mark.parametrize("given", ["x.ckpt --to=y", "--to y x.ckpt"])
+@pytest.mark.parametrize(
+    "given", ["x.ckpt --to=y", "--to y x.ckpt", "--ckpt=x.ckpt --to=y", "--to=y --ckpt x.ckpt"]
+)
 def test_what_is_required_has_a_place(given):
     assert arguments_of(given.split(), read) == {"ckpt": Path("x.ckpt"), "to": Path("y")}
 
@@ -135,14 +141,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, monkeypatch, capfd)
     ],
 )
 def test_options_of_a_group_are_joined_in_their_order(given, values):
-    def function(data: dict | None = None) -> None: ...
+    def function(*, data: dict | None = None) -> None: ...
 
     assert arguments_of(given.split(), function) == {"data": values}
 
 
 def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
     def function(
-        data: dict | None = None, to: str = "x", seed: int = 1, only: list[str] | None = None
+        *, data: dict | None = None, to: str = "x", seed: int = 1, only: list[str] | None = None
     ) -> None: ...
 
     config = tmp_path / "c.yaml"
@@ -154,6 +160,9 @@ def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
         "only": ["b", "c"],
         "data": {"e": {"f": 1, "g": 2}},
     }
+    config.write_text("trainer: {}\n")
+    with pytest.raises(ValueError, match="has the key `trainer`; keys here are data, to, seed, o"):
+        arguments_of(given, function)
     config.write_text("seed: true\n")
     with pytest.raises(ValueError, match="--seed: invalid int value: 'True'"):
         arguments_of(given, function)
