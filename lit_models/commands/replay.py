@@ -19,12 +19,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
+from datamodules.core.store import write_whole
 from lit_models.cli import QUIET, built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
@@ -131,7 +132,7 @@ def replay(
             "checkpoint_step": found.checkpoint_step,
             **asdict(result),
         }
-        json.write_text(dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(json, dumps(content, indent=1) + "\n")
     return 1 if result.faults else 0
 
 
@@ -200,9 +201,8 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     rows = sorted(result.samples, key=lambda one: (math.isfinite(one.share), -one.share))
     table = Table(width=WIDTH, title="samples", title_justify="left", title_style="bold")
     table.add_column("id", justify="right", no_wrap=True)
-    table.add_column(names[0], no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in names[1:]:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=12)
+    for name in names:
+        table.add_column(name)  # only these are made narrower where the room ends
     for name in [*terms, "share"]:
         table.add_column(name[:9], justify="right", no_wrap=True)
     for one in rows[:MOST_SAMPLES]:
@@ -218,7 +218,7 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     _say("loss", _beside(result.loss, line["loss"]))
     _say("", f"{total:.10g}, sum of the shares of the samples by themselves")
     table = Table(width=WIDTH, title="gradient", title_justify="left", title_style="bold")
-    table.add_column("block", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("block", ratio=1)
     table.add_column("norm", justify="right", no_wrap=True)
     for block, norm in result.grad_norms.items():
         table.add_row(_printable(block), f"{norm:.4g}")
@@ -241,9 +241,10 @@ def _beside(value: float, ledger: float | None) -> str:
     return f"{value:.10g}, ledger {ledger:.10g}, relative difference {gap:.1e}"
 
 
-def _printable(text: str) -> str:
-    """Return text that rich prints as it is, control characters made visible."""
-    return escape("".join(c if c.isprintable() else "�" for c in text))
+def _printable(text: str) -> Text:
+    """Return text that rich prints as it is, in one line, control characters made visible."""
+    shown = "".join(c if c.isprintable() else "�" for c in text)
+    return Text(shown, no_wrap=True, overflow="ellipsis")
 
 
 def replay_step(

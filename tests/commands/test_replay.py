@@ -20,7 +20,7 @@ from datamodules.core.plan import rng_for
 from lit_models.commands.replay import first_fault
 from lit_models.training.checkpoints import read_checkpoint
 from tests.conftest import TOY
-from tests.toy import ToyData, ledger_lines
+from tests.toy import ToyData, ToySequences, ledger_lines
 
 Unisono = Callable[..., tuple[int, str]]
 RUN = "runs/toy"
@@ -55,7 +55,7 @@ def replayed(unisono: Unisono) -> Callable[..., tuple[dict, str]]:
     """Runs the command; returns what it writes as JSON, and what it prints."""
 
     def act(run: Path, step: int, *options: str, status: int = 0) -> tuple[dict, str]:
-        file = run.parent / "replay.json"
+        file = run.parent / "new" / "replay.json"
         arguments = ["replay", str(run), f"--step={step}", f"--json={file}", *options]
         arguments += ["--trust_checkpoint"]  # the toy is a class of the tests
         got, output = unisono(*arguments)
@@ -91,7 +91,10 @@ def test_a_checkpoint_just_before_the_step_gives_the_ledgers_loss(run, replayed)
     assert "finite      all losses and gradients" in output
 
 
-def test_each_sample_has_its_own_losses(run, replayed):
+def test_each_sample_has_its_own_losses_whole_beside_texts(run, replayed, monkeypatch):
+    texts = {f"text {number}": "long " * 20 for number in range(4)}
+    describe = ToySequences.describe
+    monkeypatch.setattr(ToySequences, "describe", lambda *of: describe(*of) | texts)
     content, output = replayed(run, 8)
     state = read_checkpoint(run / "checkpoints/previous.ckpt")["state_dict"]
     weights = {name: value.double().numpy() for name, value in state.items()}
@@ -101,7 +104,7 @@ def test_each_sample_has_its_own_losses(run, replayed):
     for sample in content["samples"]:
         by_sum, by_value = losses_by_hand(run, sample["sample_id"], weights, epoch=1)
         length = lengths[sample["sample_id"]]
-        assert sample["description"] == {"length": str(length)}
+        assert sample["description"] == {"length": str(length), **texts}
         assert sample["terms"]["sum"] == pytest.approx(by_sum, rel=1e-9)
         assert sample["terms"]["values"] == pytest.approx(by_value, rel=1e-9)
         share = 0.5 * by_sum / 8 + by_value * length / num_values
