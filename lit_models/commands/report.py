@@ -283,7 +283,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "attempts": attempts,
         "duration": duration,
         "events": [ln for ln in run.ledger if ln.get("event") == "not_applied"],
-        "metrics": [(n, shown(points[-1][1])) for n, points in sorted(run.evaluated.items())],
+        "metrics": [(n, shown(some(p[-1][1]))) for n, p in sorted(run.evaluated.items())],
         "facts": facts_of(run),
         "proof": proof,
         "warnings": [*run.topology.get("warnings", []), *run.notes],
@@ -312,8 +312,7 @@ def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     names.sort(key=lambda n: (n != first or n not in known, n not in known, n != first))
     for name in names:
         value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""
-        # A mean over nothing is a dash here as it is in the terminal.
-        yield name, shown(None if math.isnan(value) else value), baseline
+        yield name, shown(some(value)), baseline
 
 
 def facts_of(run: RunRecord) -> list[tuple[str, str]]:
@@ -374,7 +373,7 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
         "steps": [len(run.lineage) for run in runs],
         "median seconds per step": [run.median_seconds for run in runs],
         "train/loss": [p[-1][1] if (p := run.series("loss")) else None for run in runs],
-        **{name: [run.metrics[name][-1][1] for run in runs] for name in common},
+        **{name: [some(run.metrics[name][-1][1]) for run in runs] for name in common},
     }
     rows.append(("last value", "training time", *(duration(run.seconds) for run in runs), ""))
     for name, (one, two) in values.items():
@@ -510,6 +509,11 @@ def thinned(points: Points) -> Points:
             kept |= {finite[0], finite[-1]}
             kept |= {f(finite, key=lambda point: point[1]) for f in (min, max)}
     return sorted(kept)
+
+
+def some(value: float) -> float | None:
+    """Return a metric, `None` for a mean over nothing: a dash here as it is in the terminal."""
+    return None if math.isnan(value) else value
 
 
 def shown(value: float | None) -> str:

@@ -75,6 +75,7 @@ def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
         "test result baseline f1 0.4375 0.75 loss 0.5 f1_new – errors-test.csv : the samp" in first
     )
     assert '<a href="errors-test.csv">' in page_of(folder)
+    assert "test/f1_new – test/loss" in text_of(page_of(folder))  # among all metrics, too
     systems = {"ranker": {"ndcg@10": 0.625}, "first": {"ndcg@10": 0.5}, "bm25": {"ndcg@10": 0.25}}
     (folder / "ranking-test.json").write_text(json.dumps({"systems": systems}))
     assert "Test ndcg@10 0.625 baseline 0.25" in text_of(page_of(folder))
