@@ -420,6 +420,10 @@ class PlannedDataModule(LightningDataModule):
         if self._train_loader is not None:
             self._train_loader.close()
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Close it after an error, too, which calls no `teardown`."""
+        self.teardown("fit")
+
     def val_dataloader(self) -> PlannedLoader:
         return self._loader("validation")
 

@@ -68,9 +68,8 @@ def _path_of(cls: type) -> str:
 
 @dataclass(frozen=True)
 class StoredClasses:
-    """The classes that a file of a stranger may name, anything by `trust`, else those that are
-    named in the user's own command line and config files too: whatever is made of one asks here
-    first."""
+    """The classes that a file of a stranger may name, anything by `trust`, else those in the
+    user's own command line and config files too: whatever is made of one asks here first."""
 
     trust: bool = False
     named: Collection[str] = ()
@@ -203,8 +202,7 @@ def _arguments(types: list[Any]) -> dict[str, list[Any]]:
 
 
 def _types_in(hint: Any) -> Iterator[Any]:
-    """Yield the types in an annotation: `Any` for what is imported by its name, and the results of
-    a callable."""
+    """Yield the types in an annotation: `Any` for what is imported by its name, results too."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         yield str
@@ -224,8 +222,7 @@ def _types_in(hint: Any) -> Iterator[Any]:
 
 def known_arguments(kind: Any, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that a class's constructor has, and "name=value" of those that only
-    another version has, `None` left out: also of its dataclasses, and of our classes that a value
-    names."""
+    another version has, but `None`: also of its dataclasses, and of our classes in a value."""
     gone: list[str] = []
     return _known([kind], values, "", gone), gone
 

@@ -240,16 +240,14 @@ def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
 
 
 def worst_of(rows: Tensor, number: int) -> Tensor:
-    """Return [K, 4 + A]: of rows [B, 4 + A] those of samples with the largest losses, NaN first,
-    then by sample id."""
+    """Return [K, 4 + A]: of rows [B, 4 + A] those of the largest losses, NaN first, by id."""
     rows = rows[rows[:, 1] >= 0]
     rows = rows[rows[:, 1].argsort(stable=True)]
     return rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
 
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
-    """Return the head and the rows of a table of samples: their texts, by name, then their values
-    of `LAST`."""
+    """Return head and rows of a table of samples: texts, by name, then values of `LAST`."""
     names = list(dict.fromkeys(name for texts, _ in samples for name in texts))
     rows = []
     for texts, last in samples:

@@ -1,9 +1,34 @@
-"""Steps of a whole run, and the progress of a checkpoint as the run that goes on must read it."""
+"""Steps of a whole run, the progress of a checkpoint as the run that goes on must read it, and what
+callbacks of Lightning do to both."""
 
 import math
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.utilities import rank_zero_info
+
+AVERAGING = StochasticWeightAveraging | WeightAveraging
+
+
+def check_callbacks(trainer: Trainer) -> None:
+    """Refuse, with a ValueError, callbacks of Lightning that would train something else unseen."""
+    for callback in trainer.callbacks:
+        kind = type(callback).__name__
+        if isinstance(callback, GradientAccumulationScheduler):
+            raise ValueError(
+                f"{kind} would put more samples in a step than the plan counts. A step has "
+                "data.global_batch_size samples; data.micro_batch_size cuts it in parts."
+            )
+        if isinstance(callback, AVERAGING):
+            raise ValueError(
+                f"{kind} copies the module before its network is built: it would average nothing, "
+                "and save checkpoints without weights. Use lit_models.training.AveragedWeights."
+            )
 
 
 def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -51,6 +76,26 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     # Rows of metrics have this number; it counts the step itself where an epoch goes on.
     goes_on = not is_whole or trainer.max_steps != -1
     loop["epoch_loop.state_dict"]["_batches_that_stepped"] = before + steps - goes_on
+
+
+def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Let a run that EarlyStopping has ended be at its end, unless it is more patient by now;
+    Lightning neither saves that it ended nor lets today's patience win."""
+    for callback in trainer.early_stopping_callbacks:
+        state = checkpoint.get("callbacks", {}).get(callback.state_key)
+        if state is None:
+            continue
+        if state["wait_count"] >= state["patience"]:
+            is_over = state["wait_count"] >= callback.patience
+        else:  # by a threshold, or a metric that is not finite
+            is_over = state["stopped_epoch"] > 0
+        state["patience"] = callback.patience
+        if is_over:
+            rank_zero_info(
+                f"EarlyStopping has ended this run by {callback.monitor}, in epoch "
+                f"{state['stopped_epoch']}: more patience, or a run without it, goes on."
+            )
+        trainer.should_stop = trainer.should_stop or is_over
 
 
 def is_validated(trainer: Trainer, epoch: int, steps: int) -> bool:

@@ -241,16 +241,17 @@ class RunFolder(Callback):
             return
         folder, fault = Path(trainer.default_root_dir), ""
         parents = [] if trainer.ckpt_path is None else Path(trainer.ckpt_path).resolve().parents
-        goes_on = trainer.global_step > 0 or folder.resolve() in parents
         if trainer.is_global_zero:
             try:
                 locked(lambda: Run(str(folder)))
             except (OSError, RuntimeError) as error:
                 fault = str(error)
-            if any((folder / "checkpoints").glob("*.ckpt")) and not goes_on:
+            # A second fit of one trainer would go on with its steps, but with new moments.
+            is_taken = trainer.global_step > 0 or any((folder / "checkpoints").glob("*.ckpt"))
+            if is_taken and folder.resolve() not in parents:
                 fault = fault or (
-                    f"{folder} holds checkpoints of another run: give the Trainer a "
-                    "default_root_dir of its own, or fit(ckpt_path=…) one of them to go on."
+                    f"{folder} holds a run already: fit(ckpt_path=…) one of its checkpoints to go "
+                    "on, or give another Trainer a default_root_dir of its own."
                 )
         if fault := trainer.strategy.broadcast(fault):
             raise RuntimeError(fault)
@@ -443,6 +444,7 @@ class AppendingCSVLogger(Logger):
         self.path = Path(folder) / "metrics.csv"
         self.resumed_step = resumed_step
         self._columns: list[str] = []
+        self._newest: dict[str, Any] = {}
 
     @rank_zero_only
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
@@ -452,6 +454,9 @@ class AppendingCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one row; a new metric becomes a new column."""
         row: dict[str, Any] = {"step": "" if step is None else step, **metrics}
+        if row == self._newest:  # LearningRateMonitor's, in every micro-batch of a step
+            return
+        self._newest = row
         if not self._columns or set(row) - set(self._columns):
             # Written anew at first in any case: a kill may have cut the last row short.
             rows = self._read()

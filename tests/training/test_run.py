@@ -241,12 +241,12 @@ def test_a_script_trains_in_its_folder_and_mixes_no_two_runs(tmp_path: Path) -> 
     before = last.read_bytes()
     (tmp_path / "copy.ckpt").write_bytes(before)
     for call in ({}, {"ckpt_path": tmp_path / "copy.ckpt"}):
-        with pytest.raises(RuntimeError, match=r"out holds checkpoints of another run: give"):
+        with pytest.raises(RuntimeError, match=r"out holds a run already: fit\(ckpt_path=…\)"):
             script_run(tmp_path / "out", **call)
     assert last.read_bytes() == before
     script_run(tmp_path / "out", ckpt_path=str(last))  # nothing is left to train
     trainer.fit_loop.max_epochs = 2
-    trainer.fit(trainer.lightning_module, ToyData())  # goes on where it was
+    trainer.fit(trainer.lightning_module, ToyData(), ckpt_path=str(last))
     rows = json_lines(tmp_path / "out/ledger.jsonl")
     assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.ckpt", "out"]
