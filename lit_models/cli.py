@@ -293,7 +293,8 @@ class UnisonoCLI(LightningCLI):
         # Before the rehearsal of the default ones: the real dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
         facts = [self.verb_parser.dump(self.options, skip_none=False), runs.code_facts()]
-        facts.append(str(torch.__version__))  # another one may compute other bits
+        # Another torch may compute other bits; what is left out each rank chooses by its GPU.
+        facts += [str(torch.__version__), str(name), str(kwargs.get("precision", precision))]
         choice = replace(self.choice, digest=digest_of(facts)[:12])
         own += [*self._default_callbacks(), runs.RunFolder(choice)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]

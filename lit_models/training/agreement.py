@@ -30,7 +30,7 @@ def agree_on_run(run: Any) -> None:
     # Of what auto finds the first rank alone has compared the bytes, and all load its choice.
     is_auto = run.ckpt_path and run.notice.startswith("--ckpt_path auto")
     start = "the newest checkpoint" if is_auto else run.ckpt_path
-    own = f"{run.folder}, from {start}, by config, code and torch {run.digest}"
+    own = f"{run.folder}, from {start}, by config, code, torch, strategy and precision {run.digest}"
     agree("runs", own, "start again, or name the checkpoint with --ckpt_path")
 
 

@@ -37,6 +37,13 @@ def of_version(folder: Path) -> int:
         return of_config(folder, ["0.01", "0.01"])
 
 
+def of_strategy(folder: Path) -> int:
+    """Train where each rank's own memory has chosen another strategy."""
+    chosen = (("ddp", "fsdp")[rank()], "a line for the user")
+    with mock.patch("lit_models.cli.choose_strategy", return_value=chosen):
+        return of_config(folder, ["0.01", "0.01"])
+
+
 def of_choice(folder: Path) -> None:
     chosen = Run(str(folder), f"{rank()}.ckpt", "a line for the user")
     options: Any = {"callbacks": [RunFolder(chosen)], "devices": 2, "strategy": "ddp"}
@@ -66,8 +73,9 @@ def test_another_config_on_one_rank_ends_all(tmp_path):
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-def test_another_version_of_torch_on_one_rank_ends_all(tmp_path):
-    printed = in_world(2, of_version, tmp_path, status=1)
+@pytest.mark.parametrize("of", [of_version, of_strategy])
+def test_another_torch_or_strategy_on_one_rank_ends_all(tmp_path, of):
+    printed = in_world(2, of, tmp_path, status=1)
     assert printed.count("the ranks have different runs: rank 0") == 2
 
 
