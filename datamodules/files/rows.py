@@ -259,9 +259,14 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 def _parsed(path: Path, line: int, content: bytes) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig" if line == 1 else "utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        what = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"no JSON ({error.msg})"
+    except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}:{line}: the line is {what}; every line of a jsonl file must be one JSON "
+            f"{path}:{line}: the line is not UTF-8; every line of a jsonl file must be one JSON "
             "object, written in UTF-8."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}:{line}: the line is no JSON ({error.msg}); every line must be one object. "
+            f"`jq -c . {path}` prints objects of several lines in one each; a .json file may also "
+            "hold one list of all."
         ) from error

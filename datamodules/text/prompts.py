@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, cycle, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,18 +173,24 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
     """Return a row's values with its chat as `messages`; others come back as they are.
 
     Args:
-        values: may hold `conversations` with `from` and `value` (ShareGPT), or `instruction`,
-            `input` and `output` (Alpaca), with a `system`. In prediction the last answer may be
-            missing.
+        values: may hold `messages`, `conversations` with `from` and `value` (ShareGPT), or
+            `instruction`, `input`, `output` and pairs of earlier questions and answers, `history`
+            (Alpaca), with a `system`. In prediction the last answer may be missing.
     """
-    if values.get("messages") is not None or values.get("prompt") is not None:
+    if values.get("prompt") is not None:
         return values
-    turns = values.get("conversations")
+    turns = values.get("messages")
+    turns = values.get("conversations") if turns is None else turns
     if turns is None and isinstance(values.get("instruction"), str):
+        past = values.get("history") or []
+        if not (isinstance(past, list) and all(isinstance(p, list) and len(p) == 2 for p in past)):
+            rule = '"history" must be a list of pairs, [["a question", "its answer"], …].'
+            raise RowFault("history", str(past), rule)
         parts = [values["instruction"], values.get("input") or ""]
-        turns = [{"role": "user", "content": "\n\n".join(str(part) for part in parts if part)}]
-        if values.get("output") is not None:
-            turns.append({"role": ASSISTANT, "content": values["output"]})
+        asking = "\n\n".join(str(part) for part in parts if part)
+        said = [text for pair in [*past, [asking, values.get("output")]] for text in pair]
+        said = said[:-1] if values.get("output") is None else said
+        turns = [{"role": r, "content": text} for r, text in zip(cycle(("user", ASSISTANT)), said)]
     if turns is None:
         return values
     if isinstance(turns, list):

@@ -109,7 +109,12 @@ def test_chats_are_known_by_their_keys(make, tmp_path, name):
         ({"conversations": TWO_TURNS}, TWO_TURNS),
         (alpaca, TWO_TURNS[1:3]),
         ({**alpaca, "input": "The red one."}, asked),
-        ({**alpaca, "system": "Be brief."}, TWO_TURNS[:3]),
+        ({**alpaca, "system": "Be brief.", "history": None}, TWO_TURNS[:3]),
+        ({"messages": TWO_TURNS[1:], "system": "Be brief."}, TWO_TURNS),
+        (
+            {"instruction": "Cow?", "output": "No", "history": [["Hen?", "Yes"]]},
+            TWO_TURNS[1:],
+        ),
     ]
     data = make(*(row for row, _ in alike), name=name, **options)
     if name.endswith(".json"):  # one list, with a byte order mark
@@ -361,6 +366,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(make):
         ({"conversations": [{"from": "gpt"}]}, 'message 1 needs a "content"'),
         ({"instruction": "x", "output": ""}, "an answer is empty"),
         ({"instruction": "x"}, 'no message has the role "assistant"'),
+        ({"instruction": "x", "output": "y", "history": ["z"]}, '"history" must be a list of pai'),
         ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
     ],
