@@ -225,7 +225,8 @@ def answers(
     """The fields of `Decoded`, and with `k_best` the likeliest sets after the answer.
 
     These are `next_ids` [B, k_best - 1, K], NONE on the right, and `next_confidence`
-    [B, k_best - 1], by the method's own measure. Arguments as of `decode`.
+    [B, k_best - 1]: found by the method's own measure, in the order of their confidence. Arguments
+    as of `decode`.
     """
     decoded = decode(network, memory, flat_logits, options, temperature)
     found, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
@@ -239,6 +240,8 @@ def answers(
     sets = sets.gather(1, place[..., None].expand(-1, -1, sets.shape[2]))
     probability = (1 - options.share) * set_probability(decoder, memory, sets, sharpness)
     probability = probability + options.share * flat_set_log_probability(flat_logits, sets).exp()
+    probability, place = probability.sort(dim=1, descending=True, stable=True)
+    sets = sets.gather(1, place[..., None].expand_as(sets))
     return {**found, "next_ids": sets, "next_confidence": probability}
 
 

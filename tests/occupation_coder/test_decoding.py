@@ -214,8 +214,7 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
         expected += share * decoding.flat_set_log_probability(logits, sets).exp()
     torch.testing.assert_close(found["set_confidence"], expected[:, 0])
     torch.testing.assert_close(found["next_confidence"], expected[:, 1:])
-    if method != "mixed":  # whose vote is not the confidence
-        assert (found["next_confidence"].diff(dim=1) <= 0).all()
+    assert (found["next_confidence"].diff(dim=1) <= 0).all()
     for record in range(4):
         named = [frozenset(row) - {NONE} for row in sets[record].tolist()]
         assert len(set(named)) == 4
