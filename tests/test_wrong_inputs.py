@@ -239,4 +239,4 @@ def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(unisono,
     (line,) = re.findall(r"^next: unisono (.*)$", output, re.M)
     status, output = unisono(*shlex.split(line))
     assert status == 0, output
-    assert "inputs predicted, written to" in output
+    assert " different inputs predicted, written to" in output

@@ -73,6 +73,7 @@ class PlannedDataset(Dataset):
         target_counts: term -> [N] number of targets of each sample; `None` for one per sample.
         is_padded: whether samples of a micro-batch are padded to the longest of them.
         least_shape: rows and positions of a padded micro-batch at least, for code that is compiled.
+        noun: what its samples are, for the line that counts those of a prediction.
     """
 
     lengths: np.ndarray
@@ -80,6 +81,7 @@ class PlannedDataset(Dataset):
     target_counts: dict[str, np.ndarray | None]
     is_padded: bool = True
     least_shape: tuple[int, int] = (0, 0)
+    noun: str = "inputs"
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return one sample; randomness is keyed by (seed, epoch, sample id)."""

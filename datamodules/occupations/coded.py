@@ -54,6 +54,8 @@ class PredictIndex(ArrayFolder):
 class DistinctInputs(PlannedDataset):
     """The distinct (text, language) pairs of the tables to code, each once."""
 
+    noun = "different inputs"
+
     def __init__(self, index: PredictIndex) -> None:
         self.index = index
         self.lengths = np.diff(index.arrays["text_offsets"])

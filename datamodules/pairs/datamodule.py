@@ -241,10 +241,9 @@ class SourceDataset(PlannedDataset):
 
     def __init__(self, store: ScoredStore, tokenizer: TextTokenizer, most: int) -> None:
         self.rows, self.most = source_rows(store, tokenizer), most
-        sizes = self.rows.sizes
-        self.lengths, self.is_cut = np.minimum(sizes, most), sizes > most
+        self.lengths, self.is_cut = np.minimum(self.rows.sizes, most), self.rows.sizes > most
         self.fingerprint = f"{store.fingerprint}-{tokenizer.digest}-{most}"
-        self.target_counts = {}
+        self.target_counts, self.noun = {}, "different texts"
 
     def example(self, sample_id: int, epoch: int) -> np.ndarray:
         """Return the tokens of one text."""

@@ -80,6 +80,8 @@ class ScoredTextDataset(PlannedDataset):
         ValueError: the stride is longer than a chunk.
     """
 
+    noun = "different texts"
+
     def __init__(
         self,
         store: ScoredStore,
