@@ -50,16 +50,14 @@ def model_layout(
     network = _described(recipe)
     twins = _twins(network)
     merged = merged_weights(network, own)
-    stored = {n.removeprefix(MODEL): t for n, t in merged.items()}
-    stored = {name: tensor for name, tensor in stored.items() if name not in twins}
+    stored = {name: t for n, t in merged.items() if (name := n.removeprefix(MODEL)) not in twins}
     dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
     config = {n: value for n, value in recipe["network"]["config"].items() if n != "dtype"}
     config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
-    tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     return Layout(
         stored,
-        {CONFIG: text, **tokenizer.hugging_face_files()},
+        {CONFIG: text, **TextTokenizer.from_dict(recipe["tokenizer"]).hugging_face_files()},
         values={"extra": {RECIPE_KEY: {**recipe, "lora": None}}},
         replaced=("network", "pretrained", "lora"),
         reader='transformers: AutoModelForSeq2SeqLM.from_pretrained("{folder}")',

@@ -97,8 +97,8 @@ class LitSeq2Seq(ExactModule):
 
         Raises:
             FileNotFoundError: there is no folder of `pretrained`.
-            ValueError: the folder's model has no encoder with a decoder, or fewer tokens than the
-                data.
+            ValueError: the folder's model has no encoder with a decoder, or fewer tokens or
+                positions than the data.
         """
         if trained is not None and not self.is_training_run:
             return trained
@@ -111,14 +111,19 @@ class LitSeq2Seq(ExactModule):
             network = trained["network"]  # its folder has gone, and is not needed any more
         else:
             network = read_recipe(self.pretrained)
-            size = network["config"]["vocab_size"]
+        size = network["config"]["vocab_size"]
         if tokenizer.vocab_size > size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens and the network embeds {size}; "
                 "take the model's own tokenizer, or leave model.network.vocab_size out."
             )
-        names = ("max_source_tokens", "max_target_tokens")
-        limits = {name: getattr(data, name) for name in names}
+        limits = {n: getattr(data, n) for n in ("max_source_tokens", "max_target_tokens")}
+        for name, value in limits.items():
+            if value > (most := network["config"].get("max_position_embeddings", value)):
+                raise ValueError(
+                    f"data.{name} is {value}, and the model of {self.pretrained} has {most} "
+                    f"positions; give --data.{name}={most}."
+                )
         lora = None
         if self.lora is not None:
             with torch.device("meta"):
@@ -146,9 +151,8 @@ class LitSeq2Seq(ExactModule):
 
     def forward(self, batch: PairBatch) -> Tensor:
         """Return the hidden states [B, T, D] of the targets."""
-        labels = batch["labels"].clamp(min=0)
-        start = labels.new_full((len(labels), 1), self.network.start_id)
-        before = torch.cat([start, labels[:, :-1]], dim=1)
+        before = batch["labels"].clamp(min=0)[:, :-1]
+        before = nn.functional.pad(before, (1, 0), value=self.network.start_id)
         return self.network(batch["input_ids"], batch["attention_mask"], before)
 
     def training_terms(self, batch: Any) -> dict[str, LossSum]:
@@ -166,8 +170,9 @@ class LitSeq2Seq(ExactModule):
 
     def written(self, batch: PairBatch, decoding: Seq2SeqDecoding) -> Written:
         """Return the targets of a batch's sources."""
-        if decoding.max_new_tokens is None:  # the end mark is one of those of training
-            decoding = replace(decoding, max_new_tokens=self.recipe["max_target_tokens"] - 1)
+        number = decoding.max_new_tokens or self.recipe["max_target_tokens"] - 1  # and an end mark
+        most = self.recipe["network"]["config"].get("max_position_embeddings", number + 1) - 1
+        decoding = replace(decoding, max_new_tokens=min(number, most))
         sources = (batch["input_ids"], batch["attention_mask"], batch["sample_id"])
         ends = (self.tokenizer.end_id, self.tokenizer.vocab_size)
         return write(self.network, *sources, decoding, *ends)

@@ -221,10 +221,9 @@ class PretrainedSeq2Seq(nn.Module):
         """As of `Seq2SeqNetwork`."""
         if isinstance(cache, T5Cache):
             return cache.step(tokens) * self.scale
-        decoder = self.model.get_decoder()
         given = {"encoder_hidden_states": cache.memory, "encoder_attention_mask": cache.mask}
         given[self.cache_name] = cache.past
-        done = decoder(tokens[:, None], use_cache=True, **given)
+        done = self.model.get_decoder()(tokens[:, None], use_cache=True, **given)
         return done.last_hidden_state[:, 0] * self.scale
 
 
@@ -271,12 +270,10 @@ def read_recipe(folder: str | Path) -> Recipe:
 def check_head(network: PretrainedSeq2Seq) -> None:
     """Refuse a model whose logits are not the head's product with the hidden states: a
     ValueError."""
-    device = network.head.weight.device
-    source, before = (torch.arange(n, device=device)[None] for n in (4, 3))
+    source, before = (torch.arange(n, device=network.head.weight.device)[None] for n in (4, 3))
     mask = torch.ones_like(source, dtype=torch.bool)
     with evaluating(network):
-        given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": before}
-        logits = network.model(**given).logits
+        logits = network.model(source, mask, decoder_input_ids=before).logits
         hidden = network(source, mask, before)
     difference = (hidden @ network.head.weight.T - logits).abs().max()
     if not difference <= TOLERANCE * logits.abs().max():

@@ -31,14 +31,14 @@ def pairs(tmp_path):
 
 
 def data_of(files, **options):
-    options = {"global_batch_size": 9, "loader": LoaderOptions(num_workers=0), **options}
-    return Seq2SeqDataModule(train_files=files, split=TextSplit(0.2, 0.1), **options)
+    options = {"global_batch_size": 9, "max_source_tokens": 64, "max_target_tokens": 64, **options}
+    how = {"split": TextSplit(0.2, 0.1), "loader": LoaderOptions(num_workers=0)}
+    return Seq2SeqDataModule(train_files=files, **how, **options)
 
 
 def trained(folder, files, epochs=40, **options):
-    module = LitSeq2Seq(
-        ADAMW, decoding=Seq2SeqDecoding(max_new_tokens=8), **{"network": SMALL, **options}
-    )
+    decoding = Seq2SeqDecoding(max_new_tokens=8)
+    module = LitSeq2Seq(ADAMW, decoding=decoding, **{"network": SMALL, **options})
     trainer = toy_trainer(folder, max_epochs=epochs, check_val_every_n_epoch=epochs)
     trainer.fit(module, data_of(files))
     return module, trainer
