@@ -267,6 +267,5 @@ def _parsed(path: Path, line: int, content: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path}:{line}: the line is no JSON ({error.msg}); every line must be one object. "
-            f"`jq -c . {path}` prints objects of several lines in one each; a .json file may also "
-            "hold one list of all."
+            f"`jq -c . {path}` prints objects of several lines in one each."
         ) from error

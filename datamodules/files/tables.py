@@ -367,10 +367,11 @@ def undecodable(path: Path, encoding: str) -> ValueError:
         content = file.read()
     start = first_bad_byte(content, encoding) or 0
     line = content.count(b"\n", 0, start) + 1
+    likely = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "windows-1252"
+    option = f", or give --data.table.encoding={likely}" * (kind_of(path) in SEPARATORS)
     return ValueError(
         f"{path}:{line}: byte 0x{content[start]:02X} is not in the encoding {encoding}; correct "
-        "it, or save the file in UTF-8 (iconv -f latin1 -t utf-8), or name the encoding of a table "
-        "(--data.table.encoding=windows-1252)."
+        f"it, or save the file in UTF-8 (iconv -f {likely} -t utf-8 {path}){option}."
     )
 
 
