@@ -94,9 +94,6 @@ def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(adapted, tmp_
     assert characters.tokenizer.vocab_size < 257
 
 
-LEARNED = {"positions": "learned"}
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """A checkpoint that began with the weights of another one, which has gone."""
@@ -147,16 +144,16 @@ def test_a_loaded_model_is_not_trained_on_other_tokens(begun, tmp_path):
         run(tmp_path / "run", module, tokenizer=TokenizerOptions(kind="characters"))
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_context_beyond_learned_positions_is_refused(tmp_path, verb, is_loaded):
-    written = run(tmp_path / "trained", model(**LEARNED))
-    if is_loaded:
-        module, path = LitCausalLM.load_from_checkpoint(written, optimizer=SGD), None
-    else:
-        module, path = model(**LEARNED), written
-    with pytest.raises(ValueError, match="context_length 17 is longer than the network's 16"):
-        run(tmp_path / "run", module, verb, 2, path, context_length=17)
+def test_a_context_beyond_learned_positions_is_refused(tmp_path, is_loaded):
+    learned = {"positions": "learned"}
+    written = run(tmp_path / "trained", model(**learned))
+    for verb in ("fit", "validate", "test"):
+        module, path = model(**learned), written
+        if is_loaded:
+            module, path = LitCausalLM.load_from_checkpoint(written, optimizer=SGD), None
+        with pytest.raises(ValueError, match="context_length 17 is longer than the network's 16"):
+            run(tmp_path / verb, module, verb, 2, path, context_length=17)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def test_workers_change_nothing_in_any_epoch():
         loader = data.train_dataloader()
         epochs.append([list(loader), list(loader)])
         assert len(loader) == len(epochs[-1][0]) == 7
+        data.teardown("fit")  # else a collection of cycles waits five seconds for each worker
     for left, right in zip(*epochs, strict=True):
         for a, b in zip(left, right, strict=True):
             assert torch.equal(a["sample_id"], b["sample_id"])
@@ -99,3 +100,4 @@ def test_workers_stay_from_one_epoch_to_the_next():
         assert len(list(loader)) == 1
         seen.append({child.pid for child in multiprocessing.active_children()})
     assert seen[0] == seen[1] != set()
+    data.teardown("fit")

@@ -17,14 +17,15 @@ from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import Ranking, read_run, write_run
 from datamodules.search.ranking import RankingDataset
 from tests.search_collections import write_lines
-from tests.seo.small_collection import ranking_data, relevance_files
+from tests.seo.retrieval_collection import write_collection
+from tests.seo.small_collection import ranking_data
 
 MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return relevance_files(tmp_path_factory.mktemp("relevance"))
+    return write_collection(tmp_path_factory.mktemp("collection"))
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +117,12 @@ def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder)
 
 
 def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, tmp_path):
-    rankings = [Ranking("q39", ["d5", "d1", "d7"], [3.0, 2.0, 1.0]), Ranking("q0", ["d1"], [1.0])]
+    rankings = [Ranking("test-0", ["d5", "d1", "d7"], [3, 2, 1]), Ranking("train-0", ["d1"], [1])]
     write_run(tmp_path / "first.trec", rankings)
     options = CandidateOptions("run", top=2, run=str(tmp_path / "first.trec"))
     data = built(folder, "test", candidates=options)
     documents, _, prior = drawn(data, 0)
-    assert data.queries[0].id == "q39"
+    assert data.queries[0].id == "test-0"
     assert documents.tolist() == [1, 5]
     assert prior.tolist() == [-1.0, 1.0]
     batch = data.batch(np.array([0]), 0)

@@ -1,12 +1,10 @@
 """Modules of seo so small that a whole run takes a second, and their files."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from datamodules import ScoredTextDataModule, SplitOptions, TokenizerOptions
 from datamodules.core.planned import LoaderOptions, PlannedDataModule
@@ -15,16 +13,13 @@ from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.text.encoding import TextLimits
 from lit_models import LitTextScorer
-from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.networks import HeadOptions, RankingLoss
 from lit_models.training.exact import ExactModule
 from tests.distributed.seo_retriever import retriever
 from tests.seo.pages import pages_of, write_pages, writer
 from tests.seo.retrieval_collection import write_collection
-from tests.seo.small_collection import ranker, ranking_data, relevance_files
+from tests.seo.small_collection import adamw, ranker, ranking_data, small_encoder
 
-adamw = partial(torch.optim.AdamW, lr=0.01)
-SMALL_ENCODER = partial(TransformerEncoder, width=16, num_layers=2, num_heads=2, feed_forward=32)
 HEADS = {
     "price": LabelOptions("regression"),
     "stars": LabelOptions("ordinal"),
@@ -68,14 +63,14 @@ def text_scorer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, Pla
     )
     heads = {"price": HeadOptions("huber", 2.0), "tags": HeadOptions(weight=0.5)}
     module = LitTextScorer(
-        heads, task_weights="uncertainty", optimizer=adamw, encoder=SMALL_ENCODER
+        heads, task_weights="uncertainty", optimizer=adamw, encoder=small_encoder
     )
     return module, data
 
 
 def text_ranker(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:
     data = ranking_data(
-        folder.parent / "relevance",
+        folder.parent / "collection",
         candidates=CandidateOptions("bm25", top=10),
         groups=GroupOptions(size=6, mined=3, unjudged_as_negative=True),
         predict_output=str(folder / "coded.trec"),
@@ -107,6 +102,5 @@ SEO = {
 def seo_files(folder: Path) -> None:
     """Write what these read."""
     scored_texts(folder / "scored.jsonl")
-    relevance_files(folder / "relevance")
     write_collection(folder / "collection")
     write_pages(folder / "pages.jsonl", 40)

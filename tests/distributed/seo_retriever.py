@@ -15,15 +15,12 @@ from datamodules.search.collection import CollectionRequest
 from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
-from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.retriever import Fusion
 from lit_models.training import ExactDropout
 from lit_models.training.exact import ExactModule
 from tests.nearest.shards import CheckedRetriever
+from tests.seo.small_collection import adamw, small_encoder
 from tests.sparse.family import SparseRetriever
-
-adamw = partial(torch.optim.AdamW, lr=0.01)
-SMALL = {"width": 16, "num_layers": 2, "num_heads": 2, "feed_forward": 32}
 
 
 class WithoutGradients(LitRetriever):
@@ -63,7 +60,7 @@ def retriever(
         plan=PlanOptions(seed=0),  # whatever seed another test has left in the environment
         **{"global_batch_size": 16, **options},
     )
-    encoder = partial(TransformerEncoder, **SMALL, dropout=dropout)
+    encoder = partial(small_encoder, dropout=dropout)
     module = module_class(optimizer=adamw, encoder=encoder, fusion=Fusion(), **model)
     return module, data
 

@@ -1,28 +1,25 @@
 """A retriever as ONNX: the same vectors, of 8 bits nearly the same, and a tokenizer beside them."""
 
 import importlib
-from functools import partial
 
 import pytest
 import torch
 
 from lit_models import LitRetriever
 from lit_models.commands.export import export
-from lit_models.seo.encoders import TransformerEncoder
-from tests.distributed.seo_retriever import SMALL
 from tests.exchange.test_sentence_folders import TEXTS, ranker_checkpoint, retriever_checkpoint
+from tests.seo.small_collection import small_encoder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:# The axis name"),
 ]
-layers = partial(TransformerEncoder, **SMALL)
 
 
 def test_programs_give_the_vectors_of_the_checkpoint(tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="extra: onnx")
     transformers = importlib.import_module("transformers")
-    path = retriever_checkpoint(tmp_path, encoder=layers, size=12)
+    path = retriever_checkpoint(tmp_path, encoder=small_encoder, size=12)
     export(path, to=tmp_path / "out", class_path="lit_models.LitRetriever", format="onnx")
     module = LitRetriever.load_from_checkpoint(path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -36,11 +33,11 @@ def test_programs_give_the_vectors_of_the_checkpoint(tmp_path):
 
 
 def test_a_ranker_and_a_missing_package_are_refused(tmp_path, monkeypatch):
-    path = ranker_checkpoint(tmp_path, encoder=layers)
+    path = ranker_checkpoint(tmp_path, encoder=small_encoder)
     options = {"to": tmp_path / "out", "format": "onnx"}
     with pytest.raises(ValueError, match="onnx of a LitRanker: there are"):
         export(path, class_path="lit_models.LitRanker", **options)
-    path = retriever_checkpoint(tmp_path / "other", encoder=layers)
+    path = retriever_checkpoint(tmp_path / "other", encoder=small_encoder)
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(ValueError, match=r"unisono\[onnx\]"):
         export(path, class_path="lit_models.LitRetriever", **options)

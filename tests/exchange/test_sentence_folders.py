@@ -12,18 +12,17 @@ import torch.nn.functional as F
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRanker, LitRetriever
 from lit_models.commands.export import export
-from lit_models.seo.encoders import BagEncoder, TransformerEncoder
+from lit_models.seo.encoders import BagEncoder
 from lit_models.seo.exchange.reading import stored_pooling
-from tests.distributed.seo_retriever import SMALL, adamw, retriever
+from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import write_collection
-from tests.seo.small_collection import bert_folder, ranker, ranking_data, relevance_files
+from tests.seo.small_collection import bert_folder, ranker, ranking_data, small_encoder
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 TEXTS = ["salt bread", "Iron boat\ncheap wool sold by weight", "old", "salt " * 40]
 still = partial(torch.optim.SGD, lr=0.0)
-layers = partial(TransformerEncoder, **SMALL)
-bag = partial(TransformerEncoder, width=16, num_layers=0)
+bag = partial(small_encoder, num_layers=0)
 PROMPTS = {"query": "salt: ", "document": "a "}
 
 
@@ -43,7 +42,7 @@ def retriever_checkpoint(folder: Path, limits: Any = None, **options: Any) -> Pa
 
 def ranker_checkpoint(folder: Path, **options: Any) -> Path:
     module = ranker(**options)
-    return fitted(module, ranking_data(relevance_files(folder / "data")), folder / "run")
+    return fitted(module, ranking_data(write_collection(folder / "data")), folder / "run")
 
 
 def prompted_bert(folder: Path, pooling: str | None, **options: Any) -> Path:
@@ -62,9 +61,9 @@ def prompted_bert(folder: Path, pooling: str | None, **options: Any) -> Path:
 
 
 RETRIEVERS = {
-    "layers": {"encoder": layers},
+    "layers": {"encoder": small_encoder},
     "bag": {"encoder": bag, "pooling": "max"},
-    "first": {"encoder": layers, "pooling": "first", "size": 10},
+    "first": {"encoder": small_encoder, "pooling": "first", "size": 10},
     "prompts": {"pretrained": "cls"},
 }
 

@@ -21,7 +21,6 @@ from tests.seo.small_collection import (
     bert_folder,
     ranker,
     ranking_data,
-    relevance_files,
 )
 from tests.toy import toy_trainer
 
@@ -32,7 +31,7 @@ sgd = partial(torch.optim.SGD, lr=0.1)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Files of a ranker, and a folder `bert` beside them."""
-    folder = relevance_files(tmp_path_factory.mktemp("relevance"))
+    folder = write_collection(tmp_path_factory.mktemp("collection"))
     bert_folder(folder / "bert")
     return folder
 
@@ -56,14 +55,14 @@ def changes(folder, module):
 
 def test_a_row_is_framed_and_scored_as_the_folder_says(folder, tmp_path):
     module = fitted(folder, tmp_path).eval()
-    ids = [2, *(VOCABULARY.index(w) for w in ("salt", "wool")), 3, VOCABULARY.index("hay"), 3]
+    ids = [2, *(VOCABULARY.index(w) for w in ("salt", "wool")), 3, VOCABULARY.index("mill"), 3]
     model = module.network.encoder.model
     with torch.no_grad():
         types = torch.tensor([[0, 0, 0, 0, 1, 1]])
         hidden = model(input_ids=torch.tensor([ids]), token_type_ids=types).last_hidden_state
         vector = torch.tanh(module.network.dense(hidden.mean(1)))
         expected = module.network.score(vector).squeeze(-1)
-    torch.testing.assert_close(module.rank("Salt wool", ["HAY"]), expected)
+    torch.testing.assert_close(module.rank("Salt wool", ["MILL"]), expected)
     assert min(changes(folder, module).values()) > 0
 
 
@@ -86,7 +85,7 @@ def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tm
     assert len(learning) == 2 * 2 * 3 + 3
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert read_checkpoint(path)["text_encoder_recipe"]["lora"] is not None
-    texts = ["hay", "salt bread", "clay clay wool"]
+    texts = ["mill", "salt bread", "iron iron wool"]
     expected = module.eval().rank("salt", texts)
     loaded = LitRanker.load_from_checkpoint(path).eval()
     assert torch.equal(loaded.rank("salt", texts), expected)
@@ -114,7 +113,7 @@ def test_a_retrievers_vectors_are_those_of_transformers_pooled_over_tokens(folde
         assert any("lora" in name for name in learning)
         return
     fitted = LitRetriever.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt").eval()
-    texts = ["salt bread", "iron ship hay. cheap wool"]
+    texts = ["salt bread", "iron boat mill. cheap wool"]
     model = transformers.AutoModel.from_config(fitted.network.encoder.model.config)
     model.load_state_dict(fitted.network.encoder.model.state_dict(), strict=False)
     encoding = TextEncoding(fitted.recipe)

@@ -12,7 +12,8 @@ from datamodules.search.queries import Ranking, file_queries, read_run, write_ru
 from lit_models import LitRanker
 from lit_models.commands.export import export
 from lit_models.seo.networks import RankingLoss
-from tests.seo.small_collection import ranker, ranking_data, relevance_files
+from tests.seo.retrieval_collection import write_collection
+from tests.seo.small_collection import ranker, ranking_data
 from tests.toy import ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -27,7 +28,7 @@ WIDE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return relevance_files(tmp_path_factory.mktemp("relevance"))
+    return write_collection(tmp_path_factory.mktemp("collection"))
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +103,8 @@ def test_the_files_of_a_test_agree_with_each_other(trained):
     content = json.loads((trained / "ranking-test.json").read_text())
     with (trained / "queries-test.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert content["queries"] == 11
-    assert [row["query"] for row in rows[::2]] == [f"q{i}" for i in range(39, 50)]
+    assert content["queries"] == 9
+    assert [row["query"] for row in rows[::2]] == [f"test-{i}" for i in range(9)]
     for system, means in content["systems"].items():
         for metric, mean in means.items():
             values = [float(row[metric]) for row in rows if row["system"] == system]
@@ -115,12 +116,12 @@ def test_the_files_of_a_test_agree_with_each_other(trained):
 
 
 def test_the_tables_of_a_test_fit_80_columns(folder, tmp_path, capsys):
-    write_run(tmp_path / "first.trec", [Ranking("q39", ["d5", "d1"], [3.0, 2.0])])
+    write_run(tmp_path / "first.trec", [Ranking("test-0", ["d5", "d1"], [3.0, 2.0])])
     options = CandidateOptions("run", run=str(tmp_path / "first.trec"))
     data, module = ranking_data(folder, candidates=options), ranker()
     toy_trainer(tmp_path / "run").test(module, data, verbose=False)
     printed = capsys.readouterr().out
-    for words in ("test: 11 queries", "ranker - first", "ranker - bm25"):
+    for words in ("test: 9 queries", "ranker - first", "ranker - bm25"):
         assert words in printed
     lines = [line for line in printed.splitlines() if not line.startswith("errors: ")]  # a path
     assert max(map(len, lines)) <= 80
@@ -128,7 +129,7 @@ def test_the_tables_of_a_test_fit_80_columns(folder, tmp_path, capsys):
 
 def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, trained):
     rankings = {ranking.query: ranking for ranking in read_run(trained / "ranked.trec")}
-    assert list(rankings) == [f"q{i}" for i in range(39, 50)]
+    assert list(rankings) == [f"test-{i}" for i in range(9)]
     module = LitRanker.load_from_checkpoint(trained / "checkpoints" / "last.ckpt").eval()
     data = ranking_data(folder, **OPTIONS)
     data.setup("test")
@@ -147,7 +148,7 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
 
 
 def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
-    (tmp_path / "mine.tsv").write_text("id\tquery\na\tsalt ship\nb\tnothing known\nc\thay\n")
+    (tmp_path / "mine.tsv").write_text("id\tquery\na\tsalt boat\nb\tnothing known\nc\tmill\n")
     data = ranking_data(
         folder,
         predict_queries=str(tmp_path / "mine.tsv"),
@@ -175,14 +176,14 @@ def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):
 
 
 def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
-    data = ranking_data(folder, global_batch_size=30)
+    data = ranking_data(folder, global_batch_size=24)
     module = ranker()
     torch.manual_seed(1)
     options = {"max_steps": 15, "max_epochs": 15, "limit_val_batches": 0, "callbacks": []}
     toy_trainer(tmp_path, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
     dataset = data.datasets["train"]
-    batch = dataset.batch(np.arange(30), 0)
+    batch = dataset.batch(np.arange(24), 0)
     grades = batch["relevance"].double()
     target = grades.nan_to_num() / grades.nansum(1, keepdim=True).clamp(min=1)
     least = -(target.clamp(min=1e-300).log() * target).sum(1).mean()
@@ -259,9 +260,9 @@ def test_what_needs_bm25_is_refused_without(folder, tmp_path, model, options, me
 @pytest.mark.parametrize(
     ("rankings", "message"),
     [
-        ([("other", "d1")], r"0.trec ranks none of the 30 .*\"q0\"; name"),
-        ([("q0", "no")], r'document "no" of query "q0" is not in the collection'),
-        ([("q0", "d1"), ("q0", "d2")], r'1.trec: query "q0" is in another of the runs too'),
+        ([("other", "d1")], r"0.trec ranks none of the 24 .*\"train-0\"; name"),
+        ([("train-0", "no")], r'document "no" of query "train-0" is not in the collection'),
+        ([("train-0", "d1"), ("train-0", "d2")], r'1.trec: query "train-0" is in another of'),
     ],
 )
 def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankings, message):

@@ -10,7 +10,8 @@ import torch
 from lit_models import LitTextScorer
 from lit_models.commands.export import export
 from lit_models.seo.networks import HeadOptions, pooled_chunks
-from tests.distributed.seo_family import HEADS, SMALL_ENCODER, adamw, scored_texts, text_scorer
+from tests.distributed.seo_family import HEADS, scored_texts, text_scorer
+from tests.seo.small_collection import adamw, small_encoder
 from tests.toy import toy_trainer
 
 
@@ -92,7 +93,7 @@ def test_chunks_become_one_vector_per_text() -> None:
 
 def test_an_unknown_head_is_refused(scorer) -> None:
     module, _ = scorer
-    other = LitTextScorer({"prize": HeadOptions()}, optimizer=adamw, encoder=SMALL_ENCODER)
+    other = LitTextScorer({"prize": HeadOptions()}, optimizer=adamw, encoder=small_encoder)
     other.recipe = module.recipe
     with pytest.raises(ValueError, match='model.heads names "prize"; the data has the heads price'):
         other.configure_model()

@@ -9,9 +9,8 @@ import pytest
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitTextScorer
 from lit_models.causal_lm.adapters import LoraOptions
-from lit_models.seo.encoders import TransformerEncoder
-from tests.distributed.seo_family import SMALL_ENCODER, adamw, scored_texts, text_scorer
-from tests.seo.small_collection import ranker
+from tests.distributed.seo_family import scored_texts, text_scorer
+from tests.seo.small_collection import adamw, ranker, small_encoder
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def built(module, recipe):
     return module
 
 
-def scorer(recipe, encoder=SMALL_ENCODER, **options):
+def scorer(recipe, encoder=small_encoder, **options):
     return built(LitTextScorer(optimizer=adamw, encoder=encoder, **options), recipe)
 
 
@@ -59,7 +58,7 @@ def test_a_head_is_taken_where_its_classes_are_the_same(recipe, caplog) -> None:
 
 
 def test_another_kind_of_module_takes_the_encoder_alone(recipe) -> None:
-    other, module = scorer(recipe), built(ranker(encoder=SMALL_ENCODER), recipe)
+    other, module = scorer(recipe), built(ranker(), recipe)
     found = taken(module, other)
     assert found == {n for n in module.state_dict() if n.startswith("network.encoder.")}
 
@@ -73,8 +72,7 @@ def test_another_kind_of_module_takes_the_encoder_alone(recipe) -> None:
     ],
 )
 def test_an_encoder_that_differs_is_refused(recipe, options, message) -> None:
-    sizes = {"width": 16, "num_layers": 2, "num_heads": 2, "feed_forward": 32, **options}
-    module = scorer(recipe, partial(TransformerEncoder, **sizes))
+    module = scorer(recipe, partial(small_encoder, **options))
     with pytest.raises(ValueError, match=f"init_from first.ckpt has another encoder: .*{message}"):
         module.adapted_weights(checkpoint_of(scorer(recipe)))
 
