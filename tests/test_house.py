@@ -65,7 +65,7 @@ LATER_ROOMS = {
     "tests/consistency_lens/unembedding": 84,
     "tests/engines": 463,
     "tests/evaluate": 239,
-    "tests/exchange": 300,
+    "tests/exchange": 296,
     "tests/layouts": 92,
     "tests/nearest": 200,
     "tests/newcomers": 187,

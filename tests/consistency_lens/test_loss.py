@@ -139,12 +139,6 @@ def test_a_weight_counts_from_its_first_step_to_before_its_last():
     assert [LossWeight(0.5).at(step) for step in (0, 10**6)] == [0.5, 0.5]
 
 
-def test_a_temperature_falls_in_a_straight_line_and_stays():
-    temperature = TemperatureSchedule(begin=10, until=20)
-    found = [temperature.at(step) for step in (0, 10, 11, 15, 20, 99)]
-    assert found == pytest.approx([1, 1, 0.95, 0.75, 0.5, 0.5])
-
-
 def test_losses_name_what_counts_at_a_step():
     losses = LensLosses(
         teacher_text=LossWeight(1.0, end=4),

@@ -85,12 +85,6 @@ def test_the_fingerprint_tells_other_prompts(tmp_path):
     assert first != dataset(tmp_path, [{"prompt": "a"}, {"prompt": "bc"}]).fingerprint
 
 
-def test_a_long_prompt_is_an_error(tmp_path):
-    rows = [{"prompt": "abc"}, {"prompt": "abcdefghij"}]
-    with pytest.raises(ValueError, match=r"mine.jsonl:2: the prompt has 11 tokens and the network"):
-        dataset(tmp_path, rows, max_positions=8)
-
-
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [

@@ -1,28 +1,24 @@
 """The view of search: four ways side by side on a folder of pages, and one document of it."""
 
-import os
-import sys
 from contextlib import chdir
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 from nicegui.testing import User
 
+from tests.page.conftest import fit
+
 GOODS = ("salt", "bread", "wool", "iron", "ship", "hay", "ale", "clay", "oak", "corn")
 PAGE = "<title>&lt;i&gt;All of {0}</title><h3>On {0}</h3><p>Here is {0} with {1}.<img src=a></p>"
-SHORT = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.devices=1"]
-SHORT += ["--data.loader.num_workers=0", "--data.collection.split.validation_share=0.3"]
+SHORT = ["--trainer.max_steps=2", "--data.collection.split.validation_share=0.3"]
 MANY = {"retries": 100}  # looks, one each tenth of a second
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pages, queries of them, and runs of a retriever and a ranker on them."""
-    from lit_models.__main__ import main
-
     folder = tmp_path_factory.mktemp("search")
     (folder / "pages").mkdir()
     for before, name in zip(("corn", *GOODS), GOODS, strict=False):
@@ -30,10 +26,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f"{verb} {name},{name}.html,2" for name in GOODS for verb in ("sell", "carry")]
     (folder / "pages" / "queries.csv").write_text("\n".join(["query,page,grade", *rows]))
     for name, own in (("retriever", ["--model.fusion.weight=0.5"]), ("ranker", [])):
-        words = ["", "fit", f"--config=seo/{name}_debug.yaml", *SHORT, *own]
-        words += ["--data.collection.folder=pages", f"--trainer.default_root_dir=runs/{name}"]
-        with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", words):
-            assert main() == 0
+        options = [*SHORT, *own, "--data.collection.folder=pages"]
+        fit(folder, f"seo/{name}_debug.yaml", f"runs/{name}", *options)
     return folder
 
 
