@@ -25,14 +25,19 @@ FIT = ["fit", *ONE_DEVICE, "--trainer.max_steps=2"]
 FIT += ["--data.train_files=train.csv", "--data.columns.language=language"]
 
 
-def make_run(folder: Path) -> Path:
-    """Trains two steps in this folder and returns it."""
+def run_in(folder: Path, *argv: str) -> None:
+    """Runs a command in this process, and in this folder, to a good end."""
     from lit_models.__main__ import main
 
+    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", ["", *argv]):
+        assert main() == 0
+
+
+def make_run(folder: Path) -> Path:
+    """Trains two steps in this folder and returns it."""
     (folder / "train.csv").write_text(SOUND)
     (folder / "mine.csv").write_text("text\nsmith\nminer of coal\n")
-    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", ["", *FIT]):
-        assert main() == 0
+    run_in(folder, *FIT)
     return folder
 
 

@@ -2,14 +2,10 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
-from contextlib import chdir
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +17,7 @@ from lit_models.commands.replay import first_fault
 from lit_models.training.checkpoints import read_checkpoint
 from tests.conftest import TOY
 from tests.toy import ToyData, ToySequences, ledger_lines
+from tests.wrong_inputs import run_in
 
 Unisono = Callable[..., tuple[int, str]]
 RUN = "runs/toy"
@@ -28,13 +25,9 @@ RUN = "runs/toy"
 
 def fit(folder: Path, *options: str) -> Path:
     """Train the toy in this folder, 7 steps an epoch, checkpoints at 7 and 14; return the run."""
-    from lit_models.__main__ import main
-
     (folder / "toy.yaml").write_text(TOY)
-    argv = ["", "fit", "--config=toy.yaml", f"--trainer.default_root_dir={RUN}"]
-    argv += ["--trainer.precision=64", "--trainer.logger=false", *options]
-    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", argv):
-        assert main() == 0
+    argv = ["--config=toy.yaml", f"--trainer.default_root_dir={RUN}", "--trainer.precision=64"]
+    run_in(folder, "fit", *argv, "--trainer.logger=false", *options)
     return folder / RUN
 
 

@@ -1,12 +1,8 @@
 """A visitor of the page of `unisono show`, simulated: the server's own code without a browser."""
 
 import asyncio
-import os
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import chdir
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from nicegui import Client
@@ -14,6 +10,7 @@ from nicegui.testing import User, user_simulation
 
 from lit_models.page.shelf import Shelf
 from lit_models.page.views import page
+from tests.wrong_inputs import run_in
 
 Visit = Callable[[User], Awaitable[None]]
 
@@ -50,9 +47,5 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def fit(folder: Path, config: str, run: str, *options: str) -> None:
     """Trains a run in this folder."""
-    from lit_models.__main__ import main
-
-    argv = ["", "fit", f"--config={config}", f"--trainer.default_root_dir={run}", *options]
-    argv += ["--trainer.accelerator=cpu", "--trainer.devices=1", "--test_after_fit=false"]
-    with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", argv):
-        assert main() == 0
+    where = (f"--config={config}", f"--trainer.default_root_dir={run}", "--trainer.accelerator=cpu")
+    run_in(folder, "fit", *where, "--trainer.devices=1", "--test_after_fit=false", *options)
