@@ -70,7 +70,7 @@ LATER_ROOMS = {
     "tests/nearest": 200,
     "tests/newcomers": 187,
     "tests/occcanine": 308,
-    "tests/page": 742,
+    "tests/page": 729,
     "tests/preference": 377,
     "tests/prepare": 296,
     "tests/seq2seq": 840,
