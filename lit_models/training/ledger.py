@@ -267,7 +267,6 @@ class Ledger(Callback):
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
-        self._heed(trainer)
         checkpoint["ledger"] = {"hash": self._hash}
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:

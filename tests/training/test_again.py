@@ -17,8 +17,11 @@ from lightning.pytorch.callbacks import (
 )
 
 from datamodules.core.planned import LoaderOptions
+from lit_models.training import Preemption
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import default_loggers
 from tests.toy import CutAt, LitToy, PowerCut, ToyData, ledger_lines, toy_trainer
+from tests.training.test_ends import Told
 
 STEPS = 7  # of an epoch
 REFUSED = {
@@ -50,6 +53,13 @@ def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path):
         return EarlyStopping("val/loss", stopping_threshold=30.0)
 
     assert [epochs_of(tmp_path, stopping()) for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.filterwarnings("ignore:SIGTERM")
+def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_path):
+    epochs_of(tmp_path, Preemption(), Told(2 * STEPS - 2))
+    last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert 2 * STEPS <= last["global_step"] == len(ledger_lines(tmp_path)) < 3 * STEPS
 
 
 @pytest.mark.parametrize("message", REFUSED)
