@@ -20,7 +20,7 @@ from datamodules.core.plan import count_targets
 from datamodules.shards.order import of_sources, stretches, write_lengths
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import gradients
-from lit_models.training.progress import budgeted_steps
+from lit_models.training.progress import budgeted_steps, settle_schedules
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
@@ -180,9 +180,8 @@ def stop_reason(run: Path) -> str | None:
 class Ledger(Callback):
     """Writes one line per optimizer step to `ledger.jsonl` of the run folder.
 
-    One small vector is summed over ranks per step and read one step late, so that no step waits
-    for another rank. What all ranks must decide together (stop, save by the clock) travels in it.
-    Each line carries a hash chained to the line before; a checkpoint keeps the newest one.
+    One small vector is summed over ranks per step and read one step late, so that no step waits.
+    What all ranks decide together travels in it. Each line has a hash chained to the one before.
     """
 
     wants_stop = False  # this rank asks all ranks to stop
@@ -201,10 +200,10 @@ class Ledger(Callback):
     _judged: dict[str, Tensor] = {}  # metrics of the newest validation
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the ledger with a line for the attempt, and keep what the plan is made from beside
-        it: `unisono verify` makes it anew."""
+        """Open the ledger with a line for the attempt; keep beside it what the plan is made of."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
         trainer.callback_metrics.update(self._judged)  # else first known after a validation
+        settle_schedules(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         lines = self._open(trainer)
@@ -377,6 +376,8 @@ class Ledger(Callback):
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+            for config in trainer.lr_scheduler_configs:
+                config.strict = False  # the metric may be that validation's
 
     def note(self, event: Row) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""

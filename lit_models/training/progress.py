@@ -98,6 +98,13 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         trainer.should_stop = trainer.should_stop or is_over
 
 
+def settle_schedules(trainer: Trainer) -> None:
+    """Let schedules have the frequency of optimizer steps, which Lightning counts in parts."""
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step":
+            config.frequency *= trainer.accumulate_grad_batches
+
+
 def is_validated(trainer: Trainer, epoch: int, steps: int) -> bool:
     """Return whether the trainer validates after so many steps of an epoch."""
     per_epoch = trainer.datamodule.steps_per_epoch

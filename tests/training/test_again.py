@@ -3,6 +3,7 @@ that goes on."""
 
 import csv
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     StochasticWeightAveraging,
 )
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
-from datamodules.core.planned import LoaderOptions
 from lit_models.training import Preemption
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import default_loggers
@@ -31,11 +32,12 @@ REFUSED = {
 }
 
 
-def epochs_of(folder: Path, *callbacks: Callback) -> int:
+def epochs_of(folder: Path, *callbacks: Callback, module: Any = None, **data: Any) -> int:
     """Train, or go on from the last checkpoint, and return the epochs in the ledger."""
     last = folder / "checkpoints" / "last.ckpt"
     trainer = toy_trainer(folder, callbacks=list(callbacks), max_epochs=9)
-    trainer.fit(LitToy(), ToyData(), ckpt_path=last if last.exists() else None, weights_only=True)
+    resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
+    trainer.fit(module or LitToy(), ToyData(**data), **resume)
     return len(ledger_lines(folder)) // STEPS
 
 
@@ -79,6 +81,43 @@ def test_a_trainer_trains_twice_from_a_checkpoint_alone(tmp_path, checkpoints):
     assert len(ledger_lines(tmp_path)) == 2 * STEPS
 
 
+class LitStepwise(LitToy):
+    """A schedule of it is asked every few steps of an epoch."""
+
+    def __init__(self, schedule: Any, frequency: int) -> None:
+        super().__init__()
+        self.schedule, self.frequency = schedule, frequency
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        steps = {"interval": "step", "frequency": self.frequency, "monitor": "val/loss"}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.schedule(optimizer), **steps},
+        }
+
+
+@pytest.mark.parametrize("micro", [None, 4, 2])
+def test_a_schedule_is_asked_after_optimizer_steps_with_accumulation_too(tmp_path, micro):
+    module = LitStepwise(partial(ExponentialLR, gamma=0.7), 2)
+    epochs_of(tmp_path, module=module, micro_batch_size=micro)
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[:STEPS]]
+    assert rates == pytest.approx([0.01 * 0.7**falls for falls in (0, 0, 1, 1, 2, 2, 3)])
+
+
+@pytest.mark.filterwarnings("ignore:SIGTERM", "ignore:ReduceLROnPlateau conditioned on metric")
+def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_path):
+    def module() -> LitStepwise:  # its rate falls with each validation after the first one
+        plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
+        return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)
+
+    epochs_of(tmp_path, Preemption(), Told(STEPS - 3), module=module())
+    assert len(ledger_lines(tmp_path)) == STEPS
+    epochs_of(tmp_path, module=module())
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[::STEPS]]
+    assert rates == pytest.approx([0.01 * 0.7 ** max(0, epoch - 1) for epoch in range(9)])
+
+
 def rows_of(folder: Path, **data: Any) -> list[list[str]]:
     """Return step and names of the rows that a run writes with Lightning's monitor of rates."""
     logger, callbacks = default_loggers(str(folder))[:1], [LearningRateMonitor()]
@@ -95,9 +134,7 @@ def test_metrics_have_the_same_rows_with_accumulation(tmp_path):
 
 
 def test_an_error_ends_the_processes_that_load_data(tmp_path):
-    data = ToyData()
-    data.loader_options = LoaderOptions(num_workers=2)
     with pytest.raises(PowerCut) as error:  # which holds the frames of the training
-        toy_trainer(tmp_path, callbacks=[CutAt(3)]).fit(LitToy(), data)
+        toy_trainer(tmp_path, callbacks=[CutAt(3)]).fit(LitToy(), ToyData(num_workers=2))
     assert error.value.__traceback__ is not None
     assert multiprocessing.active_children() == []
