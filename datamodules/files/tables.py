@@ -33,6 +33,7 @@ from datamodules.files.rows import (
     read_json_rows,
 )
 
+NUMBER = re.compile(r"\d+$")  # of a column's name
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
 SNIFFED_LINES = 1000
@@ -699,11 +700,12 @@ def output_like(files: Sequence[Path], mark: str) -> str:
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:
-    """The input's column names; one that is added, too, becomes `input_NAME`, and is logged."""
-    free = []
+    """The input's column names; one that is added, too, becomes `input_NAME`, and is logged, as is
+    its own `code_2` beside an added `code_1`: it would look like a second answer."""
+    free, kinds = [], {NUMBER.sub("1", name) for name in taken}
     for name in names:
         new = name
-        while new in taken or (new != name and new in names):
+        while NUMBER.sub("1", new) in kinds or (new != name and new in names):
             new = f"input_{new}"
         if new != name:
             log.warning('the input\'s column "%s" is written as "%s"', name, new)

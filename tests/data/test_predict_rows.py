@@ -188,5 +188,6 @@ def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
 def test_an_input_column_with_a_name_of_the_output_is_renamed(caplog):
     added = ["code_1", "description_1", "confidence_1", "confidence_set"]
     assert free_names(["text", "code_1", "x"], added) == ["text", "input_code_1", "x"]
+    assert free_names(["text", "code_2"], added) == ["text", "input_code_2"]  # no second answer
     assert 'column "code_1" is written as "input_code_1"' in caplog.text
     assert free_names(["code_1", "input_code_1"], added) == ["input_input_code_1", "input_code_1"]
