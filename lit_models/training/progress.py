@@ -74,7 +74,9 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         counters |= dict.fromkeys(("ready", "started"), int(is_due))
     batches["total"]["started"] -= not is_due
     # Rows of metrics have this number; it counts the step itself where an epoch goes on.
-    goes_on = not is_whole or trainer.max_steps != -1
+    is_last = is_whole and before + steps == budgeted_steps(trainer)  # as before its test
+    is_last = is_last or before + steps == trainer.max_steps
+    goes_on = not is_last and (not is_whole or trainer.max_steps != -1)
     loop["epoch_loop.state_dict"]["_batches_that_stepped"] = before + steps - goes_on
 
 

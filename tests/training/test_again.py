@@ -127,6 +127,20 @@ def rows_of(folder: Path, **data: Any) -> list[list[str]]:
         return [[r["step"], *(n for n in r if r[n])] for r in csv.DictReader(file)]
 
 
+@pytest.mark.parametrize("most", [{"max_steps": 9}, {"max_steps": 99}, {}])
+def test_the_test_of_a_run_that_is_over_has_its_last_step(tmp_path, most):
+    for folder in ("whole", "again"):
+        last = tmp_path / "whole" / "checkpoints" / "last.ckpt"
+        options = {"logger": default_loggers(str(tmp_path / folder))[:1], **most}
+        trainer = toy_trainer(tmp_path / "whole", **options)
+        trainer.fit(
+            LitToy(), ToyData(), ckpt_path=last if last.exists() else None, weights_only=True
+        )
+        trainer.test(LitToy(), ToyData(), verbose=False)
+    with open(tmp_path / "again" / "metrics.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == [str(trainer.global_step)]
+
+
 def test_metrics_have_the_same_rows_with_accumulation(tmp_path):
     rows = rows_of(tmp_path / "one")
     assert sum("lr-AdamW/pg1" in row for row in rows) == 2 * STEPS
