@@ -24,7 +24,7 @@ from lm_eval.models.utils import (
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, handle_non_serializable, make_disjoint_window
 
-from datamodules.core.store import digest_of, new_file, write_whole
+from datamodules.core.store import digest_of, file_digest, new_file, write_whole
 from datamodules.text.prompts import ChoiceDataset, Prompt, PromptDataset
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -229,12 +229,12 @@ class EvaluationCLI(UnisonoCLI):
         print("\n".join([*table(results), f"written to {self.folder / 'results.json'}"]))
 
     def ask(self, dataset: PromptDataset, options: GenerationOptions) -> dict[str, np.ndarray]:
-        """Return the answers to a list of requests, on all processes; those that an interrupted
-        evaluation has written are read."""
+        """Return the answers to requests, on all processes; those that are written are read."""
         data, model = self.datamodule, self.model
         self.num_asked += 1
-        weights = self.choice.ckpt_path or model.pretrained
-        facts = [dataset.fingerprint, vars(options), weights, Path(weights).stat().st_mtime_ns]
+        weights = Path(self.choice.ckpt_path or model.pretrained).expanduser()
+        digests = [file_digest(p) for p in sorted(weights.rglob("*")) or [weights] if p.is_file()]
+        facts = [dataset.fingerprint, vars(options), digests]
         data.requests, model.generation = dataset, options
         data.answers = self.folder / f"answers-{self.num_asked}-{digest_of(facts)[:12]}.npz"
         # As many processes see it: it is written while all of them are in the prediction below.
