@@ -293,9 +293,9 @@ class TextTokenizer:
                         self._encoder.encode(piece)
                     except Exception:  # as above
                         raise ValueError(
-                            f'{place}the tokenizer does not know the {kind} "{piece}"; add a '
-                            "training text that has it, or use data.tokenizer.kind bytes or bpe, "
-                            "which spell all."
+                            f'{place}the tokenizer does not know the {kind} "{piece}"; write the '
+                            "text without it, or train on a text that has it, or with "
+                            "data.tokenizer.kind bytes or bpe, which spell all."
                         ) from error
             raise
 

@@ -123,7 +123,7 @@ def test_a_continuation_of_words_begins_with_a_space() -> None:
 @pytest.mark.parametrize("text", ["the wolf sat", "the fox<|endoftext|>wolf", "\x1c\x1d wolf"])
 def test_an_unknown_word_is_named(text: str) -> None:
     tokenizer = words_of("the fox sat .", "\x1c\x1d")
-    with pytest.raises(ValueError, match='know the word "wolf"; add .*bytes or bpe, which'):
+    with pytest.raises(ValueError, match='know the word "wolf"; write .*bytes or bpe, which'):
         tokenizer.encode_batch(["the fox", text])
     with pytest.raises(ValueError, match="does not know the word"):
         tokenizer.encode_with_offsets([text])
@@ -179,7 +179,7 @@ def test_a_template_sees_the_special_tokens_and_runs_in_a_sandbox(tmp_path: Path
 
 def test_a_character_that_is_not_in_the_vocabulary_is_named() -> None:
     tokenizer = made("characters")
-    with pytest.raises(ValueError, match='does not know the character "Z"; add .*bytes or'):
+    with pytest.raises(ValueError, match='does not know the character "Z"; write .*bytes or'):
         tokenizer.encode("The<|endoftext|> Zebra")
     with pytest.raises(ValueError, match="does not know"):
         tokenizer.encode_with_offsets(["fine", "Z"])

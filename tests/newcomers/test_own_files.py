@@ -123,8 +123,8 @@ def test_a_module_evaluates_until_the_last_thread_has_done_so():
 
 def test_a_translation_is_as_long_as_those_of_training_and_blanks_around_count_nothing(tmp_path):
     path = table(tmp_path / "pairs.csv", [(f"word {n}", "a" * 90) for n in range(40)])
-    module = LitSeq2Seq(ADAMW, network=SMALL)
-    toy_trainer(tmp_path, max_epochs=4, limit_val_batches=0).fit(module, data_of(path))
+    data, module = data_of(path, max_target_tokens=128), LitSeq2Seq(ADAMW, network=SMALL)
+    toy_trainer(tmp_path, max_epochs=4, limit_val_batches=0).fit(module, data)
     assert module.translate(["word 3"]) == ["a" * 127]  # without its end mark
     plain, blanks = framed(module.tokenizer, ["word 3", " word 3\n"])
     assert plain.tolist() == blanks.tolist()
