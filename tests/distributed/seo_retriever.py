@@ -18,9 +18,9 @@ from lit_models import LitRetriever
 from lit_models.seo.retriever import Fusion
 from lit_models.training import ExactDropout
 from lit_models.training.exact import ExactModule
-from tests.nearest.shards import CheckedRetriever
+from tests.seo.nearest.shards import CheckedRetriever
 from tests.seo.small_collection import adamw, small_encoder
-from tests.sparse.family import SparseRetriever
+from tests.seo.sparse_family import SparseRetriever
 
 
 class WithoutGradients(LitRetriever):

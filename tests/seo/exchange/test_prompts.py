@@ -10,7 +10,7 @@ from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextEncoding
 from lit_models import LitRetriever
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.exchange.test_sentence_folders import PROMPTS, prompted_bert
+from tests.seo.exchange.test_sentence_folders import PROMPTS, prompted_bert
 from tests.seo.retrieval_collection import write_collection
 from tests.toy import toy_trainer
 

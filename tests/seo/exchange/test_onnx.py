@@ -7,7 +7,7 @@ import torch
 
 from lit_models import LitRetriever
 from lit_models.commands.export import export
-from tests.exchange.test_sentence_folders import TEXTS, ranker_checkpoint, retriever_checkpoint
+from tests.seo.exchange.test_sentence_folders import TEXTS, ranker_checkpoint, retriever_checkpoint
 from tests.seo.small_collection import small_encoder
 
 pytestmark = [

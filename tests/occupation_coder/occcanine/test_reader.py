@@ -11,7 +11,14 @@ from datamodules.tokenizers.codes import CodeBook, encode
 from lit_models import LitOccupationCoder
 from lit_models.occupation_coder.network import NONE, Memory
 from lit_models.training.checkpoints import read_checkpoint
-from tests.occcanine.layout import CODES, TEXTS, hisco_folder, hisco_id, hub_folder, random_model
+from tests.occupation_coder.occcanine.layout import (
+    CODES,
+    TEXTS,
+    hisco_folder,
+    hisco_id,
+    hub_folder,
+    random_model,
+)
 from tests.seq2seq.test_data import table
 
 

@@ -10,7 +10,7 @@ from lit_models.seo.nearest import index as indices
 from lit_models.seo.nearest.exact import ExactSearch
 from lit_models.seo.nearest.index import IndexSearch, SearchOptions
 from tests.distributed.seo_retriever import retriever
-from tests.nearest.test_search_speed import clustered
+from tests.seo.nearest.test_search_speed import clustered
 from tests.seo.retrieval_collection import write_collection
 from tests.toy import toy_trainer
 
