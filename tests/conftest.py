@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -69,10 +70,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """Begin each test with the same ones, whichever tests came before it."""
+def _same_beginning() -> Iterator[None]:
+    """Begin each test with the same random numbers, and with the handler of a signal that stopped
+    runs leave ignored, whichever tests came before it."""
+    before = signal.getsignal(signal.SIGUSR1)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.fixture(autouse=True)

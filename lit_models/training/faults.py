@@ -62,7 +62,7 @@ class Preemption(Callback):
         signals = (*REQUEUE_SIGNALS, signal.SIGINT)
         self._before = {signum: signal.signal(signum, self._note) for signum in signals}
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
         ledger = ledger_of(trainer)
         if self.received is not None and ledger is not None:
             ledger.wants_stop = True
@@ -81,7 +81,7 @@ class Preemption(Callback):
             raise KeyboardInterrupt
         if self.received is None:
             rank_zero_warn(
-                f"{signal.Signals(signum).name}: the run saves and stops after this step"
+                f"{signal.Signals(signum).name}: the run saves and stops after the next step"
                 + ("; once more ends it at once" if signum == signal.SIGINT else "")
             )
         self.received, self._received_at = signal.Signals(signum), time.monotonic()

@@ -59,7 +59,7 @@ def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:SIGTERM")
 def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_path):
-    epochs_of(tmp_path, Preemption(), Told(2 * STEPS - 2))
+    epochs_of(tmp_path, Preemption(), Told(2 * STEPS - 1))
     last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert 2 * STEPS <= last["global_step"] == len(ledger_lines(tmp_path)) < 3 * STEPS
 
@@ -111,7 +111,7 @@ def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_p
         plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
         return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)
 
-    epochs_of(tmp_path, Preemption(), Told(STEPS - 3), module=module())
+    epochs_of(tmp_path, Preemption(), Told(STEPS - 2), module=module())
     assert len(ledger_lines(tmp_path)) == STEPS
     epochs_of(tmp_path, module=module())
     rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[::STEPS]]

@@ -90,9 +90,9 @@ EVENTS = {
     "killed in the validation of a saved step": ({"every": STEPS}, CutAt(STEPS)),
     "killed within an epoch": ({"every": 4}, CutAt(9)),
     # The ledger's vector is read two steps after a signal.
-    "told to stop at an epoch's end": ({}, Told(STEPS - 3)),
+    "told to stop at an epoch's end": ({}, Told(STEPS - 2)),
     "told to stop in the first epoch": ({}, Told(1)),
-    "told to stop before a validation": ({}, Told(STEPS - 2)),
+    "told to stop before a validation": ({}, Told(STEPS - 1)),
 }
 
 
@@ -122,5 +122,5 @@ def test_a_run_that_is_told_to_stop_stops_before_its_least_epochs(tmp_path):
 
 @pytest.mark.parametrize("length", [{"max_epochs": 1}, {"max_epochs": -1, "max_steps": STEPS}])
 def test_a_run_that_is_told_to_stop_at_its_last_step_ends_by_itself(tmp_path, length):
-    run(tmp_path, Told(STEPS - 3), **length)
+    run(tmp_path, Told(STEPS - 2), **length)
     assert [row for row, _ in facts(tmp_path)["rows"]] == [str(STEPS - 1)]

@@ -227,7 +227,7 @@ def test_a_run_is_the_same_stopped_on_two_processes_and_killed_on_one(tmp_path, 
 
     start("one", 1, 0, 1)
     stop = ["--trainer.callbacks+=tests.distributed.breaks.SignalledAt"]
-    stop += ["--trainer.callbacks.step=1", "--trainer.callbacks.signal_name=SIGTERM"]
+    stop += ["--trainer.callbacks.step=2", "--trainer.callbacks.signal_name=SIGTERM"]
     start("two", 2, 0, 1, *stop, "--trainer.callbacks.rank=0")
     start("two", 1, -signal.SIGKILL, 2, "--trainer.callbacks.kill_after=7")
     start("two", 2, 0, 3)
