@@ -8,15 +8,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_960,
+    "lit_models": 26_970,
     "lit_models/training": 5_680,
     "lit_models/commands": 3_000,
     "lit_models/occupation_coder": 3_000,
     "lit_models/causal_lm": 3_000,
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_930,
-    "datamodules": 15_220,
-    "tests": 38_500,
+    "datamodules": 15_210,
+    "tests": 38_560,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 192, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

@@ -24,7 +24,7 @@ from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_to
 
 TooLong = Literal["cut", "leave_out"]
 EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete the row."
-STORE_VERSION = 7
+STORE_VERSION = 8
 ROWS_PER_BATCH = 1024
 
 

@@ -178,6 +178,11 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
             (Alpaca), with a `system`. In prediction the last answer may be missing.
     """
     if values.get("prompt") is not None:
+        if values.get("system"):
+            rule = (
+                '"system" is read beside messages alone; put it into the prompt, or write messages.'
+            )
+            raise RowFault("system", str(values["system"]), rule)
         return values
     turns = values.get("messages")
     turns = values.get("conversations") if turns is None else turns

@@ -367,6 +367,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(make):
         ({"instruction": "x", "output": ""}, "an answer is empty"),
         ({"instruction": "x"}, 'no message has the role "assistant"'),
         ({"instruction": "x", "output": "y", "history": ["z"]}, '"history" must be a list of pai'),
+        ({"prompt": "x", "completion": "y", "system": "z"}, '"system" is read beside messages'),
         ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
     ],
