@@ -45,6 +45,7 @@ MISTAKES = [
     (["--trainer.callbacks+=EarlyStoping"], "Did you mean.*EarlyStopping"),
     (["--trainer.precision=bf17"], "precision must be one of.*got bf17.*Did you mean bf16"),
     (["--exactness=bitwise", "--trainer.devices=3"], "a power of two of processes, got 3; change"),
+    (["--exactness=bitwize"], "must be one of gradient, bitwise.*mean bitwise"),
     (["--data.global_batch_size=abc"], "data.global_batch_size must be a whole number, got abc"),
     (["--data.global_batch_size=0"], "global_batch_size must be at least 1, got 0"),
     (["--trainer.max_epochs"], "--trainer.max_epochs: expected one argument"),

@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lit_models import LitSeq2Seq
-from tests.seq2seq.test_data import table
-from tests.seq2seq.test_module import ADAMW, data_of, trained
-from tests.seq2seq.tiny import saved
-from tests.toy import toy_trainer
 from tests.wrong_inputs import FIT, ONE_DEVICE, SOUND, contents, error_of, place
 
 Unisono = Callable[..., tuple[int, str]]
@@ -72,6 +67,7 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
         [*FIT, "--trainer.gradient_clip_val=-1"],
         "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
     ),
+    "a seed below 0": ([*FIT, "--seed_everything=-1"], "-1 is not in bounds, numpy accep"),
     "a rate that is no number": (
         [*FIT, "--model.optimizer.lr=abc"],
         "model.optimizer.lr must be a number, got abc",
@@ -245,13 +241,3 @@ def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(unisono,
     status, output = unisono(*shlex.split(line))
     assert status == 0, output
     assert " different inputs predicted, written to" in output
-
-
-def test_positions_of_a_folder_bound_the_data_and_what_is_written(tmp_path):
-    pairs = table(tmp_path / "pairs.csv", [(f"b{n}", "b") for n in range(40)])
-    options = {"pretrained": str(saved(tmp_path / "bart", "Bart")), "network": None}
-    too_long = data_of(pairs, max_source_tokens=65)
-    with pytest.raises(ValueError, match="data.max_source_tokens is 65, and .* has 64 positions"):
-        toy_trainer(tmp_path).fit(LitSeq2Seq(ADAMW, **options), too_long)
-    module, _ = trained(tmp_path, pairs, 1, **options)
-    assert len(module.translate(["s" * 99], max_new_tokens=99)[0].encode()) < 64

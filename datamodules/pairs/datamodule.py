@@ -239,11 +239,14 @@ def source_rows(store: ScoredStore, tokenizer: TextTokenizer) -> TokenRows:
 class SourceDataset(PlannedDataset):
     """The distinct source texts of the files to predict, each once."""
 
+    noun = "different texts"
+
     def __init__(self, store: ScoredStore, tokenizer: TextTokenizer, most: int) -> None:
         self.rows, self.most = source_rows(store, tokenizer), most
-        self.lengths, self.is_cut = np.minimum(self.rows.sizes, most), self.rows.sizes > most
+        sizes = self.rows.sizes
+        self.lengths, self.is_cut = np.minimum(sizes, most), sizes > most
         self.fingerprint = f"{store.fingerprint}-{tokenizer.digest}-{most}"
-        self.target_counts, self.noun = {}, "different texts"
+        self.target_counts = {}
 
     def example(self, sample_id: int, epoch: int) -> np.ndarray:
         """Return the tokens of one text."""

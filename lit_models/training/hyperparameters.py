@@ -202,7 +202,7 @@ def _arguments(types: list[Any]) -> dict[str, list[Any]]:
 
 
 def _types_in(hint: Any) -> Iterator[Any]:
-    """Yield the types in an annotation: `Any` for what is imported by its name, results too."""
+    """Yield the types in an annotation, also of a callable's result; `Any` for what is imported."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         yield str
@@ -222,7 +222,7 @@ def _types_in(hint: Any) -> Iterator[Any]:
 
 def known_arguments(kind: Any, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that a class's constructor has, and "name=value" of those that only
-    another version has, but `None`: also of its dataclasses, and of our classes in a value."""
+    another version has, `None` left out: also of dataclasses, and of our classes in a value."""
     gone: list[str] = []
     return _known([kind], values, "", gone), gone
 

@@ -105,7 +105,8 @@ class PredictionWriter(Callback):
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero and self._folder is not None:
             data, output = trainer.datamodule, trainer.datamodule.predict_output_path
-            num_samples = len((dataset := data.datasets["predict"]).lengths)
+            dataset = data.datasets["predict"]
+            num_samples = len(dataset.lengths)
             data.write_predictions(merged(self._folder, num_samples), output)
             shutil.rmtree(self._folder)
             text = f"{num_samples:,} {dataset.noun} predicted, written to {output}"

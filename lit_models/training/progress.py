@@ -1,5 +1,4 @@
-"""Steps of a whole run, the progress of a checkpoint as the run that goes on must read it, and what
-callbacks of Lightning do to both."""
+"""Steps of a whole run; progress, schedules and callbacks of one that goes on from a checkpoint."""
 
 import math
 from typing import Any
@@ -12,23 +11,24 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.utilities import rank_zero_info
 
-AVERAGING = StochasticWeightAveraging | WeightAveraging
+AVERAGES = (
+    "copies the module before its network is built: it would average nothing, and save checkpoints "
+    "without weights. Use lit_models.training.AveragedWeights."
+)
+REFUSED: dict[type, str] = {
+    GradientAccumulationScheduler: "would put more samples in a step than the plan counts. A step "
+    "has data.global_batch_size samples; data.micro_batch_size cuts it in parts.",
+    StochasticWeightAveraging: AVERAGES,
+    WeightAveraging: AVERAGES,
+}
 
 
 def check_callbacks(trainer: Trainer) -> None:
     """Refuse, with a ValueError, callbacks of Lightning that would train something else unseen."""
     for callback in trainer.callbacks:
-        kind = type(callback).__name__
-        if isinstance(callback, GradientAccumulationScheduler):
-            raise ValueError(
-                f"{kind} would put more samples in a step than the plan counts. A step has "
-                "data.global_batch_size samples; data.micro_batch_size cuts it in parts."
-            )
-        if isinstance(callback, AVERAGING):
-            raise ValueError(
-                f"{kind} copies the module before its network is built: it would average nothing, "
-                "and save checkpoints without weights. Use lit_models.training.AveragedWeights."
-            )
+        for kind, why in REFUSED.items():
+            if isinstance(callback, kind):
+                raise ValueError(f"{type(callback).__name__} {why}")
 
 
 def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -87,10 +87,9 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get("callbacks", {}).get(callback.state_key)
         if state is None:
             continue
+        is_over = state["stopped_epoch"] > 0  # by a threshold, or a metric that is not finite
         if state["wait_count"] >= state["patience"]:
             is_over = state["wait_count"] >= callback.patience
-        else:  # by a threshold, or a metric that is not finite
-            is_over = state["stopped_epoch"] > 0
         state["patience"] = callback.patience
         if is_over:
             rank_zero_info(

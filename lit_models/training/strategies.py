@@ -69,7 +69,7 @@ NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 
 def replicated(name: str | None) -> ReplicatedStrategy | None:
-    """Return what the command line takes for `ddp` and its kin; `None` for other names."""
+    """Return the strategy that the command takes for `ddp` and its kin; `None` for others."""
     short, _, finds = (name or "").partition("_find_unused_parameters_")
     start_method = START_METHODS.get(short)
     if start_method is None or finds not in ("", "true", "false"):
@@ -85,7 +85,7 @@ def strategy_name(strategy: Any) -> str:
 
 
 class ManagedProcesses(ParallelStrategy):
-    """Processes of a group that forms or says why, and end together; Lightning's class follows."""
+    """Processes of a group that forms or says why, and end together; before Lightning's class."""
 
     def setup_environment(self) -> None:
         """Form the process group.

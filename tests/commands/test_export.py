@@ -200,6 +200,7 @@ def test_wrong_checkpoints_are_one_screen(toy_checkpoint, tmp_path, unisono, mon
     for arguments, message in (
         (["absent.ckpt", "--to=x"], "there is no checkpoint absent.ckpt"),
         (["cut.ckpt", "--to=x"], "is damaged: it is cut short"),
+        (["cut.ckpt", "--to=x"], "or --ckpt_path auto, which takes the newest sound one."),
         ([str(toy_checkpoint), "--to=x", f"--class_path={TOY}s"], "cannot be imported"),
         (
             [str(toy_checkpoint), "--to=x", "--class_path=lit_models.LitOccupationCoder"],

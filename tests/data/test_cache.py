@@ -9,6 +9,7 @@ import pytest
 
 from datamodules.core.store import (
     cache_root,
+    digest_of,
     file_digest,
     made_once,
     replacing,
@@ -149,3 +150,7 @@ def test_an_unwritable_cache_is_named(tmp_path, monkeypatch):
         file_digest(table)
     with pytest.raises(RuntimeError, match="the cache folder .*file cannot be written"):
         made_once(cache_root() / "a", lambda target: None)
+
+
+def test_the_order_of_keys_does_not_change_a_digest():
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})

@@ -98,3 +98,14 @@ def test_wrong_use_is_refused(tmp_path, pairs):
         module.translate("smth")
     with pytest.raises(ValueError, match="the tokenizer has 257 tokens and the network embeds 9"):
         trained(tmp_path / "b", pairs, 1, network=Seq2SeqConfig(vocab_size=9, width=8))
+
+
+def test_positions_of_a_folder_bound_the_data_and_what_is_written(tmp_path):
+    pairs = table(tmp_path / "pairs.csv", [(f"b{n}", "b") for n in range(40)])
+    options = {"pretrained": str(saved(tmp_path / "bart", "Bart")), "network": None}
+    with pytest.raises(ValueError, match="data.max_source_tokens is 65, and .* has 64 positions"):
+        toy_trainer(tmp_path).fit(
+            LitSeq2Seq(ADAMW, **options), data_of(pairs, max_source_tokens=65)
+        )
+    module, _ = trained(tmp_path, pairs, 1, **options)
+    assert len(module.translate(["s" * 99], max_new_tokens=99)[0].encode()) < 64

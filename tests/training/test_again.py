@@ -51,10 +51,8 @@ def test_a_run_that_early_stopping_has_ended_goes_on_with_more_patience_alone(tm
 
 
 def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path):
-    def stopping() -> EarlyStopping:  # of losses 49, 32, 21, 13, …
-        return EarlyStopping("val/loss", stopping_threshold=30.0)
-
-    assert [epochs_of(tmp_path, stopping()) for _ in range(2)] == [3, 3]
+    for _ in range(2):  # losses are 49, 32, 21, 13, …
+        assert epochs_of(tmp_path, EarlyStopping("val/loss", stopping_threshold=30.0)) == 3
 
 
 @pytest.mark.filterwarnings("ignore:SIGTERM")
@@ -90,11 +88,9 @@ class LitStepwise(LitToy):
 
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        steps = {"interval": "step", "frequency": self.frequency, "monitor": "val/loss"}
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.schedule(optimizer), **steps},
-        }
+        how = {"interval": "step", "frequency": self.frequency, "monitor": "val/loss"}
+        how["scheduler"] = self.schedule(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": how}
 
 
 @pytest.mark.parametrize("micro", [None, 4, 2])
@@ -118,13 +114,16 @@ def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_p
     assert rates == pytest.approx([0.01 * 0.7 ** max(0, epoch - 1) for epoch in range(9)])
 
 
+def metrics_in(folder: Path) -> list[dict[str, str]]:
+    return [*csv.DictReader((folder / "metrics.csv").read_text().splitlines())]
+
+
 def rows_of(folder: Path, **data: Any) -> list[list[str]]:
     """Return step and names of the rows that a run writes with Lightning's monitor of rates."""
     logger, callbacks = default_loggers(str(folder))[:1], [LearningRateMonitor()]
     options = {"logger": logger, "callbacks": callbacks, "log_every_n_steps": 1}
     toy_trainer(folder, **options).fit(LitToy(), ToyData(**data))
-    with open(folder / "metrics.csv", newline="") as file:
-        return [[r["step"], *(n for n in r if r[n])] for r in csv.DictReader(file)]
+    return [[r["step"], *(n for n in r if r[n])] for r in metrics_in(folder)]
 
 
 @pytest.mark.parametrize("most", [{"max_steps": 9}, {"max_steps": 99}, {}])
@@ -133,12 +132,10 @@ def test_the_test_of_a_run_that_is_over_has_its_last_step(tmp_path, most):
         last = tmp_path / "whole" / "checkpoints" / "last.ckpt"
         options = {"logger": default_loggers(str(tmp_path / folder))[:1], **most}
         trainer = toy_trainer(tmp_path / "whole", **options)
-        trainer.fit(
-            LitToy(), ToyData(), ckpt_path=last if last.exists() else None, weights_only=True
-        )
+        resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
+        trainer.fit(LitToy(), ToyData(), **resume)
         trainer.test(LitToy(), ToyData(), verbose=False)
-    with open(tmp_path / "again" / "metrics.csv", newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == [str(trainer.global_step)]
+    assert [row["step"] for row in metrics_in(tmp_path / "again")] == [str(trainer.global_step)]
 
 
 def test_metrics_have_the_same_rows_with_accumulation(tmp_path):

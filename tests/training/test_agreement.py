@@ -39,7 +39,7 @@ def of_version(folder: Path) -> int:
 
 def of_strategy(folder: Path) -> int:
     """Train where each rank's own memory has chosen another strategy."""
-    chosen = (("ddp", "fsdp")[rank()], "a line for the user")
+    chosen = ("ddp", "fsdp")[rank()], ""
     with mock.patch("lit_models.cli.choose_strategy", return_value=chosen):
         return of_config(folder, ["0.01", "0.01"])
 
