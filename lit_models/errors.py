@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lit_models.config_files import config_paths, did_you_mean, line_of, near_names, options
+from lit_models.config_files import ROOT, config_paths, did_you_mean, line_of, near_names, options
 from lit_models.training.rules import is_first_process
 
 LINES, COLUMNS = 24, 80
@@ -25,8 +25,9 @@ USAGE, RUN = 2, 1
 READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 MESSAGE_LINES = 12  # of a library's error
-ROOT = Path(__file__).resolve().parents[1]
-OWN_PACKAGES = (ROOT / "lit_models", ROOT / "datamodules")
+HERE = Path(__file__).resolve().parent
+OWN_PACKAGES = (HERE, HERE.with_name("datamodules"))
+RUN_NAMES = ("name", "run_name", "run-name", "output_dir", "output-dir")  # of other programs
 OTHERS = "Flags of other programs, one by one: lit_models/migration.md."
 CLASS_HOMES = (
     *("lit_models", "datamodules", "lit_models.training.strategies"),
@@ -79,6 +80,12 @@ def screen(message: str, title: str = "error") -> str:
 def say(line: str) -> None:
     """Prints a line to the user on stderr, so that standard output stays the result's."""
     print(line, file=sys.stderr, flush=True)
+
+
+def labelled(label: str, text: str, width: int) -> str:
+    """Returns a text beside its label of a width, in lines of 80 columns; paths stay whole."""
+    indents = {"initial_indent": f"{label:<{width}} ", "subsequent_indent": " " * (width + 1)}
+    return textwrap.fill(text, COLUMNS, break_on_hyphens=False, break_long_words=False, **indents)
 
 
 def say_first(line: str) -> None:
@@ -172,7 +179,9 @@ def explained(message: str, parser: Any) -> str:
         words = found[1].split()
         wrong = next((w for w in words if w.startswith("-")), words[0])
         if not wrong.startswith("-"):
-            return bare_word(wrong)
+            is_file = wrong.endswith((".yaml", ".yml"))
+            hint = did_you_mean([f"--config {wrong}"]) if is_file else ""
+            return f"`{wrong}` is no option.{hint} Options are written --name=value.\n{OTHERS}"
         wrong = wrong.partition("=")[0]
         name = wrong.lstrip("-")
         return unknown_option(name, _keys_of(parser), f"--{_as_typed(name)}".removesuffix(name))
@@ -198,12 +207,6 @@ def _keys_of(parser: Any) -> list[str]:
     return sorted({*usage, *parser.get_defaults(skip_validation=True).keys()})
 
 
-def bare_word(wrong: str) -> str:
-    """Returns the message for a word that is neither an option nor the value of one."""
-    hint = did_you_mean([f"--config {wrong}"]) if wrong.endswith((".yaml", ".yml")) else ""
-    return f"`{wrong}` is no option.{hint} Options are written --name=value.\n{OTHERS}"
-
-
 def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
     """Returns the message for an option that there is not, with the nearest that there is; names
     are dotted, `prefix` stands before them on the command line."""
@@ -214,6 +217,7 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
     near += [k for k in family if k.rpartition(".")[2].startswith(last)]
     near = list(dict.fromkeys(near + near_names(name, family) + near_names(name, valid)))
     near = near or [k for k in family if k.rpartition(".")[2].startswith(last[:3])][:1]
+    near = [ROOT] if name in RUN_NAMES and ROOT in valid else near
     text = f"there is no option `{prefix}{name}`.{did_you_mean([prefix + k for k in near[:3]])}"
     return text if near else f"{text}\n{OTHERS}"
 

@@ -70,6 +70,7 @@ MISTAKES = [
     (["--trainer.devices=4", "--data.global_batch_size=3"], "nothing to do.*>= 4"),
     (["--ckpt_path=nope.ckpt"], "nope.ckpt: there is no such checkpoint.*--ckpt_path auto"),
     (["--batch-size", "3"], "no option `--batch-size`.*Flags of other programs.*migration.md"),
+    (["--run_name=mine"], "no option `--run_name`. Did you mean --trainer.default_root_dir"),
     (["num_gpus_train=4"], "`num_gpus_train=4` is no option. Options are .*migration.md"),
 ]
 

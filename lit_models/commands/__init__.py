@@ -7,14 +7,14 @@ import importlib
 import inspect
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, NoReturn, get_args, get_origin
 
 from lit_models.config_files import did_you_mean, find_config, load_yaml, one_word_each, read_config
-from lit_models.errors import UsageError, bare_word, unknown_option, usage_errors
+from lit_models.errors import UsageError, unknown_option, usage_errors
 
 COMMANDS = {  # name -> the file of its function, what it does
     "certify": ("certify.command", "prove that a configuration is the same run on any devices"),
@@ -82,11 +82,12 @@ def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
             yield p, " ".join(meanings.get(name, "").split())
 
 
-def parser_of(function: Callable[..., Any]) -> CommandParser:
+def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Parameters that are not keyword-only have a place, one with a star has one or more; a mapping
-    has options of its own (`--change.NAME.devices=2`), which are read beside this parser.
+    Parameters that are not keyword-only have a place, those aside that are `named` as options; one
+    with a star has one or more; a mapping has options of its own (`--change.NAME.devices=2`), which
+    are read beside this parser.
     """
     text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     parser = CommandParser(
@@ -112,7 +113,7 @@ def parser_of(function: Callable[..., Any]) -> CommandParser:
             parser.add_argument(name, nargs="+", **options)
         elif name == RUN_OPTIONS:
             parser.epilog = f"Other options: {meaning}"
-        elif p.kind is Parameter.POSITIONAL_OR_KEYWORD:
+        elif p.kind is Parameter.POSITIONAL_OR_KEYWORD and name not in named:
             options |= {} if is_required else {"nargs": "?", "default": p.default}
             parser.add_argument(name, **options)
         else:
@@ -140,6 +141,7 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
     flags = [name for name, p in own.items() if p.annotation is bool]
     values: dict[str, Any] = {}
     words: list[str] = []
+    named: list[str] = []
     for word in one_word_each(argv) if mappings else argv:
         option, _, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
@@ -171,9 +173,10 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 else:
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
-        elif name in own and own[name].kind is not Parameter.KEYWORD_ONLY:
+        elif name in own and own[name].kind is Parameter.VAR_POSITIONAL:
             words += [value] if value else []  # by its place, too
         elif name in own:
+            named.append(name)
             words.append(option.replace("_", "-") + word.removeprefix(option))
         elif not takes_run:
             raise ValueError(unknown_option(name, list(own), "--"))
@@ -182,9 +185,11 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             raise ValueError(f"there is no option `{option}`.{near}")
         else:
             words.append(word)
-    found, rest = parser_of(function).parse_known_args(words)
+    found, rest = parser_of(function, named).parse_known_args(words)
     if rest and not takes_run:
-        raise ValueError(bare_word(rest[0]))
+        places = [p.name.upper() for p in own.values() if p.kind is not Parameter.KEYWORD_ONLY]
+        takes = f"`unisono {function.__name__}` takes {' '.join(places) or 'options alone'}"
+        raise ValueError(f"{takes}, and no `{rest[0]}`. Options are written --name=value.")
     given = vars(found) | values | ({RUN_OPTIONS: rest} if takes_run else {})
     for name, p in inspect.signature(function, eval_str=True).parameters.items():
         if isinstance(kind := p.annotation, type) and is_dataclass(kind):

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_models.commands import check_rendezvous
-from lit_models.errors import UsageError
+from lit_models.commands.report import counted
+from lit_models.errors import UsageError, labelled
 from lit_models.training.rules import SHELLS
 
 Level = Literal["ok", "warning", "error"]
 SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "numpy")
+LABEL = 23  # columns, of level and check
 GIB = 2**30
 ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = GIB, 10 * GIB
 BUSY_SHARE = 0.1  # of a GPU's memory
@@ -53,8 +55,10 @@ def doctor(
         1 where something is an error, else 0.
 
     Raises:
-        UsageError: there is no launcher, whose group could be tried.
+        UsageError: there is no launcher, whose group could be tried, or no time to try it.
     """
+    if timeout_s <= 0:
+        raise UsageError(f"--timeout-s must be above 0 seconds, got {timeout_s:g}.")
     environ = launched_environment()
     if collectives and environ is None:
         raise UsageError(
@@ -71,12 +75,13 @@ def doctor(
     if collectives and environ is not None:
         own, level = _group(environ, timeout_s, own)
     for d in own:
-        print(f"{d.level:<8} {d.check:<14} {d.what}")
+        print(labelled(f"{d.level:<8} {d.check}", d.what, LABEL))
         if d.todo:
-            print(f"{'':<23} -> {d.todo}")
+            print(labelled("", f"-> {d.todo}", LABEL))
     if own:
-        counts = Counter(d.level for d in own)
-        print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
+        num = Counter(d.level for d in own)
+        faults = [counted(num["warning"], "warning"), counted(num["error"], "error")]
+        print(", ".join([f"{num['ok']} ok", *faults]))
     return 1 if level == "error" else 0
 
 

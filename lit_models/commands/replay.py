@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import tempfile
-import textwrap
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -29,12 +28,13 @@ from datamodules.core.store import write_whole
 from lit_models.cli import QUIET, built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
+from lit_models.errors import COLUMNS, labelled
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
 
-WIDTH, LABEL = 80, 11  # of the screen, of its first column
+LABEL = 11  # columns, of the screen's first
 NUM_SHOWN = 8  # ids of samples
 MOST_SAMPLES = 20  # of the table
 # Options of a run's trainer that decide what a step computes; devices, loggers, callbacks do not.
@@ -173,10 +173,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
 
 
 def _say(label: str, text: str) -> None:
-    """Print one line; what does not fit goes on below its text."""
-    indent = " " * (LABEL + 1)
-    line = f"{label:<{LABEL}} {text}"
-    print(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
+    print(labelled(label, text, LABEL))
 
 
 def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
@@ -199,7 +196,7 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     names = list({name: 0 for one in result.samples for name in one.description})
     terms = list(result.samples[0].terms)
     rows = sorted(result.samples, key=lambda one: (math.isfinite(one.share), -one.share))
-    table = Table(width=WIDTH, title="samples", title_justify="left", title_style="bold")
+    table = Table(width=COLUMNS, title="samples", title_justify="left", title_style="bold")
     table.add_column("id", justify="right", no_wrap=True)
     for name in names:
         table.add_column(name)  # only these are made narrower where the room ends
@@ -209,7 +206,7 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
         numbers = ["-" if v is None else f"{v:.4g}" for v in (*one.terms.values(), one.share)]
         texts = (_printable(one.description.get(name, "-")) for name in names)
         table.add_row(str(one.sample_id), *texts, *numbers)
-    console = Console(width=WIDTH, highlight=False)
+    console = Console(width=COLUMNS, highlight=False)
     console.print(table)
     if len(rows) > MOST_SAMPLES:
         print(f"… and {len(rows) - MOST_SAMPLES} more with smaller shares (--json writes all)")
@@ -217,7 +214,7 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     total = sum(loss.share for loss in result.samples)
     _say("loss", _beside(result.loss, line["loss"]))
     _say("", f"{total:.10g}, sum of the shares of the samples by themselves")
-    table = Table(width=WIDTH, title="gradient", title_justify="left", title_style="bold")
+    table = Table(width=COLUMNS, title="gradient", title_justify="left", title_style="bold")
     table.add_column("block", ratio=1)
     table.add_column("norm", justify="right", no_wrap=True)
     for block, norm in result.grad_norms.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_models.commands import COMMANDS, arguments_of
+from lit_models.commands.report import report
 
 Unisono = Callable[..., tuple[int, str]]
 
@@ -100,13 +101,18 @@ def test_what_is_required_has_a_place(given):
     assert arguments_of(given.split(), read) == {"ckpt": Path("x.ckpt"), "to": Path("y")}
 
 
+@pytest.mark.parametrize("given", ["a b", "--other=b a", "a --other b", "--run=a b"])
+def test_what_is_named_keeps_its_name_wherever_it_stands(given):
+    assert arguments_of(given.split(), report) == {"run": Path("a"), "other": Path("b")}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ("", "required: ckpt, --to. `unisono read --help`"),
         ("--to y", "required: ckpt"),
         ("x.ckpt --fast", "required: --to"),
-        ("a b --to=y", "`b` is no option. Options are written --name=value"),
+        ("a b --to=y", "`unisono read` takes CKPT, and no `b`. Options are written --name=value"),
     ],
 )
 def test_a_command_says_what_it_lacks_and_what_has_no_place(given, words):

@@ -13,13 +13,14 @@ import torch
 
 from lit_models.commands import run_command
 from lit_models.commands.doctor import (
+    Diagnosis,
     check_gpus,
     check_launcher,
     check_machine,
     check_packages,
     worst,
 )
-from lit_models.errors import run_guarded
+from lit_models.errors import UsageError, run_guarded
 from tests.distributed.launch import findings, finished, free_port, in_world, started, unisono_here
 
 SRUN = {
@@ -80,6 +81,21 @@ def test_unequal_and_busy_gpus_are_a_warning(monkeypatch):
     assert "1 x A (80 GiB), 1 x B (40 GiB)" in found[0].what
     assert "NCCL_P2P_DISABLE=1" in found[0].what
     assert "GPU 1: 30.0 of 40.0 GiB" in found[1].what
+
+
+def test_it_counts_in_words_and_no_line_is_wider_than_the_screen(capsys, monkeypatch):
+    many = Diagnosis("disk", "error", " ".join(["far too little"] * 9), " ".join(["go on"] * 30))
+    monkeypatch.setattr("lit_models.commands.doctor.check_machine", lambda _: [many])
+    assert run_command("doctor", []) == 1
+    printed = capsys.readouterr().out
+    assert printed.endswith(", 1 error\n")
+    assert max(map(len, printed.splitlines())) <= 80
+    assert vars(many) in findings(printed)
+
+
+def test_no_rank_waits_less_than_no_time():
+    with pytest.raises(UsageError, match="--timeout-s must be above 0 seconds, got -1"):
+        run_command("doctor", ["--timeout-s=-1"])
 
 
 def doctor(environ, *options):

@@ -300,7 +300,7 @@ def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
     assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
     for words, message in (
         (["runs/a", "runs/b"], "is no report of this command"),
-        (["runs/a", "runs/b", "runs/c"], "`runs/c` is no option"),
+        (["runs/a", "runs/b", "runs/c"], "takes RUN OTHER, and no `runs/c`"),
         ([], "the following arguments are required: run"),
         (["nowhere"], "is no run folder"),
         (["runs/a", "nowhere"], "is no run folder"),

@@ -269,6 +269,7 @@ def unisono_here(*arguments: str) -> int:
 
 def findings(printed: str) -> list[dict[str, str]]:
     """Return the level, check, what and todo of each line that `unisono doctor` printed."""
+    printed = re.sub(r"\n {24}(?!->) *", " ", printed)  # lines that go on
     line = r"^(ok|warning|error) +(\S.{13}) (.*)(?:\n +-> (.*))?$"
     names = ("level", "check", "what", "todo")
     found = [dict(zip(names, one, strict=True)) for one in re.findall(line, printed, re.M)]
