@@ -571,6 +571,17 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     return {**model, "init_args": networks} if networks else {}
 
 
+def chosen_run(argv: list[str]) -> runs.Run:
+    """Returns the run that a command line means, whose configs are found; see `decide`."""
+    is_fit, root = argv[0] == "fit", config_files.run_root(argv)
+    newest = newest_checkpoint if is_fit else checkpoint_to_use
+    is_asked = config_files.given_option(argv, config_files.ROOT) is not None
+    folders = [path.parent for path in reversed(config_files.config_paths(argv))]
+    own = None if is_fit or is_asked else next(filter(runs.holds_run, folders), None)
+    ckpt_path = config_files.given_value(argv, "ckpt_path")
+    return runs.decide(argv[0], root, ckpt_path, newest, is_asked, own)
+
+
 def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = UnisonoCLI) -> int:
     """Runs fit, validate, test or predict.
 
@@ -594,12 +605,7 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
             return 0
         num_nodes = config_files.given_value(argv, "trainer.num_nodes")
         complete_rendezvous(os.environ, num_nodes if isinstance(num_nodes, int) else 1)
-        root, ckpt_path = config_files.run_root(argv), config_files.given_value(argv, "ckpt_path")
-        newest = newest_checkpoint if verb == "fit" else checkpoint_to_use
-        is_asked = config_files.given_option(argv, config_files.ROOT) is not None
-        folders = [path.parent for path in reversed(config_files.config_paths(argv))]
-        own = None if verb == "fit" or is_asked else next(filter(runs.holds_run, folders), None)
-        choose = functools.partial(runs.decide, verb, root, ckpt_path, newest, is_asked, own)
+        choose = functools.partial(chosen_run, argv)
         run = runs.locked(choose) if verb == "fit" and is_first_process() else choose()
     silence_noise(verb)
     try:

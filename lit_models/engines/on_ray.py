@@ -27,13 +27,10 @@ from lit_models.config_files import (
     given_value,
     load_yaml,
     one_word_each,
-    run_root,
 )
 from lit_models.engines.jobs import world_sizes
 from lit_models.errors import UsageError, usage_errors
-from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.ledger import ledger_of
-from lit_models.training.run import decide
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray reads when it is imported
 try:
@@ -111,10 +108,12 @@ def on_ray(
             "--model.init_from."
         )
     with usage_errors():
-        root = run_root(options).absolute()
-        folder = Path(decide(verb, root, ckpt_path, newest_checkpoint).folder)
+        run = cli.chosen_run([verb, *options])
+        folder = Path(run.folder).absolute()
         spaces = {name: space(name, values) for name, values in flat(tune or {})}
     options += [f"--{ROOT}={folder}"]
+    if run.ckpt_path and verb != "fit":  # of this run: `auto` beside its folder is a later one's
+        options += [f"--ckpt_path={Path(run.ckpt_path).absolute()}"]
     ray.init(address)
     takes_gpus = (given_value(options, "trainer.accelerator") or "auto") != "cpu"
     has_gpus = takes_gpus and "GPU" in ray.cluster_resources()

@@ -27,6 +27,7 @@ RECIPE: dict[str, Any] = {
     "tokens_per_shard": 1 << 28,
     "executor": {"kind": "local"},
 }
+TASKS = 64  # by default, on any machine: which documents share a shard follows from it
 TOKENIZERS = ("bytes", "bpe", "folder")  # a sample of texts has not all of their words
 
 
@@ -100,8 +101,7 @@ class Preparation:
             sizes |= list_urls(name, SUFFIXES)
         self.options = dict(recipe["executor"])
         self.kind = self.options.pop("kind", "local")
-        workers = self.options.get("workers", os.cpu_count() or 1)
-        self.tasks = min(self.options.pop("tasks", 8 * workers), len(sizes))
+        self.tasks = min(self.options.pop("tasks", TASKS), len(sizes))
         least = {"tasks": self.tasks, "tokens_per_shard": recipe["tokens_per_shard"]}
         check_range("prepare", 1, **least)
         options = {k: v for k, v in recipe["tokenizer"].items() if k != "sample_megabytes"}

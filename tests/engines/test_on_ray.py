@@ -2,14 +2,19 @@
 
 import os
 import signal
+from unittest import mock
 
 import psutil
 import pytest
+import torch
 
 pytest.importorskip("ray", reason="extra: ray")
 import ray
 from ray.cluster_utils import Cluster
 
+from lit_models.cli import chosen_run
+from lit_models.config_files import find_config
+from lit_models.engines import on_ray
 from lit_models.engines.jobs import world_sizes
 from lit_models.engines.on_ray import launch, space
 from lit_models.errors import UsageError
@@ -47,6 +52,25 @@ def test_a_wrong_command_line_is_refused_before_ray_starts(word, message):
     with pytest.raises(UsageError, match=message):
         launch(["fit", "--config=occupation_coder/debug.yaml", "--engine=ray", word])
     assert not ray.is_initialized()
+
+
+def test_an_evaluation_is_of_the_run_whose_config_is_given_and_of_no_later_namesake(
+    tmp_path, monkeypatch
+):
+    for run in ("debug", "debug-2"):
+        folder = tmp_path / run / "checkpoints"
+        folder.mkdir(parents=True)
+        torch.save({"state_dict": {}}, folder / "last.ckpt")
+        (tmp_path / run / "ledger.jsonl").touch()
+    config = find_config("occupation_coder/debug.yaml").read_text()
+    (tmp_path / "debug" / "config.yaml").write_text(config)
+    started = mock.MagicMock()
+    monkeypatch.setattr(on_ray, "ray", started)
+    monkeypatch.setattr(on_ray, "DataParallelTrainer", started)
+    monkeypatch.chdir(tmp_path)
+    launch(["test", "--config=debug/config.yaml", "--ckpt_path=auto", "--engine=ray"])
+    argv = started.call_args.kwargs["train_loop_config"]["argv"]
+    assert chosen_run(argv).ckpt_path == str(tmp_path / "debug/checkpoints/last.ckpt")
 
 
 @pytest.mark.slow
