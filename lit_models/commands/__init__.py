@@ -63,10 +63,7 @@ def run_command(name: str, argv: list[str]) -> Any:
         return 0
     with usage_errors():
         arguments = arguments_of(argv, function)
-    kinds = {p.name: p.kind for p, _ in options_of(function)}
-    several = [name for name, kind in kinds.items() if kind is Parameter.VAR_POSITIONAL]
-    values = [value for name in several for value in arguments.pop(name)]
-    return function(*values, **arguments)
+    return function(**arguments)
 
 
 def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
@@ -85,8 +82,8 @@ def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
 def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Parameters that are not keyword-only have a place, those aside that are `named` as options; one
-    with a star has one or more; a mapping has options of its own (`--change.NAME.devices=2`), which
+    Parameters that are not keyword-only have a place, those aside that are `named` as options; a
+    list has one or more there; a mapping has options of its own (`--change.NAME.devices=2`), which
     are read beside this parser.
     """
     text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
@@ -103,17 +100,17 @@ def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> Comman
         kind = p.annotation if is_whole else get_args(p.annotation)[0]
         meaning += "" if is_required or not p.default else f" (default: {p.default})"
         options: dict[str, Any] = {"help": meaning.replace("%", "%%")}
+        has_place = p.kind is Parameter.POSITIONAL_OR_KEYWORD
         if kind is bool:
             options["action"] = "store_true"
         elif get_origin(kind) is list:
-            options["action"] = "append"
+            options["type"] = get_args(kind)[0]
+            options |= {"action": "extend", "nargs": "+"} if has_place else {"action": "append"}
         else:
             options["type"] = str if kind is dict else kind
-        if p.kind is Parameter.VAR_POSITIONAL:
-            parser.add_argument(name, nargs="+", **options)
-        elif name == RUN_OPTIONS:
+        if name == RUN_OPTIONS:
             parser.epilog = f"Other options: {meaning}"
-        elif p.kind is Parameter.POSITIONAL_OR_KEYWORD and name not in named:
+        elif has_place and name not in named:
             options |= {} if is_required else {"nargs": "?", "default": p.default}
             parser.add_argument(name, **options)
         else:
@@ -173,8 +170,6 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 else:
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
-        elif name in own and own[name].kind is Parameter.VAR_POSITIONAL:
-            words += [value] if value else []  # by its place, too
         elif name in own:
             named.append(name)
             words.append(option.replace("_", "-") + word.removeprefix(option))

@@ -93,18 +93,13 @@ def submit(
     if not found:
         return 0
     written = write_scripts(found, name)
-    if target != "slurm":
-        return hand_in(written[0], resources, dry_run)
-    LOGS.mkdir(exist_ok=True)
+    numbers = hand_in(written, resources, dry_run)
     if dry_run:
-        for i, path in enumerate(written):
-            command = shlex.join(sbatch_command(path, "JOB" if i else None))
-            print(f"submit it  job=$({command.replace('JOB', '$job')})")
         return 0
-    numbers = submit_all(written)
-    for path, job in zip(written, numbers, strict=True):
-        print(f"submitted  job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err")
-    if not is_chain:
+    for path, job in zip(written, numbers, strict=False):
+        of_slurm = f"job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err"
+        print(f"submitted  {of_slurm if job else path}")
+    if target == "slurm" and not is_chain:
         root = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
         root = root or given_option(options, ROOT) or ""
         print(f"run folder {root}; with --{ROOT}= it a new job goes on")
@@ -217,28 +212,45 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
     return {file: Script(resources, name, python, [*words, "--ckpt_path=auto"], run_folder)}
 
 
-def hand_in(job: Path, resources: Resources, is_dry: bool) -> int:
-    """Give a file to its cluster's command, or say how; a RuntimeError where that fails."""
-    command = resources.hand_in(job)
-    line = shlex.join(command)
-    if resources.target == "torchrun":
-        print(f"start it   {line}, on each machine, from this folder, which all must see")
-        return 0
-    if is_dry:
-        print(f"submit it  {line}")
-        return 0
-    if shutil.which(command[0]) is None:
-        raise RuntimeError(
-            f"there is no {command[0]} on this machine, so nothing is submitted. Call this where "
-            f"it is, or there: {line}"
-        )
-    if status := subprocess.run(command).returncode:
-        raise RuntimeError(
-            f"{command[0]} ended with status {status}, for the reason above. Its file is {job}; "
-            "call `unisono submit` again with other options."
-        )
-    print(f"submitted  {job}")
-    return 0
+def hand_in(files: Sequence[Path], resources: Resources, is_dry: bool) -> list[str]:
+    """Give files to their cluster's command, or say how, and return the numbers of SLURM's jobs:
+    each waits for the one before it, and all are put into the queue or none.
+
+    Raises:
+        RuntimeError: the command is not here, or refuses.
+    """
+    is_slurm, numbers = resources.target == "slurm", list[str]()
+    if is_slurm:
+        LOGS.mkdir(exist_ok=True)
+    # Its own job's variables, where this is called within one, would win over the script.
+    ours, kept = ("SLURM_", "SBATCH_"), ("SLURM_CONF", "SLURM_CLUSTERS")
+    environ = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(ours)}
+    for file in files:
+        command = resources.hand_in(file, numbers[-1] if numbers else None)
+        line = shlex.join(command)
+        if resources.target == "torchrun":
+            print(f"start it   {line}, on each machine, from this folder, which all must see")
+        elif is_dry:
+            print(f"submit it  {f'job=$({line})'.replace('JOB', '$job') if is_slurm else line}")
+            numbers = ["JOB"]
+        elif shutil.which(command[0]) is None:
+            raise RuntimeError(
+                f"there is no {command[0]} on this machine, so nothing is submitted. Call this "
+                f"where it is, such as a login node of the cluster, or there: {line}"
+            )
+        else:
+            done = subprocess.run(command, env=environ, capture_output=is_slurm, text=True)
+            if done.returncode:
+                if numbers:
+                    subprocess.run(["scancel", *numbers], capture_output=True)
+                why = " ".join(done.stderr.split()) if is_slurm else "it says above why"
+                back = f" The jobs before it are taken back: {', '.join(numbers)}." * bool(numbers)
+                raise RuntimeError(
+                    f"{command[0]} ended with status {done.returncode}: {why or 'it does not say'}."
+                    f" Its file is {file}; call `unisono submit` again with other options.{back}"
+                )
+            numbers.append(done.stdout.strip().partition(";")[0] if is_slurm else "")
+    return numbers
 
 
 def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> dict[str, Script]:
@@ -316,46 +328,3 @@ def job_of_stage(stage: Stage, most: Resources) -> Resources:
     nodes = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= each)
     gpus = count // nodes if most.gpus_per_node is not None and stage.config else None
     return replace(most, nodes=str(nodes), tasks_per_node=count // nodes, gpus_per_node=gpus)
-
-
-def sbatch_command(script: Path, after: str | None) -> list[str]:
-    """Return the command that puts a job into the queue; `after` is the job, or the shell's word
-    for it, that must have ended well before: where it cannot any more, this one is cancelled too.
-    """
-    waits = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
-    return ["sbatch", "--parsable", *waits, str(script)]
-
-
-def submit_all(scripts: Sequence[Path]) -> list[str]:
-    """Put jobs into the queue, each after the one before it, all or none; return their numbers.
-
-    Raises:
-        RuntimeError: sbatch is not here, or refuses.
-    """
-    if shutil.which("sbatch") is None:
-        raise RuntimeError(
-            "there is no sbatch on this machine, so nothing is submitted. Call this on a login "
-            "node of the cluster; without SLURM, torchrun starts a run on several machines."
-        )
-    numbers: list[str] = []
-    # Its own job's variables, where this is called within one, would win over the script.
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    environ = {
-        k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM_", "SBATCH_"))
-    }
-    for script in scripts:
-        command = sbatch_command(script, numbers[-1] if numbers else None)
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        if done.returncode:
-            taken_back = (
-                f" The jobs before it are taken back: {', '.join(numbers)}." if numbers else ""
-            )
-            if numbers:
-                subprocess.run(["scancel", *numbers], capture_output=True)
-            raise RuntimeError(
-                f"sbatch refuses the job: {' '.join(done.stderr.split()) or 'it does not say why'}."
-                f" The script is {script}; call `unisono submit` again with other options."
-                f"{taken_back}"
-            )
-        numbers.append(done.stdout.strip().partition(";")[0])
-    return numbers

@@ -31,7 +31,7 @@ class Status(IntEnum):
     CHECKPOINT = 9  # a checkpoint is damaged, or not of this ledger
 
 
-def verify(*runs: Path) -> int:
+def verify(runs: list[Path]) -> int:
     """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
 
     Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps

@@ -200,9 +200,11 @@ class Resources:
         """What a command line says of a world of this size."""
         return [f"--trainer.devices={self.tasks}", f"--trainer.num_nodes={self.most}"]
 
-    def hand_in(self, path: Path) -> list[str]:
-        """The command that takes the file of a job of one file."""
+    def hand_in(self, path: Path, after: str | None = None) -> list[str]:
+        """The command that takes the file of a job; `after` is the job of SLURM, or the shell's
+        word for it, that must have ended well before: where it cannot, this one is cancelled."""
         words = [*TAKERS[self.target], *([f"--address={self.address}"] if self.address else [])]
+        words += [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
         # Ray quotes for another system's shell: words of the run would not come through.
         return [*words, *(["--", "bash"] if self.target == "ray" else []), str(path)]
 

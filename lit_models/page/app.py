@@ -38,7 +38,7 @@ def show(
         socket.create_server((host, port)).close()
     except OSError as error:
         raise UsageError(f"{host}:{port}: {error.strerror}; choose another --port.") from error
-    shelf = Shelf(Path(place), [Path(path) for path in also or ()])
+    shelf = Shelf(place, also or ())
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     with tempfile.TemporaryDirectory(prefix="unisono-page-") as folder:
         shelf.uploads = Path(folder)

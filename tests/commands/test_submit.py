@@ -350,7 +350,7 @@ def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
     Path("most.txt").write_text("2")
     status, output = chain()
     assert status == 1
-    assert "sbatch refuses the job: sbatch: error: no such account. The script is" in output
+    assert "sbatch ended with status 1: sbatch: error: no such account. Its file is" in output
     assert "The jobs before it are taken back: 70, 71." in output
     assert Path("cancelled").read_text() == "70 71\n"
 

@@ -102,7 +102,7 @@ def test_kubernetes_replaces_pods_that_find_the_first_by_name(submit, monkeypatc
     assert "'--data.predict_output=$$(x)'" in text
     Path("status.txt").write_text("4")
     status, output = submit("kubernetes", "--name=other", *options)
-    assert (status, "kubectl ended with status 4, for the reason above" in output) == (1, True)
+    assert (status, "kubectl ended with status 4: it says above why" in output) == (1, True)
 
 
 def test_a_run_folder_of_another_run_is_not_gone_on_with(submit) -> None:

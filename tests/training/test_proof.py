@@ -48,7 +48,7 @@ def write(run: Path, lines: list[dict], is_chained: bool = False) -> None:
 
 
 def test_a_whole_run_is_proven(whole, capsys):
-    assert verify(whole) == Status.PROVEN
+    assert verify([whole]) == Status.PROVEN
     shown = capsys.readouterr().out
     assert "epochs 0 to 1     50 of 50 samples, each once" in shown
     assert "last.ckpt (step 14), previous.ckpt (step 12): the ledger's" in shown

@@ -102,7 +102,7 @@ def test_the_order_of_the_callbacks_does_not_matter(tmp_path, micro, own):
     content = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert content["global_step"] == 5
     assert content["ledger"]["hash"] == ledger_lines(tmp_path)[4]["hash"]
-    assert verify(tmp_path) == 0
+    assert verify([tmp_path]) == 0
 
 
 def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys
     with open(tmp_path / "ledger.jsonl", "a") as ledger:
         ledger.write('{"epoch": 0, "st')
     fit(tmp_path, every=3, resume=True)
-    assert verify(tmp_path) == 0
+    assert verify([tmp_path]) == 0
     shown = capsys.readouterr().out
     assert "attempt 1, steps 4 to 4 (repeated after the kill)" in shown
     assert "epochs 0 to 2     50 of 50 samples, each once" in shown
@@ -140,7 +140,7 @@ def test_verify_catches_a_loader_that_skips_repeats_or_swaps_one_sample(tmp_path
     data = Mutant()
     data.fault = fault
     fit(tmp_path, data=data)
-    assert verify(tmp_path) == Status.OFF_PLAN
+    assert verify([tmp_path]) == Status.OFF_PLAN
     assert "epoch 0, step 1" in capsys.readouterr().out
 
 
