@@ -84,8 +84,14 @@ def say(line: str) -> None:
 
 def labelled(label: str, text: str, width: int) -> str:
     """Returns a text beside its label of a width, in lines of 80 columns; paths stay whole."""
-    indents = {"initial_indent": f"{label:<{width}} ", "subsequent_indent": " " * (width + 1)}
-    return textwrap.fill(text, COLUMNS, break_on_hyphens=False, break_long_words=False, **indents)
+    return textwrap.fill(
+        text,
+        COLUMNS,
+        initial_indent=f"{label:<{width}} ",
+        subsequent_indent=" " * (width + 1),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def say_first(line: str) -> None:

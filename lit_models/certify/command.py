@@ -31,6 +31,7 @@ from lit_models.certify.compare import (
 from lit_models.cli import ParsedCLI
 from lit_models.commands.verify import verify_run
 from lit_models.config_files import expand_configs
+from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError, say, usage_errors
 from lit_models.training.ledger import FILE_NAME
 from lit_models.training.run import code_facts, command_line
@@ -109,13 +110,11 @@ def certify(
         UsageError: an option cannot be meant.
         RuntimeError: it does not run on one device.
     """
-    if not all(count.isdecimal() and int(count) > 0 for count in devices.split(",")):
-        raise UsageError(f"--devices must be numbers such as 1,2,3, got {devices}.")
     if not set(levels.split(",")) <= LEVELS.keys():
         raise UsageError(f"--levels must be some of {','.join(LEVELS)}, got {levels}.")
     if steps < LEAST_STEPS:
         raise UsageError(f"--steps must be {LEAST_STEPS} or more, got {steps}: kills take some.")
-    several = sorted({int(count) for count in devices.split(",")} - {1})
+    several = sorted(set(device_counts(devices)) - {1})
     worlds = [(count, name) for count in several for name in strategies.split(",")]
     most = [world for world in worlds if world[0] == worlds[-1][0]] or [ONE]
     of_level: dict[str, list[tuple[World, ...]]] = {

@@ -17,6 +17,7 @@ from datamodules.files.audit import WIDTH
 from datamodules.shards.order import epoch_of_sources
 from lit_models.cli import QUIET, ParsedCLI, built, built_part, silence_noise
 from lit_models.commands.report import shown
+from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError
 from lit_models.training.exact import ExactModule
 from lit_models.training.memory import GIB, state_bytes
@@ -59,10 +60,7 @@ def plan(run_options: list[str] | None = None, *, devices: str = "1,2,4,8") -> i
     Raises:
         UsageError: a number cannot be meant, or the devices are no replicas.
     """
-    parts = devices.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {devices}.")
-    found = forecast_of(run_options or [], [int(part) for part in parts])
+    found = forecast_of(run_options or [], device_counts(devices))
     label, *labels = found.columns[0]
     table = Table()
     table.add_column(label, no_wrap=True)

@@ -143,8 +143,6 @@ def find_step(run: Path, step: int) -> LedgerStep:
         FileNotFoundError: no such run, or it has no ledger.
         ValueError: the lineage has no such step.
     """
-    if not run.is_dir():
-        raise FileNotFoundError(f"there is no run folder {run}; name one, such as runs/demo.")
     lineage = surviving(read_ledger(run))
     steps = lineage.steps
     if step not in steps:

@@ -128,8 +128,6 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
     from lit_models.commands.verify import read_ledger, surviving
     from lit_models.training.ledger import json_lines
 
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no run folder; name one, such as runs/demo.")
     path = folder / "ledger.jsonl"
     try:
         ledger = read_ledger(folder)

@@ -229,6 +229,13 @@ def world_sizes(text: str, option: str) -> tuple[int, int]:
     return fewest, most
 
 
+def device_counts(text: str) -> list[int]:
+    """Return numbers of devices, such as 1,2,4; a UsageError where they cannot be meant."""
+    if not all(part.isdecimal() and int(part) > 0 for part in text.split(",")):
+        raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {text}.")
+    return [int(part) for part in text.split(",")]
+
+
 def seconds(time_limit: str) -> int:
     """Return a time limit in seconds.
 

@@ -254,16 +254,15 @@ def sweep(run: list[str], root: Path, spaces: dict[str, Any], trials: int, has_g
     ).fit()
     done = [(read_run(Path(r.metrics["run"]), 0.0), r.config) for r in results if not r.error]
     rows = [(best_of(record) or (0, math.nan), record, config) for record, config in done]
-    is_down = any(record.monitor[1] == "min" for record, _ in done)
-    for (step, value), record, config in sorted(rows, key=lambda row: rank_key(row[0][1], is_down)):
+    sign = 1 if any(record.monitor[1] == "min" for record, _ in done) else -1
+
+    def order(row: Any) -> float:  # the best first, one without an evaluation last
+        return math.inf if math.isnan(row[0][1]) else sign * row[0][1]
+
+    for (step, value), record, config in sorted(rows, key=order):
         given = "  ".join(f"{name}={shown(value)}" for name, value in config.items())
         print(f"{record.monitor[0]} {shown(value)} at step {step:,.0f}  {record.folder}  {given}")
     for result in results:
         if result.error:
             print(f"failed: {result.config}: {result.error}", file=sys.stderr)
     return int(bool(results.errors))
-
-
-def rank_key(value: float, is_down: bool) -> float:
-    """Return by what trials are put in order: the best first, one without an evaluation last."""
-    return math.inf if math.isnan(value) else value if is_down else -value

@@ -40,7 +40,7 @@ def test_it_is_said_what_a_plain_module_loses_on_two_devices(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"devices": "two"}, "numbers such as 1,2,3, got two"),
+        ({"devices": "two"}, "numbers such as 1,2,4,8, got two"),
         ({"levels": "A,D"}, "some of A,B,C, got A,D"),
         ({"steps": 5}, "6 or more, got 5"),
         ({"devices": "1", "levels": "A,B"}, "--devices=1 leaves --levels=A,B nothing to compare"),

@@ -124,20 +124,6 @@ def _step(step: int, attempt: int, world: int, loss: float, request: PlanRequest
     }
 
 
-def throughput_line(attempt: int, step: int, data: float, forward: float) -> dict[str, Any]:
-    """Return a line of throughput.jsonl for two steps."""
-    return {
-        "attempt": attempt,
-        "step": step,
-        "steps": 2,
-        "seconds": data + forward,
-        "samples_per_s": 16 / (data + forward),
-        "tokens_per_s": 100.0,
-        "padding_share": 0.25,
-        "split": {"data": data, "forward": forward, "communication": 0.0},
-    }
-
-
 def page_of(folder: Path, **options: Any) -> str:
     """Make the report of a run folder and return it."""
     assert report(folder, **options) == 0

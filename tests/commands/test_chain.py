@@ -66,9 +66,8 @@ def test_all_stages_run_once_and_are_skipped_when_complete(chain, capsys):
 
 def test_what_was_made_from_something_else_is_never_overwritten(chain):
     assert chain() == 0
-    with pytest.raises(
-        ValueError, match=r"out/subject .* \(the option rate\) and is never overwritten"
-    ):
+    words = r"out/subject .* \(the option rate\) and is never overwritten"
+    with pytest.raises(ValueError, match=words):
         chain(rate=2)
     Path("mine.yaml").write_text("# says nothing\nmodel: 1\n")
     assert chain() == 0
@@ -116,9 +115,8 @@ def test_a_failed_stage_ends_the_chain_which_then_goes_on_with_it(chain, capsys)
 
 
 def test_some_stages_run_alone_if_what_they_take_is_complete(chain):
-    with pytest.raises(
-        ValueError, match="stage dump takes export, which is not complete in out; r"
-    ):
+    words = "stage dump takes export, which is not complete in out; r"
+    with pytest.raises(ValueError, match=words):
         chain(only=["dump", "test"])
     assert chain(only=["subject", "export"]) == 0
     assert called() == ["subject", "export"]

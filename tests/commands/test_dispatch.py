@@ -68,6 +68,7 @@ def test_options_of_a_command_are_read_by_their_types(given, values):
     [
         ("submit --gpus-per-node=two", "argument --gpus-per-node: invalid int value: 'two'. `unis"),
         ("doctor --timeout_s x", "argument --timeout-s: invalid float value: 'x'. `unisono do"),
+        ("doctor --timeout-s=-1", "--timeout-s must be above 0 seconds, got -1"),
         ("submit --dry-run=maybe", "--dry-run must be true or false, got maybe"),
         (
             "fit --seed_everything=x --model.x=1",

@@ -18,7 +18,6 @@ from tests.commands.run_folders import (
     page_of,
     run_folder,
     text_of,
-    throughput_line,
 )
 
 OTHER = (
@@ -52,9 +51,8 @@ def test_the_page_says_how_the_run_went(tmp_path):
     assert "two devices share a core" in words
     assert "8 = 2 × 4 × 1 accumulated" in words
     assert "unisono fit --config a.yaml" in words
-    assert (
-        "1 broke off 2026-11-21 23:59:58 1 0 4 0:00:02 2 finished 2026-11-22 08:00:00 2 2" in words
-    )
+    starts = "1 broke off 2026-11-21 23:59:58 1 0 4 0:00:02 2 finished 2026-11-22 08:00:00 2 2"
+    assert starts in words
     # Steps that were repeated are drawn once, without the 9 of the lost ones.
     [train, validation] = charts_of(page)["Loss"]["series"]
     assert train["steps"] == [1, 2, 3, 4, 5, 6]
@@ -71,9 +69,8 @@ def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
     (folder / "errors-test.csv").write_text("input,sample,loss\na,1,2\n")
     first = text_of(page_of(folder)).partition("Curves")[0]
     assert "Test f1 0.4375 baseline 0.75 Best val/f1 0.5" in first
-    assert (
-        "test result baseline f1 0.4375 0.75 loss 0.5 f1_new – errors-test.csv : the samp" in first
-    )
+    words = "test result baseline f1 0.4375 0.75 loss 0.5 f1_new – errors-test.csv : the samp"
+    assert words in first
     assert '<a href="errors-test.csv">' in page_of(folder)
     assert "test/f1_new – test/loss" in text_of(page_of(folder))  # among all metrics, too
     systems = {"ranker": {"ndcg@10": 0.625}, "first": {"ndcg@10": 0.5}, "bm25": {"ndcg@10": 0.25}}
@@ -147,8 +144,8 @@ def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path):
     words = text_of(page_of(folder))
     assert "samples per second 16.0" in words  # 64 in 4 s
     assert "seconds per step 0.5 (median)" in words
-    lines = [throughput_line(1, 2, 1, 3), throughput_line(1, 4, 2, 2)]
-    (folder / "throughput.jsonl").write_text("".join(json.dumps(ln) + "\n" for ln in lines))
+    line = {"seconds": 4, "samples_per_s": 4.0, "tokens_per_s": 100.0, "padding_share": 0.25}
+    (folder / "throughput.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
     words = text_of(page_of(folder))
     assert "samples per second 4.0 tokens per second 100 padding 25.0%" in words
 
@@ -204,10 +201,8 @@ def test_a_spike_among_many_points_is_drawn():
     assert {(0.0, 0.0), (7_777.0, 50.0), (9_999.0, 0.0)} <= set(kept)
     assert any(math.isnan(value) for _, value in kept)
     assert len(kept) <= 4 * reports.MOST_STRETCHES + 6
-    assert (
-        "10,000 points of a are drawn: no extreme is lost."
-        in reports.chart("A", {"a": points})["note"]
-    )
+    note = reports.chart("A", {"a": points})["note"]
+    assert "10,000 points of a are drawn: no extreme is lost." in note
 
 
 @pytest.mark.parametrize(
@@ -275,8 +270,6 @@ def test_runs_of_two_families_share_what_both_have(tmp_path):
 
 
 def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path):
-    with pytest.raises(UsageError, match="is no run folder; name one"):
-        reports.report(tmp_path / "none")
     with pytest.raises(UsageError, match="holds no ledger.jsonl; name a run folder"):
         reports.report(tmp_path)
     folder = run_folder(tmp_path / "a")
@@ -302,8 +295,7 @@ def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
         (["runs/a", "runs/b"], "is no report of this command"),
         (["runs/a", "runs/b", "runs/c"], "takes RUN OTHER, and no `runs/c`"),
         ([], "the following arguments are required: run"),
-        (["nowhere"], "is no run folder"),
-        (["runs/a", "nowhere"], "is no run folder"),
+        (["runs/a", "nowhere"], "holds no ledger.jsonl; name a run folder"),
         (["runs/a", "--to=compare-a-b.html"], "is no report of this command"),
     ):
         status, output = unisono("report", *words)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_models.commands import run_command
-from lit_models.commands.chain import read_stages, run_stages
+from lit_models.commands.chain import read_stages
 
 DEBUG = "causal_lm/debug.yaml"
 SUBJECT = {"verb": "fit", "config": DEBUG}
@@ -102,12 +102,6 @@ def fit(**values: object) -> dict[str, Any]:
 def test_what_is_wrong_is_named(stages, message):
     with pytest.raises(ValueError, match=message):
         read_stages(stages)
-
-
-def test_a_missing_config_is_named():
-    wrong = read_stages({"a": {"verb": "fit", "config": "causal_lm/debg.yaml"}})
-    with pytest.raises(FileNotFoundError, match="--config causal_lm/debg.yaml: this file"):
-        run_stages(wrong, wrong, Path("none"), 1)
 
 
 def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):

@@ -148,10 +148,8 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
     assert [p.name for p in Path("jobs").iterdir()] == ["toy_12"]
     text = commands(Path("jobs/toy_12/job.sh"))
     assert " '--config=a b.yaml' --seed_everything=4 --ckpt_path=auto" in text
-    assert (text.count("default_root_dir=runs/toy_12"), text.count("--trainer.accelerator")) == (
-        1,
-        0,
-    )
+    assert text.count("default_root_dir=runs/toy_12") == 1
+    assert "--trainer.accelerator" not in text
 
 
 def test_other_scripts_are_never_overwritten(submit) -> None:
@@ -253,9 +251,8 @@ def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     ]
     assert "submitted job 72: 3-second, logs logs/train_72.out, .err" in output
     asked = [" ".join(directives(path)) for path in sorted(Path("jobs/mine").iterdir())]
-    assert (
-        "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus" in asked[0]
-    )
+    first = "--job-name=mine-first --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --cpus"
+    assert first in asked[0]
     assert "pus" not in asked[1]
     assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --cpus" in asked[2]
     assert (
@@ -329,14 +326,12 @@ def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--change.frist.devices=2"], "--change.frist: there is no such stage. Did you mean fir"),
         (["--change.first.devices=auto"], "a job needs a number of devices, got auto"),
         (["--change.exported.devices=2"], "stage exported: export runs on no devices; leave"),
         (["--nodes=2"], "--nodes=2: a stage of a chain takes as many nodes as its devices need"),
         (["--change.first.options.trainer.max_epoch=2"], "trainer.max_epoch`. Did you mean"),
         (["--seed=x"], "argument --seed: invalid int value"),
         (["--sede=2"], "there is no option `--sede`. Did you mean --seed"),
-        (["--only=frist"], "--only=frist: there is no such stage. Did you mean first"),
     ],
 )
 def test_a_chain_that_would_not_run_is_refused(chain, options: list[str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from unittest import mock
 
 import psutil
@@ -57,19 +58,16 @@ def test_a_wrong_command_line_is_refused_before_ray_starts(word, message):
 def test_an_evaluation_is_of_the_run_whose_config_is_given_and_of_no_later_namesake(
     tmp_path, monkeypatch
 ):
-    for run in ("debug", "debug-2"):
-        folder = tmp_path / run / "checkpoints"
-        folder.mkdir(parents=True)
-        torch.save({"state_dict": {}}, folder / "last.ckpt")
-        (tmp_path / run / "ledger.jsonl").touch()
-    config = find_config("occupation_coder/debug.yaml").read_text()
-    (tmp_path / "debug" / "config.yaml").write_text(config)
-    started = mock.MagicMock()
-    monkeypatch.setattr(on_ray, "ray", started)
-    monkeypatch.setattr(on_ray, "DataParallelTrainer", started)
     monkeypatch.chdir(tmp_path)
+    for run in (Path("debug"), Path("debug-2")):
+        (run / "checkpoints").mkdir(parents=True)
+        torch.save({"state_dict": {}}, run / "checkpoints" / "last.ckpt")
+        (run / "ledger.jsonl").touch()
+    Path("debug/config.yaml").write_text(find_config("occupation_coder/debug.yaml").read_text())
+    for name in ("ray", "DataParallelTrainer"):
+        monkeypatch.setattr(on_ray, name, asked := mock.MagicMock())
     launch(["test", "--config=debug/config.yaml", "--ckpt_path=auto", "--engine=ray"])
-    argv = started.call_args.kwargs["train_loop_config"]["argv"]
+    argv = asked.call_args.kwargs["train_loop_config"]["argv"]
     assert chosen_run(argv).ckpt_path == str(tmp_path / "debug/checkpoints/last.ckpt")
 
 
