@@ -105,7 +105,7 @@ def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> Comman
             options["action"] = "store_true"
         elif get_origin(kind) is list:
             options["type"] = get_args(kind)[0]
-            options |= {"action": "extend", "nargs": "+"} if has_place else {"action": "append"}
+            options |= {"nargs": "+"} if has_place else {"action": "append"}
         else:
             options["type"] = str if kind is dict else kind
         if name == RUN_OPTIONS:
@@ -135,6 +135,8 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
     own = {p.name: p for p, _ in options_of(function)}
     takes_run = own.pop(RUN_OPTIONS, None) is not None
     mappings = [name for name, p in own.items() if dict in (p.annotation, *get_args(p.annotation))]
+    placed = [name for name, p in own.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    several = [name for name in placed if get_origin(own[name].annotation) is list]
     flags = [name for name, p in own.items() if p.annotation is bool]
     values: dict[str, Any] = {}
     words: list[str] = []
@@ -170,6 +172,8 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 else:
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
+        elif name in several:
+            words += [value] if value else []  # by its place, too
         elif name in own:
             named.append(name)
             words.append(option.replace("_", "-") + word.removeprefix(option))
@@ -182,8 +186,7 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             words.append(word)
     found, rest = parser_of(function, named).parse_known_args(words)
     if rest and not takes_run:
-        places = [p.name.upper() for p in own.values() if p.kind is not Parameter.KEYWORD_ONLY]
-        takes = f"`unisono {function.__name__}` takes {' '.join(places) or 'options alone'}"
+        takes = f"`unisono {function.__name__}` takes {' '.join(placed).upper() or 'options alone'}"
         raise ValueError(f"{takes}, and no `{rest[0]}`. Options are written --name=value.")
     given = vars(found) | values | ({RUN_OPTIONS: rest} if takes_run else {})
     for name, p in inspect.signature(function, eval_str=True).parameters.items():
