@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NotRequired
@@ -22,13 +21,14 @@ from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import cache_folder, made_once
-from datamodules.files.audit import AuditPart
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     BadRows,
     RowFault,
     check_characters,
     hand_over_rejected,
+    read_rejected,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import (
@@ -61,6 +61,7 @@ from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
 log = logging.getLogger(__name__)
 PAIRS_VERSION = 2  # of how rows become tokens
 TEXTS_AT_ONCE = 4096
+CUT_OFF = "their ends are cut off"
 
 
 class PairBatch(PlannedBatch):
@@ -177,20 +178,16 @@ class TextPairDataset(PlannedDataset):
         self.starts, self.sources = starts[self.samples], sources[self.samples]
         self.targets = targets[self.samples]
         self.losses = []  # a sentence for each kind of pair that is cut or left out
-        if num_out := int((~fits).sum()):
-            self.losses.append(
-                f"{num_out:,} {PART_NAMES[part]} targets exceed data.max_target_tokens "
-                f"{max_target_tokens:,}: the pairs are left out"
-            )
-        if num_cut := int((self.sources > max_source_tokens).sum()):
-            self.losses.append(
-                f"{num_cut:,} {PART_NAMES[part]} sources exceed data.max_source_tokens "
-                f"{max_source_tokens:,}: their ends are cut off"
-            )
+        for num_lost, what, most, so in (
+            ((~fits).sum(), "target", max_target_tokens, "the pairs are left out"),
+            ((self.sources > max_source_tokens).sum(), "source", max_source_tokens, CUT_OFF),
+        ):
+            if num_lost:
+                words = f"{num_lost:,} {PART_NAMES[part]} {what}s exceed data.max_{what}_tokens"
+                self.losses.append(f"{words} {most:,}: {so}")
         self.lengths = np.minimum(self.sources, max_source_tokens) + self.targets
         self.target_counts = {TERM: self.targets}
-        limits = f"{max_source_tokens}-{max_target_tokens}"
-        self.fingerprint = f"{store.fingerprint}-{part}-{limits}"
+        self.fingerprint = f"{store.fingerprint}-{part}-{max_source_tokens}-{max_target_tokens}"
 
     def example(self, sample_id: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of source and target."""
@@ -319,27 +316,24 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo_titles()], VALIDATION: [], TEST: []}
 
-    @cached_property
-    def sources(self) -> ScoredStore:
-        """The distinct texts of the files to predict; a ValueError where rows break a rule."""
+    def sources(self, is_audit: bool = False) -> ScoredStore:
+        """Return the distinct texts of the files to predict; in an audit bad rows are no error."""
         files = tuple((TEST, path) for path in self._predict_paths())
-        columns = TextColumns(self.columns.source)
-        return open_store(ScoredRequest(files, columns, {}, self.on_bad_rows, self.table))
+        columns, mode = TextColumns(self.columns.source), "reject" if is_audit else self.on_bad_rows
+        return open_store(ScoredRequest(files, columns, {}, mode, self.table))
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
         super().prepare_data()
         if self._trainer_stage() == "predict":
-            hand_over_rejected(self.sources.folder, self.run_folder)
+            hand_over_rejected(self.sources().folder, self.run_folder)
 
     def build_prompts(self) -> Any:
         """Return the dataset of prediction."""
-        dataset = SourceDataset(self.sources, self.prompt_tokenizer(), self._most_read)
+        dataset = SourceDataset(self.sources(), self.prompt_tokenizer(), self._most_read)
         if num_cut := int(dataset.is_cut.sum()):
-            rank_zero_only(log.warning)(
-                f"{num_cut:,} texts exceed the {self._most_read:,} tokens of a source: their ends "
-                "are cut off"
-            )
+            what = f"{num_cut:,} texts exceed the {self._most_read:,} tokens of a source: {CUT_OFF}"
+            rank_zero_only(log.warning)(what)
         return dataset
 
     @property
@@ -378,11 +372,19 @@ class Seq2SeqDataModule(LanguageModelDataModule):
                 "truncated": pa.array(is_cut[texts], mask=is_rejected),
             }
 
-        write_with(self.sources, added, path, self.table, found)
+        write_with(self.sources(), added, path, self.table, found)
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the texts of this run."""
         return own_files_hint(command, self.store_request().files)
+
+    def audit(self) -> Audit:
+        audit = super().audit()
+        if self.predict_files is not None:
+            store = self.sources(is_audit=True)
+            audit.bad_rows += read_rejected(store.folder)
+            audit.notes.append(("predict", f"{len(store.num_bytes):,} different texts"))
+        return audit
 
     def audit_part(self, number: int, dataset: Any) -> AuditPart:
         part = super().audit_part(number, dataset)

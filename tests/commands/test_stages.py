@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lit_models.commands import run_command
+from lit_models.commands import chain, run_command
 from lit_models.commands.chain import read_stages
 
 DEBUG = "causal_lm/debug.yaml"
@@ -105,8 +105,6 @@ def test_what_is_wrong_is_named(stages, message):
 
 
 def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):
-    import lit_models.commands.chain as command
-
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(
         "to: out-{seed}\nstages:\n"
@@ -114,13 +112,13 @@ def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):
         "  b: {verb: export, checkpoint: a, options: {class_path: '{a}'}}\n"
     )
     seen: list[Any] = []
-    monkeypatch.setattr(command, "run_stages", lambda *given: seen.append(given) or 7)
+    monkeypatch.setattr(chain, "run_stages", lambda *given: seen.append(given) or 7)
     options = ["--config=mine.yaml", "--seed=3", "--only=a", "--change.a.devices=2"]
     options += ["--change.a.options.data.x=5", "--change.b.options.z=null"]
     options += ["--launcher=srun -N 1"]
     assert run_command("chain", options) == 7
     (stages, chosen, folder, seed, prefix) = seen[0]
-    assert prefix == ("srun", "-N", "1", *command.PREFIX)
+    assert prefix == ("srun", "-N", "1", *chain.PREFIX)
     assert [stage.name for stage in chosen] == ["a"]
     assert (str(folder), seed) == ("out-3", 3)
     assert (stages[0].devices, stages[0].options) == (2, {"data.x": 5, "data.y": "{seed}"})
