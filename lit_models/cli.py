@@ -482,20 +482,15 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
         rules.check_batch(config, processes)
 
 
-def built(config: dict[str, Any]) -> tuple[LightningModule, LightningDataModule]:
-    """Returns the module and the datamodule that a config describes; its seed must be set."""
-    module = built_part(config, "model", LightningModule)
-    return module, built_part(config, "data", LightningDataModule)
-
-
-def built_part(config: dict[str, Any], key: str, base: type) -> Any:
-    """Returns the object that one key of a config describes, of a class below `base`.
+def built(config: dict[str, Any], key: Literal["model", "data"]) -> Any:
+    """Returns the module or the datamodule that a config describes; its seed must be set.
 
     Raises:
         SystemExit: a value is wrong by now; the parser has named it.
     """
     config_files.read_in_parsers()
     parser = UnisonoParser()
+    base = {"model": LightningModule, "data": LightningDataModule}[key]
     parser.add_lightning_class_args(base, key, subclass_mode=True)
     return parser.instantiate_classes(parser.parse_object({key: config[key]}))[key]
 

@@ -15,7 +15,7 @@ from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
 from datamodules.shards.order import epoch_of_sources
-from lit_models.cli import QUIET, ParsedCLI, built, built_part, silence_noise
+from lit_models.cli import QUIET, ParsedCLI, built, silence_noise
 from lit_models.commands.report import shown
 from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError
@@ -35,14 +35,14 @@ def check(run_options: list[str] | None = None) -> int:
         1 where a row breaks a rule, else 0.
     """
     config = ParsedCLI(["fit", *(run_options or [])]).values
-    data = built_part(config, "data", pl.LightningDataModule)
+    data = built(config, "data")
     if not hasattr(data, "audit"):
         raise ValueError(
             f"`unisono check` asks a datamodule for its audit, and {type(data).__name__} has "
             "none; give a config of one of Unisono's, or write the method."
         )
     if isinstance(data, PlannedDataModule):
-        model = built_part(config, "model", pl.LightningModule)
+        model = built(config, "model")
         data.model = model.model_facts() if isinstance(model, ExactModule) else data.model
     audit = data.audit()
     audit.show(Console(width=WIDTH, highlight=False))
@@ -98,7 +98,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     silence_noise()
     # The seed 1 equals True, which stands for no number.
     pl.seed_everything(0 if seed is True else int(seed or 0), verbose=False)
-    module, data = built({"model": config["model"], "data": config["data"]})
+    module, data = built(config, "model"), built(config, "data")
     if not isinstance(data, PlannedDataModule):
         raise UsageError(
             f"`unisono plan` reads the plan of the data, and {type(data).__name__} has none; give "

@@ -113,8 +113,6 @@ class Shelf:
         return ExactModule.from_exported(model.weights).requires_grad_(False)
 
     def _data(self, model: Model) -> Any:
-        from lightning.pytorch import LightningDataModule
-
         from lit_models.training.hyperparameters import UNTRUSTED
 
         if model.run is None:
@@ -122,4 +120,4 @@ class Shelf:
         config = read_config(newest_config(model.run))
         UNTRUSTED.check_spec(model.run, "data", config["data"])
         self._check(model, config["data"])
-        return import_module("lit_models.cli").built_part(config, "data", LightningDataModule)
+        return import_module("lit_models.cli").built(config, "data")

@@ -431,7 +431,7 @@ def built_from(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
             node = node[group]
         node[last] = value
     seed_everything(0, verbose=False)
-    return built(config)
+    return built(config, "model"), built(config, "data")
 
 
 def of_config(name: str, changes: dict[str, Any], rows: int, folder: Path) -> list[Figure]:

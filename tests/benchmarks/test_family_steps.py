@@ -109,7 +109,7 @@ def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
 def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Turns) -> None:
     """Train with ledger, checkpoints, loggers and progress, and with one callback more."""
     seed_everything(1, verbose=False)
-    module, data = built(config)
+    module, data = built(config, "model"), built(config, "data")
     on = [*default_callbacks(), ProgressLine(), beside]
     steps = {"max_steps": num_steps, "log_every_n_steps": TURN, "gradient_clip_val": beside.clip}
     trainer = trainer_of(folder, on, **steps)

@@ -54,7 +54,7 @@ def test_the_run_of_a_stranger_names_nothing_outside(tmp_path, monkeypatch, name
     (runs / "link.csv").symlink_to(outside / "plan.json")
     monkeypatch.setenv("HOME", str(outside))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lit_models.cli.built_part", lambda *given: "read")
+    monkeypatch.setattr("lit_models.cli.built", lambda *given: "read")
     model = Model("a", "LitOccupationCoder", run, run)
     with pytest.raises(ValueError, match="lies outside of what this page was given"):
         asyncio.run(Shelf(runs).data(model))
