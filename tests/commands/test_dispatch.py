@@ -176,17 +176,10 @@ def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
 
 
 def test_a_crash_in_native_code_says_where():
-    crash = (
-        "from lit_models import __main__ as m; import os; m.run = lambda _: os.abort(); m.main()"
-    )
+    crash = "import os, lit_models.__main__ as m; m.run = lambda _: os.abort(); m.main()"
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONFAULTHANDLER"}
     done = subprocess.run(
-        [sys.executable, "-c", crash],
-        capture_output=True,
-        text=True,
-        env=environ,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", crash], capture_output=True, text=True, env=environ, timeout=60
     )
     assert done.returncode == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in done.stderr

@@ -67,9 +67,8 @@ def test_skypilot_starts_torchrun_on_each_machine(submit) -> None:
         "resources": {"accelerators": "H100:4", "cpus": "16+"},
     }
     assert "\nrun=/data/runs/toy #" in run
-    assert (
-        '$first:29400" --rdzv_conf="read_timeout=600,is_host=$((SKYPILOT_NODE_RANK == 0))"' in run
-    )
+    meets = '$first:29400" --rdzv_conf="read_timeout=600,is_host=$((SKYPILOT_NODE_RANK == 0))"'
+    assert meets in run
     assert "--nnodes=2 --nproc_per_node=4" in run
     assert "fit --config=toy.yaml --seed_everything=3 --trainer.default_root_dir" in run
     assert submit("skypilot", "--storage=s3://mine/x:/data", "--name=bucket", "--dry-run")[0] == 0

@@ -17,7 +17,7 @@ from datamodules.core.store import content_digest
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.config_files import find_config, read_config
 from lit_models.errors import UsageError
-from lit_models.prepare.command import RECIPE, prepare
+from lit_models.prepare.command import RECIPE, Preparation, prepare
 
 LETTERS = "abcdefghijklmnop"
 # No two of them share three words in a row.
@@ -140,6 +140,14 @@ def test_what_was_interrupted_goes_on_and_a_changed_source_is_refused(tmp_path):
     assert prepare(recipe) == 0
     assert shard.stat().st_mtime_ns == made
     assert sorted(shards_of(tmp_path / "out")[0]) == sorted([*HENS, *TWINS])
+
+
+def test_the_number_of_tasks_does_not_follow_from_the_machine(tmp_path, monkeypatch):
+    for name in "abcdefghi":
+        written(tmp_path / f"{name}.jsonl", HENS)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    recipe = read_config(Path(recipe_in(tmp_path, executor={"kind": "local"})))
+    assert Preparation(RECIPE | recipe).tasks == 9
 
 
 @pytest.mark.parametrize(
