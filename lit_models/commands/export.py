@@ -57,7 +57,7 @@ def export(
     weights = "averaged" if averaged else "last"
     chosen = content["state_dict"] | averaged
     if format is not None:
-        from lit_models.seo.exchange.writing import exported
+        from lit_models.seo.exchange import exported
 
         return exported(ckpt, to, module_class, chosen, format, trust_checkpoint)
     recipe = module_class.stored_recipe(content)

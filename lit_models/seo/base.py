@@ -16,8 +16,14 @@ from lit_models.blocks import layer_rates
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, with_adapters
 from lit_models.causal_lm.adapters import freeze as freeze_by_name
 from lit_models.causal_lm.pretrained import read_config, weight_files
-from lit_models.seo.encoders import Pooling, PretrainedEncoder, TextEncoder, TransformerEncoder
-from lit_models.seo.exchange.reading import read_head, stored_pooling
+from lit_models.seo.encoders import (
+    Pooling,
+    PretrainedEncoder,
+    TextEncoder,
+    TransformerEncoder,
+    read_head,
+    stored_pooling,
+)
 from lit_models.training.checkpoints import misfits
 from lit_models.training.exact import ExactModule
 from lit_models.training.optim import configured, parameter_groups

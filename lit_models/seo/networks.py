@@ -1,7 +1,7 @@
 """Networks around a text encoder and their losses: bi-encoder, cross-encoder, heads of a scorer.
 
-Shapes: R rows, P pairs, B texts or queries, C chunks, T positions, D hidden, W width of vectors,
-L levels, classes or labels.
+Shapes: R rows, P pairs, B texts or queries, K documents of each, C chunks, T positions, D hidden,
+W width of vectors, L levels, classes or labels.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from datamodules.core.batches import ScoredTextBatch
+from datamodules.core.batches import RetrievalBatch, ScoredTextBatch
+from datamodules.search.candidates import DISTILLED
 from datamodules.search.queries import NO_DOCUMENT
 from lit_models.seo.encoders import Pooling, TextEncoder
 from lit_models.training.dropout import keyed_texts
@@ -149,6 +150,55 @@ def nested(
     losses = [in_batch_loss(*(shortened(x, n) for x in given), *rest) for n in sizes or (None,)]
     total = torch.stack([loss.total for loss in losses]).sum() / len(losses)
     return LossSum(total, losses[0].count)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How a ranker's scores are learnt, which `data.negatives` reads from its run: as another
+    order of a query's own documents, beside the answer among all.
+
+    Args:
+        weight: of this loss beside the other.
+        temperature: by which the ranker's scores are divided; the retriever has its own.
+
+    Source: Ren et al. 2021, RocketQAv2, equation 5, with a teacher that stands still.
+    """
+
+    weight: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0 or self.temperature <= 0:
+            raise ValueError(
+                "distillation.weight and .temperature must be above 0, got "
+                f"{self.weight} and {self.temperature}."
+            )
+
+
+def taught_terms(
+    options: Distillation | None,
+    queries: Tensor,
+    documents: Tensor,
+    batch: RetrievalBatch,
+    temperature: Tensor,
+) -> dict[str, LossSum]:
+    """Return the divergence of the retriever's shares from the ranker's, in nats, times its weight;
+    0 for a query of which fewer than two documents have a score. Nothing without options.
+
+    Args:
+        queries: [B, W] unit vectors; documents: [B * K, W].
+        temperature: [] of the retriever.
+    """
+    if options is None:
+        return {}
+    scores = batch["teacher"]  # [B, K], NaN = none
+    own = (queries[:, None] * documents.view(*scores.shape, -1)).sum(-1) / temperature
+    takes_part = ~scores.isnan() & (~scores.isnan()).sum(1, keepdim=True).gt(1)
+    hidden = own.new_tensor(-1e9)  # a share of 0, whose gradient is 0 too
+    wanted = torch.where(takes_part, scores.to(own) / options.temperature, hidden).log_softmax(1)
+    found = torch.where(takes_part, own, hidden).log_softmax(1)
+    nats = (wanted.exp() * (wanted - found) * takes_part).sum(1)
+    return {DISTILLED: LossSum.of(options.weight * nats, batch["weight"])}
 
 
 class CrossEncoder(nn.Module):

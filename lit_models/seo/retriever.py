@@ -37,11 +37,23 @@ from lit_models.seo.metrics import (
     measure,
     rank_queries,
 )
-from lit_models.seo.nearest.exact import ExactSearch, Feedback, Found, Vectors
-from lit_models.seo.nearest.index import IndexSearch, SearchOptions
-from lit_models.seo.nearest.sharded import ShardedSearch
-from lit_models.seo.networks import BiEncoder, TemperatureOptions, nested, shortened
-from lit_models.seo.teaching import Distillation, taught_terms
+from lit_models.seo.nearest import (
+    ExactSearch,
+    Feedback,
+    Found,
+    IndexSearch,
+    SearchOptions,
+    ShardedSearch,
+    Vectors,
+)
+from lit_models.seo.networks import (
+    BiEncoder,
+    Distillation,
+    TemperatureOptions,
+    nested,
+    shortened,
+    taught_terms,
+)
 from lit_models.training.metrics import LossSum
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
@@ -118,10 +130,9 @@ OF_QUERIES = ("judged", "grade", "first_document", "first_score")
 class RetrievalEvaluation(nn.Module):
     """Collects the texts of a split and measures all systems over them."""
 
-    search_class = ShardedSearch
-
-    def __init__(self) -> None:
+    def __init__(self, search_class: type[ShardedSearch] = ShardedSearch) -> None:
         super().__init__()
+        self.search_class = search_class
         self.of_queries = GatheredRows("vector", *OF_QUERIES)
         self.of_documents = GatheredRows("vector", gathers=False)
         self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
@@ -211,6 +222,8 @@ class LitRetriever(EncodedTextModule):
         shared: optimizer, encoder and more, see `EncodedTextModule`.
     """
 
+    search_class: type[ExactSearch] = ExactSearch
+    sharded_class: type[ShardedSearch] = ShardedSearch  # the same over documents of all ranks
     learnt_facts = (CHOSEN_WEIGHT,)
     own_terms: tuple[str, ...] = ()  # names of losses that a kind of retriever adds
     uneven_steps = ()
@@ -239,8 +252,8 @@ class LitRetriever(EncodedTextModule):
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         for size in (*self.sizes, self.size):
             check_range("model", 1, encoder.width, size=size)
-        self.val_evaluation = RetrievalEvaluation()
-        self.test_evaluation = RetrievalEvaluation()
+        self.val_evaluation = RetrievalEvaluation(self.sharded_class)
+        self.test_evaluation = RetrievalEvaluation(self.sharded_class)
         return BiEncoder(encoder, self.temperature)
 
     def own_callbacks(self) -> list[Callback]:
@@ -328,13 +341,14 @@ class LitRetriever(EncodedTextModule):
     def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:
         """Return encoded documents [D, W] for `search`, as the options say: of very many an index,
         tuned by some of these encoded queries for k found documents."""
-        return self.search_options.opened(documents, queries, k, self.device, self.feedback)
+        exact = self.search_class(documents, self.device)
+        return self.search_options.opened(exact, queries, k, self.feedback)
 
     def search(self, queries: Sequence[str], documents: Vectors | ExactSearch, k: int) -> Found:
         """Return the k best rows of encoded documents [D, W] for each query, by exact search where
         they are no `index`."""
         if not isinstance(documents, ExactSearch):
-            documents = ExactSearch(documents, self.device)
+            documents = self.search_class(documents, self.device)
         return documents.search(self.encode(queries, True), k, self.feedback)
 
     def fuse(self, found: Found, hits: Hits) -> Found:

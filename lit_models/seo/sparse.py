@@ -4,7 +4,6 @@ Source: Formal et al. 2021, "SPLADE v2", equation 6; its FLOPS penalty, Paria et
 rows, T positions, D hidden, V vocabulary, L kept tokens of a text, Q queries, k found of each.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 from datamodules.core.batches import RetrievalBatch
 from datamodules.search.queries import NO_DOCUMENT
 from lit_models.seo.encoders import PretrainedEncoder, TextEncoder
-from lit_models.seo.nearest.exact import ExactSearch, Found, Vectors
-from lit_models.seo.nearest.sharded import ShardedSearch
+from lit_models.seo.nearest import ExactSearch, Found, ShardedSearch, Vectors
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.seo.retriever import LitRetriever
 from lit_models.training.metrics import LossSum, in_float32
@@ -138,6 +136,7 @@ class LitSparseRetriever(LitRetriever):
     """
 
     encoder_class = MaskedEncoder
+    search_class, sharded_class = InvertedSearch, ShardedInvertedSearch
     own_terms = (PENALTY,)
 
     def __init__(self, penalty: Penalty = Penalty(), num_kept: int = 256, **retriever: Any) -> None:
@@ -151,8 +150,6 @@ class LitSparseRetriever(LitRetriever):
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         super().make_network(encoder)
-        for evaluation in (self.val_evaluation, self.test_evaluation):
-            evaluation.search_class = ShardedInvertedSearch
         return SparseBiEncoder(encoder, self.temperature)
 
     def kept(self, vectors: Tensor) -> Tensor:
@@ -173,11 +170,3 @@ class LitSparseRetriever(LitRetriever):
             total = total + factor * (sums.view(-1, own.shape[1]).sum(0) / number).square().sum()
         told = super().more_terms(queries, documents, batch, temperature)
         return {**told, PENALTY: LossSum(total * weight.sum(), weight.sum())}
-
-    def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:
-        return InvertedSearch(documents)
-
-    def search(self, queries: Sequence[str], documents: Vectors | ExactSearch, k: int) -> Found:
-        if not isinstance(documents, ExactSearch):
-            documents = InvertedSearch(documents)
-        return super().search(queries, documents, k)

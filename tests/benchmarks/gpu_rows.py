@@ -38,7 +38,7 @@ from lit_models.causal_lm.module import ComputationOptions
 from lit_models.causal_lm.network import PRESETS, Decoder, DecoderConfig
 from lit_models.cli import built
 from lit_models.config_files import find_config
-from lit_models.seo.nearest.exact import ExactSearch
+from lit_models.seo.nearest import ExactSearch
 from lit_models.training import LastCheckpoint, default_callbacks
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.strategies import FullyShardedStrategy

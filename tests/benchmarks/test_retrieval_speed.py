@@ -29,7 +29,7 @@ from datamodules.search.collection import CollectionRequest
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.nearest.exact import ExactSearch
+from lit_models.seo.nearest import ExactSearch
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.training import PredictionWriter
 from tests.benchmarks.figures import Aim, Figures

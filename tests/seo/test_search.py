@@ -8,18 +8,18 @@ from datamodules.search.candidates import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import JudgedQueries
 from datamodules.search.retrieval import chosen_documents
+from lit_models.seo import nearest
 from lit_models.seo.metrics import reciprocal_rank
-from lit_models.seo.nearest import exact
-from lit_models.seo.nearest.exact import ExactSearch
+from lit_models.seo.nearest import ExactSearch
 from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused
 from tests.seo.retrieval_collection import write_collection
 
 
 def chunks(patch: pytest.MonkeyPatch, documents: int, queries: int = 256) -> None:
     """Search so many rows at once, with hardly a document more than are found."""
-    patch.setattr(exact, "SPARE", 1)
-    patch.setattr(exact, "DOCUMENTS_AT_ONCE", documents)
-    patch.setattr(exact, "QUERIES_AT_ONCE", queries)
+    patch.setattr(nearest, "SPARE", 1)
+    patch.setattr(nearest, "DOCUMENTS_AT_ONCE", documents)
+    patch.setattr(nearest, "QUERIES_AT_ONCE", queries)
 
 
 def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int]]:

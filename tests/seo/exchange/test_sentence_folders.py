@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRanker, LitRetriever
 from lit_models.commands.export import export
-from lit_models.seo.encoders import BagEncoder
-from lit_models.seo.exchange.reading import stored_pooling
+from lit_models.seo.encoders import BagEncoder, stored_pooling
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import bert_folder, ranker, ranking_data, small_encoder

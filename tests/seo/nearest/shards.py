@@ -3,8 +3,7 @@
 import torch
 
 from lit_models import LitRetriever
-from lit_models.seo.nearest.exact import ExactSearch, Feedback
-from lit_models.seo.nearest.sharded import ShardedSearch
+from lit_models.seo.nearest import ExactSearch, Feedback, ShardedSearch
 
 
 def assert_sharded_search_is_exact(rank: int, num_ranks: int) -> None:

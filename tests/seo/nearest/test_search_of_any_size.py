@@ -6,9 +6,8 @@ import sys
 import pytest
 import torch
 
-from lit_models.seo.nearest import index as indices
-from lit_models.seo.nearest.exact import ExactSearch
-from lit_models.seo.nearest.index import IndexSearch, SearchOptions
+from lit_models.seo import nearest
+from lit_models.seo.nearest import ExactSearch, IndexSearch, SearchOptions
 from tests.distributed.seo_retriever import retriever
 from tests.seo.nearest.test_search_speed import clustered
 from tests.seo.retrieval_collection import write_collection
@@ -49,7 +48,7 @@ def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, f
 def test_an_index_is_made_once_and_the_same_by_any_threads(
     kind, faiss, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(indices, "ROUNDS", 2)
+    monkeypatch.setattr(nearest, "ROUNDS", 2)
     for number in (1, 2, torch.get_num_threads()):  # the last as before
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / str(number)))
         torch.set_num_threads(number)
@@ -62,8 +61,8 @@ def test_an_index_is_made_once_and_the_same_by_any_threads(
 
 def test_without_faiss_auto_is_exact_and_says_so_and_ivf_says_what_to_install(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(indices, "MOST_EXACT", 100)
-    opened = SearchOptions("auto").opened(DOCUMENTS, QUERIES, 10, "cpu", None)
+    monkeypatch.setattr(nearest, "MOST_EXACT", 100)
+    opened = SearchOptions("auto").opened(ExactSearch(DOCUMENTS), QUERIES, 10, None)
     assert type(opened) is ExactSearch
     assert "3000 documents are searched exactly" in caplog.text
     with pytest.raises(ValueError, match=r"needs FAISS: pip install 'unisono\[search\]'"):
@@ -74,8 +73,8 @@ def test_without_faiss_auto_is_exact_and_says_so_and_ivf_says_what_to_install(mo
 
 def test_an_index_is_taken_above_many_documents_where_it_is_quicker(faiss, monkeypatch, caplog):
     for most, k, kind in ((600, 10, ExactSearch), (599, 10, IndexSearch), (599, 400, ExactSearch)):
-        monkeypatch.setattr(indices, "MOST_EXACT", most)
-        options = (DOCUMENTS[:600], QUERIES[:40], k, "cpu", None)
+        monkeypatch.setattr(nearest, "MOST_EXACT", most)
+        options = (ExactSearch(DOCUMENTS[:600]), QUERIES[:40], k, None)
         assert type(SearchOptions("auto").opened(*options)) is kind  # of 400, it read most lists
     told = " ".join(caplog.messages)
     approximate = told.index("search is approximate: {'kind': 'ivf', 'documents': 600, 'work': ")
@@ -83,7 +82,7 @@ def test_an_index_is_taken_above_many_documents_where_it_is_quicker(faiss, monke
 
 
 def test_a_prediction_says_what_it_may_miss(faiss, tmp_path, monkeypatch):
-    monkeypatch.setattr(indices, "MOST_WORK", 1.0)
+    monkeypatch.setattr(nearest, "MOST_WORK", 1.0)
     write_collection(tmp_path / "collection")
     runs = {}
     for kind in ("exact", "hnsw", "ivf"):

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_models.seo.nearest.exact import ExactSearch
-from lit_models.seo.nearest.index import IndexSearch
+from lit_models.seo.nearest import ExactSearch, IndexSearch
 
 MOST = int(os.environ.get("SEARCH_DOCUMENTS", "1000000"))
 QUERIES, ROUNDS = 1024, 3

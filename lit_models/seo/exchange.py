@@ -1,4 +1,4 @@
-"""Retrievers and rankers as folders of sentence-transformers, written without it.
+"""Retrievers and rankers in other programs: sentence-transformers, without it, and ONNX.
 
 A folder holds an encoder in the layout of transformers, its tokenizer with the marks around texts,
 and `modules.json`: pooling, then unit length of a retriever, or the two layers of a ranker's score.
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, normalizers, processors
 from torch import Tensor, nn
@@ -19,9 +20,13 @@ from datamodules.search.prompts import PROMPTS_FILE
 from datamodules.text.encoding import TextEncoding
 from lit_models.causal_lm.adapters import merged_weights
 from lit_models.causal_lm.export import json_text
-from lit_models.seo.encoders import PretrainedEncoder, TextEncoder, TransformerEncoder
-from lit_models.seo.exchange.onnx import write_programs
-from lit_models.seo.exchange.reading import MODULES, POOLINGS
+from lit_models.seo.encoders import (
+    MODULES,
+    POOLINGS,
+    PretrainedEncoder,
+    TextEncoder,
+    TransformerEncoder,
+)
 from lit_models.seo.networks import BiEncoder, CrossEncoder
 
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
@@ -225,3 +230,41 @@ def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, st
     files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
     files["tokenizer_config.json"] = json_text(values)
     return files
+
+
+class Vectors(nn.Module):
+    """Tokens and their mask, [R, T] int64 each, to unit vectors. Args: network: a BiEncoder."""
+
+    def __init__(self, network: Any, size: int | None) -> None:
+        super().__init__()
+        self.network, self.size = network, size
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        vectors = self.network.encode(input_ids, attention_mask.bool())
+        return F.normalize(vectors[:, : self.size], dim=-1)
+
+
+def write_programs(module: Any, folder: Path) -> None:
+    """Write encoder.onnx and encoder.int8.onnx, which onnxruntime quantises dynamically.
+
+    Raises:
+        ValueError: the extra is not installed.
+    """
+    try:
+        import onnxscript  # noqa: F401 - of the exporter
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+    except ImportError as error:
+        raise ValueError(f"--format onnx needs pip install 'unisono[onnx]' ({error}).") from error
+    shape = dict(enumerate(map(torch.export.Dim, ("rows", "positions"))))
+    program = torch.onnx.export(
+        Vectors(module.network, module.size).eval(),
+        tuple(torch.ones(2, 8, dtype=torch.long) for _ in range(2)),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=(shape, shape),
+        input_names=["input_ids", "attention_mask"],
+        output_names=["vector"],
+    )
+    whole, small = folder / "encoder.onnx", folder / "encoder.int8.onnx"
+    program.save(whole)
+    quantize_dynamic(whole, small, weight_type=QuantType.QInt8)

@@ -1,1 +1,0 @@
-"""Retrievers and rankers in the layouts of other programs: sentence-transformers, ONNX."""

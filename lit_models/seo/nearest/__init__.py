@@ -1,1 +1,0 @@
-"""Search over more documents than one rank should read for every query."""
