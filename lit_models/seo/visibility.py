@@ -28,7 +28,7 @@ from datamodules.core.plan import check_range
 from datamodules.core.store import digest_of
 from datamodules.files.tables import write_batches
 from datamodules.search.candidates import FIRST_DEPTH, open_bm25
-from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
+from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.formats import TextRecord
 from datamodules.search.queries import file_queries
 from datamodules.text.prompts import ChoiceDataset, read_prompts, rows_in_memory
@@ -46,29 +46,10 @@ PROMPT = "Answer the question from the sources and cite them by number.\n\n{sour
 PROMPT += "Question: {query}\nAnswer, from source ["
 
 
-Records = Sequence[TextRecord] | TextTable
-
-
-@dataclass(frozen=True)
-class Rewritten(Sequence[TextRecord]):
-    """Documents of a collection, one of them in other words."""
-
-    documents: Records
-    place: int
-    text: str
-
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    def __getitem__(self, number: Any) -> Any:
-        record = self.documents[number]
-        return record._replace(title="", text=self.text) if number == self.place else record
-
-
 class Texts(NamedTuple):
     """What is searched: `documents`, and the `fingerprint` of what they are."""
 
-    documents: Records
+    documents: list[TextRecord]
     fingerprint: str
 
 
@@ -158,13 +139,10 @@ class Visibility:
         check_range("visibility", 2, 9, sources=self.sources)
         if not self.queries:
             raise ValueError("there is no query; give one or more.")
-        self.place = -1
-        for place, record in enumerate(self.texts.documents):
-            if record.id == self.page:
-                self.place = place
-        if self.place < 0:
-            ids = [r.id for r, _ in zip(self.texts.documents, range(3), strict=False)]
-            raise ValueError(f'no document has the id "{self.page}"; ids are such as {ids}.')
+        ids = [record.id for record in self.texts.documents]
+        if self.page not in ids:
+            raise ValueError(f'no document has the id "{self.page}"; ids are such as {ids[:3]}.')
+        self.place = ids.index(self.page)
 
     @cached_property
     def before(self) -> Seen:
@@ -176,9 +154,9 @@ class Visibility:
         ValueError where that is empty."""
         if not rewrite.strip():
             raise ValueError("the rewritten page has no text; write what it shall say.")
-        documents = Rewritten(self.texts.documents, self.place, rewrite)
-        name = digest_of([self.texts.fingerprint, self.place, rewrite])
-        return self._seen(Texts(documents, name))
+        documents, name = [*self.texts.documents], [self.texts.fingerprint, self.place, rewrite]
+        documents[self.place] = documents[self.place]._replace(title="", text=rewrite)
+        return self._seen(Texts(documents, digest_of(name)))
 
     def _seen(self, texts: Texts) -> Seen:
         rank, share = (np.zeros(len(self.queries)) for _ in range(2))
@@ -235,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--csv", type=Path, default=Path("visibility.csv"), help="table of the queries, new")
     options = parser.parse_args(arguments)
     collection = open_collection(CollectionRequest(options.collection))
-    texts = Texts(collection.documents, collection.fingerprint)
+    texts = Texts([*collection.documents], collection.fingerprint)
     queries = [query.text for query in file_queries(options.queries)]
     found_by = options.retriever and LitRetriever.load_from_checkpoint(options.retriever).eval()
     citing = Citing(options.model, options.words)
