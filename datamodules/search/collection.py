@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,21 +22,26 @@ from datamodules.files.splitting import PART_NAMES, TRAIN, Split
 from datamodules.search.cleaning import Cleaning, main_lines
 from datamodules.search.formats import (
     PAGE_SUFFIXES,
+    PASSAGES,
+    PRODUCTS,
     BeirReader,
     CollectionFiles,
+    EsciReader,
     JudgementRow,
+    MsMarcoReader,
     PagesReader,
     TextRecord,
     TextRow,
 )
-from datamodules.search.layouts import PASSAGES, PRODUCTS, EsciReader, MsMarcoReader
 
 COLLECTION_VERSION = 5
 CACHE_VERSION = 2  # of the folder alone: earlier ones have ids of several words, and runs go on
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader
-READERS: dict[str, Callable[[Path, CollectionFiles], Reader]] = {
-    **{"demo": BeirReader, "beir": BeirReader, "msmarco": MsMarcoReader, "esci": EsciReader}
+READERS: dict[str, tuple[str, Callable[[Path, CollectionFiles], Reader]]] = {
+    "beir": ("corpus.jsonl", BeirReader),  # the file that tells a layout, and its reader
+    "msmarco": (PASSAGES, MsMarcoReader),
+    "esci": (PRODUCTS, EsciReader),
 }
 KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
 
@@ -62,8 +67,8 @@ class CollectionRequest:
             raise ValueError("data.collection.folder is missing; name that of the documents.")
 
     @property
-    def layout(self) -> Literal["demo", "beir", "msmarco", "esci", "pages"]:
-        """The format, by the files of the folder.
+    def layout(self) -> str:
+        """The format, by the files of the folder: `demo`, `pages` or a key of `READERS`.
 
         Raises:
             FileNotFoundError: the folder is not there.
@@ -74,12 +79,9 @@ class CollectionRequest:
         folder = Path(self.folder).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
-        if (folder / "corpus.jsonl").exists():
-            return "beir"
-        if (folder / PASSAGES).exists():
-            return "msmarco"
-        if (folder / PRODUCTS).exists():
-            return "esci"
+        for layout, (name, _) in READERS.items():
+            if (folder / name).exists():
+                return layout
         if any(kind_of(path) in PAGE_SUFFIXES for path in folder.rglob("*")):
             return "pages"
         raise ValueError(
@@ -102,7 +104,8 @@ class CollectionRequest:
             raise ValueError(
                 "collection.cleaning.main_text is for a folder of pages; leave it out."
             )
-        return READERS[self.layout](folder, self.files)
+        _, reader = READERS["beir" if self.folder is None else self.layout]
+        return reader(folder, self.files)
 
 
 class Judgements(NamedTuple):
@@ -238,19 +241,19 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     """
     reader = request.reader()
     files = reader.files()
-    fingerprint = digest_of(
-        {
-            "version": COLLECTION_VERSION,
-            "format": request.layout,
-            "files": {role: [file_digest(p) for p in paths] for role, paths in files.items()},
-            "split": asdict(request.split),
-            **request.cleaning.facts(),
-        }
-    )
+    content: dict[str, Any] = {
+        "version": COLLECTION_VERSION,
+        "format": request.layout,
+        "files": {role: [file_digest(p) for p in paths] for role, paths in files.items()},
+        "split": asdict(request.split),
+        **request.cleaning.facts(),
+    }
+    if isinstance(reader, PagesReader):  # paths are ids, and titles of pages without one
+        content["names"] = [str(path.relative_to(reader.folder)) for path in reader.pages]
+    fingerprint = digest_of(content)
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
-    home = str(Path(request.folder).resolve()) if request.folder else None  # ids of pages are in it
-    folder = cache_folder("collections", [fingerprint, places, home, CACHE_VERSION])
+    folder = cache_folder("collections", [fingerprint, places, CACHE_VERSION])
     facts = {"fingerprint": fingerprint, "format": request.layout}
     made_once(folder, lambda unfinished: _write(unfinished, reader, request, facts))
     collection = Collection(folder)

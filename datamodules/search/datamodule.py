@@ -91,17 +91,17 @@ class SearchDataModule(EncodedTextDataModule):
         """Return the collection as a stage may read it, see `Collection.without_leak`."""
         return self.collection if stage == "predict" else self.collection.without_leak()
 
-    def judged(self, stage: Stage, may_lack: bool = False) -> JudgedQueries:
-        """Return the judgements of a stage; those of the test in prediction.
+    def judged(self, part: str, may_lack: bool = False) -> JudgedQueries:
+        """Return the judgements of a part.
 
         Raises:
-            ValueError: there are none, and the stage may not lack them.
+            ValueError: there are none, and the part may not lack them.
         """
-        part = PART_NAMES.index("test" if stage == "predict" else stage)
-        judged = JudgedQueries(self.collection.judgements(part))
+        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(part)))
         if not (may_lack or len(judged.queries)):
             raise ValueError(
-                f"no query is judged for {stage}; name its judgements in data.collection."
+                f"no query is judged for {part}; name its judgements in data.collection, or take "
+                "another data.predict_part to predict."
             )
         return judged
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,16 +171,6 @@ def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
                 file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {TAG}\n")
 
 
-class RunLine(NamedTuple):
-    """A line of a run, and its number in the file."""
-
-    number: int
-    query: str
-    document: str
-    rank: int
-    score: float
-
-
 def read_run(path: Path) -> Iterator[Ranking]:
     """Yield the rankings of a run, ordered by score, equal scores by rank.
 
@@ -188,22 +178,23 @@ def read_run(path: Path) -> Iterator[Ranking]:
         ValueError: a line breaks a rule, or a query or document comes again.
     """
     done: set[str] = set()
-    for query, lines in groupby(_run_lines(path), key=attrgetter("query")):
-        found: dict[str, RunLine] = {}
-        for line in lines:
+    for query, lines in groupby(_run_lines(path), key=itemgetter(1)):
+        found: dict[str, tuple[float, int]] = {}  # document -> what it is ordered by
+        for number, _, document, rank, score in lines:
             if query in done:
                 rule = "this query stands further up; sort the run."
-                raise _bad_line(path, line.number, query, rule)
-            if line.document in found:
+                raise _bad_line(path, number, query, rule)
+            if document in found:
                 rule = f"the document is ranked twice for query {query}; keep one of the lines."
-                raise _bad_line(path, line.number, line.document, rule)
-            found[line.document] = line
+                raise _bad_line(path, number, document, rule)
+            found[document] = (-score, rank)
         done.add(query)
-        ordered = sorted(found.values(), key=lambda line: (-line.score, line.rank))
-        yield Ranking(query, [line.document for line in ordered], [line.score for line in ordered])
+        ordered = sorted(found, key=found.__getitem__)
+        yield Ranking(query, ordered, [-found[document][0] for document in ordered])
 
 
-def _run_lines(path: Path) -> Iterator[RunLine]:
+def _run_lines(path: Path) -> Iterator[tuple[int, str, str, int, float]]:
+    """Yield number, query, document, rank and score of each line."""
     # What is not UTF-8 becomes an id that no text has.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, text in enumerate(file, start=1):
@@ -211,10 +202,10 @@ def _run_lines(path: Path) -> Iterator[RunLine]:
                 continue
             try:
                 query, _, document, rank, score, _ = text.split()
-                line = RunLine(number, query, document, int(rank), float(score))
+                line = (number, query, document, int(rank), float(score))
             except ValueError:
                 line = None
-            if line is None or not math.isfinite(line.score):
+            if line is None or not math.isfinite(line[-1]):
                 rule = (
                     "a line has 6 columns with blanks between them (query, Q0, document, rank, "
                     "score, tag), rank a whole number and score a number; correct it."

@@ -16,10 +16,15 @@ from datamodules.core.batches import padded
 from datamodules.core.plan import rng_for
 from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import digest_of
-from datamodules.search.candidates import Bm25Options, CandidateOptions, GroupOptions, open_bm25
+from datamodules.search.candidates import (
+    Bm25Options,
+    CandidateOptions,
+    GroupOptions,
+    candidate_lists,
+    open_bm25,
+)
 from datamodules.search.collection import Collection
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
-from datamodules.search.lists import candidate_lists
 from datamodules.search.queries import (
     NO_DOCUMENT,
     NO_GRADE,

@@ -24,18 +24,17 @@ from datamodules.core.store import (
     replacing,
     write_arrays,
 )
-from datamodules.files.splitting import PART_NAMES
 from datamodules.search.candidates import (
     DISTILLED,
     FIRST_DEPTH,
     Bm25Options,
     HardNegatives,
     Hits,
+    candidate_lists,
     open_bm25,
 )
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
-from datamodules.search.lists import candidate_lists, teacher_lists
 from datamodules.search.prompts import prompts_of
 from datamodules.search.queries import (
     NO_DOCUMENT,
@@ -97,16 +96,16 @@ class TrainingMix:
             )
         check_range("mix", 0, 1, removal=self.removal, token_dropout=self.token_dropout)
 
-    def counts(self, collection: Collection, judged: JudgedQueries) -> dict[str, int]:
-        """Return kind -> how many pairs of it there are, each counted once; `judged` are queries
+    def counts(self, collection: Collection, judged: JudgedQueries) -> list[int]:
+        """Return how many pairs of each kind there are, each counted once; `judged` are queries
         that have a relevant document.
 
         Raises:
             ValueError: nothing is left to train on.
         """
-        num_documents = len(collection.documents)
-        counts = dict(zip(KINDS, (len(judged.queries), num_documents, num_documents), strict=True))
-        if not any(counts[kind] and getattr(self, kind) for kind in KINDS):
+        counts = [len(judged.queries), *[len(collection.documents)] * 2]
+        times = [getattr(self, kind) for kind in KINDS]
+        if not np.dot(counts, times):
             raise ValueError(
                 "there is no pair to train on: the training part has no relevant document. Name "
                 "judgements in data.collection, or let the documents teach themselves with "
@@ -218,8 +217,8 @@ class PairDataset(PlannedDataset):
         seed: key of all that is drawn, together with epoch and sample id.
         terms: names of losses beside that of the pairs, such as that of a run's scores.
 
-    Raises: as of `run_lists`, and ValueError where nothing is left to train on, or negatives are to
-        be judged ones and nobody was found not relevant.
+    Raises: as of `candidate_lists`, and ValueError where nothing is left to train on, negatives are
+        to be judged ones and nobody was found not relevant, or scores to be learnt and no run's.
     """
 
     def __init__(
@@ -247,8 +246,14 @@ class PairDataset(PlannedDataset):
                 )
         self.lists, self.taught = lists, None
         if DISTILLED in terms:
-            self.taught = teacher_lists(lists, negatives)
-        self.counts = np.array(list(mix.counts(collection, judged).values()))
+            if lists is None or negatives.source != "run":
+                raise ValueError(
+                    "model.distillation learns the scores of a ranker's run; give "
+                    "data.negatives.source=run, data.negatives.run and data.negatives.count, or "
+                    "leave the distillation out."
+                )
+            self.taught = lists
+        self.counts = np.array(mix.counts(collection, judged))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
@@ -550,11 +555,4 @@ class RetrievalDataModule(SearchDataModule):
             return queries
         if self.predict_part == "all":
             return self.queries(np.arange(len(self.collection.queries)))
-        judgements = self.collection.judgements(PART_NAMES.index(self.predict_part))
-        numbers = np.unique(judgements.query)
-        if not len(numbers):
-            raise ValueError(
-                f"predict_part is {self.predict_part}, and no query is judged there; take "
-                "another part, or all."
-            )
-        return self.queries(numbers)
+        return self.queries(self.judged(self.predict_part).queries)

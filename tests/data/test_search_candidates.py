@@ -11,7 +11,7 @@ import torch
 
 from datamodules.core.plan import rng_for
 from datamodules.core.store import cache_root
-from datamodules.search import lists as lists_file
+from datamodules.search import candidates as candidates_file
 from datamodules.search.candidates import Bm25Options, CandidateOptions, GroupOptions, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import Ranking, read_run, write_run
@@ -164,7 +164,7 @@ def test_the_lists_of_bm25_are_kept_until_its_scoring_changes(folder, monkeypatc
     kept = cache_root() / "candidates" / before.fingerprint
     assert np.load(kept / "documents.npy").shape[1] == 7
     assert built(folder, "test", **options).lists.fingerprint == before.fingerprint
-    monkeypatch.setattr(lists_file, "BM25_VERSION", lists_file.BM25_VERSION + 1)
+    monkeypatch.setattr(candidates_file, "BM25_VERSION", candidates_file.BM25_VERSION + 1)
     assert built(folder, "test", **options).lists.fingerprint != before.fingerprint
 
 

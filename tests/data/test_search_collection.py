@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from datamodules.files.rows import read_rejected
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION, Split
+from datamodules.search.candidates import open_bm25
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
 from datamodules.search.formats import CollectionFiles, TextRecord
 from tests.search_collections import DOCUMENTS, QUERIES, write_beir, write_lines, write_qrels
@@ -283,6 +284,15 @@ def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path):
     first, second = (opened(write_beir(tmp_path / name)) for name in ("a", "b"))
     assert first.fingerprint == second.fingerprint
     assert first.folder != second.folder
+
+
+def test_a_page_of_another_name_is_another_text_for_bm25(tmp_path):
+    page = tmp_path / "apple.txt"
+    page.write_text("of fruit")  # without a title, which is then the file's name
+    before = opened(tmp_path)
+    assert open_bm25(before).search(["pear"], 1).scores.tolist() == [[0]]
+    page.rename(tmp_path / "pear.txt")
+    assert open_bm25(opened(tmp_path)).search(["pear"], 1).scores[0, 0] > 0
 
 
 def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch):
