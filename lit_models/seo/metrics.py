@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.core.store import write_whole
 from datamodules.files.tables import write_table
 from lit_models.training.metrics import SumCount
 
@@ -258,11 +259,8 @@ class QueryTable(Callback):
         values: QueryValues | None = module.query_values(split)  # a collective: on every rank
         if not trainer.is_global_zero or values is None or not values.queries:
             return
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        content = summary(values.systems)
-        text = json.dumps(content, indent=1) + "\n"
-        (folder / f"ranking-{split}.json").write_text(text, encoding="utf-8")
+        folder, content = Path(trainer.default_root_dir), summary(values.systems)
+        write_whole(folder / f"ranking-{split}.json", json.dumps(content, indent=1) + "\n")
         rows = [["query", "system", *next(iter(values.systems.values()))]]
         for place, query in enumerate(values.queries):
             for system, metrics in values.systems.items():
