@@ -149,7 +149,7 @@ class RunConfig(SaveConfigCallback):
         if self.already_saved or not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
         verb = trainer.state.fn.value if trainer.state.fn else "fit"
         stem = "config" if verb == "fit" else f"config-{verb}"
         number, path = 1, folder / f"{stem}.yaml"
@@ -292,9 +292,9 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # Before the rehearsal of the default ones: the real dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        facts = [self.verb_parser.dump(self.options, skip_none=False), runs.code_facts()]
+        facts = [self.verb_parser.dump(self.options, skip_none=False, skip_validation=True)]
         # Another torch may compute other bits; what is left out each rank chooses by its GPU.
-        facts += [str(torch.__version__), str(name), str(kwargs.get("precision", precision))]
+        facts += [runs.code_facts(), str(torch.__version__), str(name), str(precision)]
         choice = replace(self.choice, digest=digest_of(facts)[:12])
         own += [*self._default_callbacks(), runs.RunFolder(choice)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
