@@ -1,5 +1,6 @@
 """Fixtures of all tests: no network, a cache of its own, and the command line in two ways."""
 
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    gc.collect()
+    gc.freeze()  # all is imported: to search it for garbage takes a quarter of a second each time
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,13 +74,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_beginning() -> Iterator[None]:
-    """Begin each test with the same random numbers, and with the handler of a signal that stopped
-    runs leave ignored, whichever tests came before it."""
-    before = signal.getsignal(signal.SIGUSR1)
+    """Begin each test with the same random numbers and search path, which commands lengthen, and
+    with the handler of a signal that stopped runs leave ignored, whichever tests came before it."""
+    handler, path = signal.getsignal(signal.SIGUSR1), [*sys.path]
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(1)
     yield
-    signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGUSR1, handler)
+    sys.path[:] = path
 
 
 @pytest.fixture(autouse=True)

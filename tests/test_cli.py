@@ -29,6 +29,8 @@ from lit_models.training.optim import WarmupDecay
 from lit_models.training.run import Topology
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 
+ZERO = "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
+LIST = "must be a mapping of options, .* got the list"
 MISTAKES = [
     (["--trainer.max_epocs", "3"], "--trainer.max_epocs.*Did you mean.*--trainer.max_epochs"),
     (["--trainer.max_ep=1"], "no option `--trainer.max_ep`.*--trainer.max_epochs"),
@@ -54,13 +56,10 @@ MISTAKES = [
     (["--config=occupation_coder/debg.yaml"], "Did you mean.*occupation_coder/debug.yaml"),
     (["--trainer.strategy=dp"], "no strategy `dp`. Did you mean .*ddp"),
     (["--trainer.strategy=data_parallel"], "no strategy `data_parallel`. Known: ddp.*fsdp"),
-    *(
-        (options, "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload")
-        for options in (
-            ["--trainer.strategy=zero3"],
-            ["--trainer.strategy=deepspeed", "--trainer.strategy.stage=2"],
-        )
-    ),
+    (["--trainer.strategy=zero3"], ZERO),
+    (["--trainer.strategy=deepspeed", "--trainer.strategy.stage=2"], ZERO),
+    (["--seed_everything=-1"], "-1 is not in bounds, numpy accep"),
+    (["--model.optimizer.lr=abc"], "model.optimizer.lr must be a number, got abc"),
     (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
     (["--trainer.devices=two"], "`devices` selected .* should be an int > 0"),
     (
@@ -102,6 +101,8 @@ def _found(pattern: str, output: str) -> bool:
         ("data:\n  - {a: 1,\n    a: 2}", "bad.yaml:3: .*key `a` stands twice, first in line 2"),
         ("a: " + "[" * 100_000, "bad.yaml: this is not readable YAML: maximum recursion"),
         ("a: " + "9" * 10_000, "bad.yaml: .*limit.*for integer"),
+        ("trainer:\n  - max_steps: 2\n", f"bad.yaml: trainer {LIST}"),
+        ("data: {init_args: [1]}\n", f"bad.yaml: data.init_args {LIST}"),
         ("model: sub.yaml\n", "file sub.yaml: .*the key `a` stands twice, first in line 1"),
     ],
 )

@@ -67,11 +67,6 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
         [*FIT, "--trainer.gradient_clip_val=-1"],
         "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
     ),
-    "a seed below 0": ([*FIT, "--seed_everything=-1"], "-1 is not in bounds, numpy accep"),
-    "a rate that is no number": (
-        [*FIT, "--model.optimizer.lr=abc"],
-        "model.optimizer.lr must be a number, got abc",
-    ),
 }
 # name: (command, files, message); line 62 is the one behind the 61 sound ones.
 WRONG_FILES: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
@@ -128,16 +123,6 @@ WRONG_FILES: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         [*CODE_MINE, "--ckpt_path=nan.ckpt"],
         {"nan.ckpt": "NAN"},
         "the weights network.* hold values that are not finite .* use a checkpoint from before",
-    ),
-    "a list of options": (
-        [*FIT, "--config=b.yaml"],
-        {"b.yaml": "trainer:\n  - max_steps: 2\n"},
-        "b.yaml: trainer must be a mapping of options, .* got the list",
-    ),
-    "a list of options for a class": (
-        [*FIT, "--config=b.yaml"],
-        {"b.yaml": "data: {init_args: [1]}\n"},
-        "b.yaml: data.init_args must be a mapping of options, .* got the list",
     ),
     "a damaged plan": (
         ["replay", "runs/mine", "--step=1"],
