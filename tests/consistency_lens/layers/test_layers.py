@@ -8,8 +8,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule
-from datamodules.activations.store import ActivationStore, statistics_of
-from datamodules.activations.stores import LayeredActivations
+from datamodules.activations.store import ActivationStore, LayeredActivations, statistics_of
 from lit_models import LitSubject
 from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.lens import Lens, LensOptions

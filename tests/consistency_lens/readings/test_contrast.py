@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules import ActivationDataModule
-from datamodules.activations.others import WrongOnes
+from datamodules.activations.datamodule import WrongOnes
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, check_phases
 from lit_models.consistency_lens.readings.contrast import contrast, reward
 from tests.activation_dumps import dumped, stories, subject
