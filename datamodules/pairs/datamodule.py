@@ -6,7 +6,7 @@ Shapes: B samples in the micro-batch, S source positions, T target positions of 
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NotRequired
@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded_texts
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataset
@@ -42,8 +43,6 @@ from datamodules.files.tables import (
     own_files_hint,
     value_rows,
 )
-from datamodules.pairs.byt5 import byt5_folder
-from datamodules.pairs.demo import demo_titles
 from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store, write_with
 from datamodules.text.encoding import TokenRows, write_token_rows
 from datamodules.text.instructions import (
@@ -308,13 +307,8 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         columns = self.columns if any(self.files.values()) else PairColumns()
         return PairRequest(files, tokenizer, self.split, columns=columns, table=self.table)
 
-    def _options(self) -> TokenizerOptions:
-        options = super()._options()
-        made = None if options.path is None else byt5_folder(options.path)
-        return options if made is None else replace(options, path=made)
-
     def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo_titles()], VALIDATION: [], TEST: []}
+        return {TRAIN: [demo.demo_titles()], VALIDATION: [], TEST: []}
 
     def sources(self, is_audit: bool = False) -> ScoredStore:
         """Return the distinct texts of the files to predict; in an audit bad rows are no error."""

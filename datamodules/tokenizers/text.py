@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from datamodules.core.store import digest_of, file_digest
 
@@ -44,6 +44,8 @@ SPACE_MARK = "▁"  # of SentencePiece
 SEQUENCES = ("normalizers", "pretokenizers", "decoders")
 # Four characters are white space to Python, and not to `tokenizers`.
 WORD = re.compile(r"(?:\S|[\x1c-\x1f])+")
+BYT5_SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # 0, 1, 2
+BYT5_EXTRA = 125  # sentinels of pretraining, the last tokens
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -420,9 +422,12 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
 
 
 def _folder_files(path: str) -> list[Path]:
-    """Return the files of a folder on which its tokenizer depends."""
+    """Return the files of a folder on which its tokenizer depends; one of ByT5 has but a
+    configuration."""
     folder = Path(path).expanduser()
-    if not (folder / PIPELINE_FILE).is_file():
+    config = folder / CONFIG_FILE
+    is_byt5 = config.is_file() and '"ByT5Tokenizer"' in config.read_text("utf-8")
+    if not (is_byt5 or (folder / PIPELINE_FILE).is_file()):
         raise FileNotFoundError(
             f"tokenizer.path: {folder} holds no {PIPELINE_FILE}; name the local folder of a "
             "Hugging Face tokenizer, or make that file of an older one with AutoTokenizer."
@@ -433,8 +438,10 @@ def _folder_files(path: str) -> list[Path]:
 
 
 def _folder_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a folder with tokenizer.json."""
+    """Return the tokenizer of a folder with tokenizer.json, or of ByT5."""
     files, config = _folder_files(str(folder)), dict[str, Any]()
+    if folder / PIPELINE_FILE not in files:
+        return byt5_tokenizer()
     try:
         backend = Tokenizer.from_file(str(folder / PIPELINE_FILE))
         for name in (SPECIAL_FILE, CONFIG_FILE):  # the second has all options
@@ -538,6 +545,21 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     _check_vocabulary("bpe", first)
     backend.train_from_iterator(chain([first], rest), trainer)
     return _with_end(backend)
+
+
+def byt5_tokenizer() -> TextTokenizer:
+    """Return the tokenizer of ByT5: bytes of UTF-8 behind three special tokens.
+
+    Source: Xue et al. 2022, section 3.1.
+    """
+    tokens = [*BYT5_SPECIAL.values(), *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    # Blanks beside the first three belong to them.
+    special = [AddedToken(token, lstrip=True, rstrip=True) for token in BYT5_SPECIAL.values()]
+    backend.add_special_tokens([*special, *(f"<extra_id_{n}>" for n in range(BYT5_EXTRA))])
+    return TextTokenizer(backend, vocabulary["</s>"], None, None, BYT5_SPECIAL)
 
 
 def _with_end(backend: Tokenizer, unknown: str = "") -> TextTokenizer:
