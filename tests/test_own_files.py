@@ -9,8 +9,7 @@ import pytest
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import Table, cell_text
-from datamodules.occupations import coded
-from datamodules.occupations.store import CodeBookOptions
+from datamodules.occupations.store import CodeBookOptions, open_index
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
 from datamodules.pairs.datamodule import framed, source_rows
 from datamodules.tokenizers.codes import (
@@ -77,7 +76,7 @@ def test_tables_of_equal_columns_in_another_order_become_one(tmp_path):
     files = [tmp_path / "a.csv", tmp_path / "b.csv"]
     table(files[0], [("smith", "1880")], ("text", "year"))
     table(files[1], [("1900", "midwife")], ("year", "text"))
-    index = coded.open_index(files, Columns(), RECIPE)
+    index = open_index(files, Columns(), RECIPE)
     ids, sure = np.array([[1], [0]]), np.ones(2)
     results = {"code_ids": ids, "code_confidence": ids * 1.0, "set_confidence": sure}
     write_coded_table(index, BOOK, results | {"needs_review": sure == 0}, tmp_path / "out.csv")
@@ -183,7 +182,7 @@ def test_texts_that_are_cut_are_counted_in_training_and_prediction(tmp_path, cap
     data.prepare_data()
     data.setup("fit")
     assert "1 train texts exceed the 128 characters of data.text.max_length" in caplog.text
-    index = coded.open_index([Path(path)], Columns(), RECIPE)
+    index = open_index([Path(path)], Columns(), RECIPE)
     data.index, data.recipe = index, RECIPE
     data.build("predict")
     assert "1 predict texts exceed the 10 characters of" in caplog.text

@@ -31,17 +31,18 @@ from datamodules.files.tables import (
     output_like,
     own_files_hint,
 )
-from datamodules.occupations.coded import DistinctInputs, PredictIndex, open_index
 from datamodules.occupations.store import (
     UNKNOWN,
     CodeBookOptions,
     Columns,
     Job,
     OccupationStore,
+    PredictIndex,
     RowReader,
     StoreRequest,
     TextOptions,
     encoding_digest,
+    open_index,
     open_store,
 )
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
@@ -169,6 +170,24 @@ class OccupationDataset(PlannedDataset):
             "language": self.languages[int(batch["language_id"])],
             "codes": " ".join(book[i] for i in batch["code_ids"][0].tolist()),
         }
+
+
+class DistinctInputs(PlannedDataset):
+    """The distinct (text, language) pairs of the tables to code, each once."""
+
+    noun = "different inputs"
+
+    def __init__(self, index: PredictIndex) -> None:
+        self.index = index
+        self.lengths = np.diff(index.arrays["text_offsets"])
+        self.fingerprint = index.fingerprint
+        self.target_counts = {}
+
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """The padded batch of inputs [B], without codes."""
+        language_ids = self.index.arrays["language_ids"][sample_ids].astype(np.int64)
+        batch = padded_texts(self.index.parts("code_points", "text_offsets", sample_ids))
+        return {**batch, "language_id": torch.from_numpy(language_ids)}
 
 
 class OccupationDataModule(PlannedDataModule):

@@ -1,22 +1,24 @@
 """Tables of job descriptions, tokenised once into memory-mapped arrays.
 
-Shapes: T distinct texts, P their characters, N rows, K all codes of all rows.
+Shapes: T distinct texts, P their characters, N rows, K all codes of all rows; D distinct inputs of
+tables to code.
 """
 
 import difflib
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from datamodules.core.plan import check_range
 from datamodules.core.store import (
+    ArrayFile,
     ArrayFolder,
     cache_folder,
     digest_of,
@@ -24,9 +26,9 @@ from datamodules.core.store import (
     made_once,
     write_arrays,
 )
-from datamodules.files.rows import BadRows, RowFault
+from datamodules.files.rows import BadRows, OnBadRows, RowFault
 from datamodules.files.splitting import PART_NAMES, TRAIN, SplitOptions, parse_part, split_by_stem
-from datamodules.files.tables import Table, TableOptions, check_file
+from datamodules.files.tables import Table, TableOptions, check_file, check_same_columns
 from datamodules.tokenizers.codes import (
     MOST_CODES,
     CodeBook,
@@ -35,7 +37,8 @@ from datamodules.tokenizers.codes import (
     build_code_book,
 )
 
-STORE_VERSION = 2
+STORE_VERSION, INDEX_VERSION = 2, 4
+NO_TEXT = -1
 RECIPE_VERSION = 1
 # What of a recipe decides how a row is encoded; thresholds and the like do not.
 ENCODING_KEYS = ("version", "normalisation", "max_length", "languages", "code_book")
@@ -348,7 +351,7 @@ class StoreRequest:
     book: CodeBookOptions = CodeBookOptions()
     split: SplitOptions = field(default_factory=SplitOptions)
     text: TextOptions = TextOptions()
-    on_bad_rows: Literal["error", "reject"] = "error"
+    on_bad_rows: OnBadRows = "error"
     table: TableOptions = field(default_factory=TableOptions)
     # That of a checkpoint, which then decides the encoding; `None` makes a new one.
     recipe: dict[str, Any] | None = None
@@ -553,3 +556,92 @@ def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
             "or check the split column."
         )
     return parts
+
+
+class PredictIndex(ArrayFolder):
+    """The distinct inputs of some tables.
+
+    Attributes:
+        files: the tables.
+        table: how they are written.
+        notes: what of their rows is not as it should be.
+        arrays: code_points [P] uint32, the texts one behind the other; text_offsets [D + 1] int64;
+            is_truncated [D] bool; language_ids [D] int16, index in the recipe's languages,
+            0 = unknown; input_of_row [N] int64, the number of the row's input, -1 = a row without
+            text.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.files = [Path(name) for name in self.facts["files"]]
+        self.table = TableOptions(**self.facts["table"])
+        self.notes: list[str] = self.facts["notes"]
+
+
+def open_index(
+    files: Sequence[Path],
+    columns: Columns,
+    recipe: dict[str, Any],
+    on_bad_rows: OnBadRows = "error",
+    table: TableOptions = TableOptions(),  # noqa: B008 - frozen
+) -> PredictIndex:
+    """The index of these tables, made where the cache lacks it.
+
+    Args:
+        files: tables with a text column; code columns are not needed.
+        columns: which column holds text and language.
+        recipe: of the checkpoint that will code them.
+        on_bad_rows: `error` names the lines that cannot be cut into columns, `reject` leaves them
+            out.
+
+    Raises:
+        ValueError: tables differ in their columns, or rows break a rule.
+    """
+    tables = [Table(path, table) for path in files]
+    for one in tables:
+        columns.text_columns(one)
+    check_same_columns(tables)
+    key = {
+        "version": INDEX_VERSION,
+        "files": [[str(path.resolve()), file_digest(path)] for path in files],
+        "columns": [columns.text, columns.language, columns.default_language],
+        "encoding": {name: recipe[name] for name in ("normalisation", "max_length", "languages")},
+        "on_bad_rows": on_bad_rows,
+        "table": asdict(table),
+    }
+
+    def make(folder: Path) -> None:
+        bad_rows, system = BadRows(on_bad_rows), CodeSystem()
+        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
+        reader = RowReader(columns, normalisation, system, bad_rows, None, table)
+        language_index = {name: i for i, name in enumerate(recipe["languages"])}
+        inputs: dict[tuple[str, int], int] = {}  # text and index of the language
+        with ArrayFile(folder / "input_of_row.npy", np.int64) as input_of_row:
+            for path in files:
+                numbers = (
+                    NO_TEXT
+                    if text is None
+                    else inputs.setdefault((text, language_index.get(name, 0)), len(inputs))
+                    for text, name in reader.inputs(path)
+                )
+                input_of_row.add(np.fromiter(numbers, np.int64))
+        bad_rows.settle(folder)
+        if not inputs:
+            why = [*bad_rows.rows[:1], *reader.notes()][0]
+            raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
+        texts, languages = zip(*inputs, strict=True)
+        arrays = text_arrays(texts, recipe["max_length"])
+        arrays["language_ids"] = np.array(languages, np.int16)
+        content = hashlib.sha256()
+        for values in arrays.values():
+            content.update(values.tobytes())
+        write_arrays(
+            folder,
+            arrays,
+            files=[str(path.resolve()) for path in files],
+            fingerprint=content.hexdigest(),
+            notes=reader.notes(),
+            table=asdict(table),
+        )
+
+    return PredictIndex(made_once(cache_folder("predict", key), make))

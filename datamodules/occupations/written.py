@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from datamodules.core.store import replacing
 from datamodules.files.rows import kind_of
 from datamodules.files.tables import EXCEL_SUFFIX, PARQUET_SUFFIXES, Table, write_beside
-from datamodules.occupations.coded import PredictIndex
+from datamodules.occupations.store import PredictIndex
 from datamodules.tokenizers.codes import CodeBook
 
 log = logging.getLogger(__name__)

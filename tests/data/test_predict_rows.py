@@ -14,7 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import free_names
-from datamodules.occupations import coded
+from datamodules.occupations.datamodule import DistinctInputs
+from datamodules.occupations.store import PredictIndex, open_index
 from datamodules.occupations.written import write_coded_table
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation, decode
 from tests.text_corpora import text_file
@@ -45,7 +46,7 @@ def columns_of(path: Path) -> dict[str, list[str]]:
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def results_of(index: coded.PredictIndex) -> dict[str, np.ndarray]:
+def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
     """Made-up answers: input i gets code i % 2, every third one both codes."""
     ids = np.arange(len(index.arrays["language_ids"]))
     code_ids = np.stack([ids % 2, np.where(ids % 3 == 0, 1 - ids % 2, -100)], axis=1)
@@ -62,11 +63,11 @@ def test_several_files_are_one_table(tmp_path):
         text_file(tmp_path / "a.csv", "text\na\nb\n"),
         text_file(tmp_path / "b.csv", "text\nb\nc\n"),
     ]
-    index = coded.open_index(files, Columns(default_language="en"), RECIPE)
+    index = open_index(files, Columns(default_language="en"), RECIPE)
     assert index.arrays["input_of_row"].tolist() == [0, 1, 1, 2]
     other = text_file(tmp_path / "c.csv", "text,more\na,b\n")
     with pytest.raises(ValueError, match="need the same columns: predict them one"):
-        coded.open_index([files[0], other], Columns(), RECIPE)
+        open_index([files[0], other], Columns(), RECIPE)
 
 
 @settings(max_examples=25, deadline=None)
@@ -76,10 +77,10 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
     text_file(path, "text,n\n" + "".join(f"{text},{i}\n" for i, text in enumerate(texts)))
     if not any(text.strip() for text in texts):
         with pytest.raises(ValueError, match=r"t.csv: no row can be coded"):
-            coded.open_index([path], Columns(), RECIPE, "reject")
+            open_index([path], Columns(), RECIPE, "reject")
         return
-    index = coded.open_index([path], Columns(), RECIPE, "reject")
-    dataset, normalise = coded.DistinctInputs(index), TextNormalisation()
+    index = open_index([path], Columns(), RECIPE, "reject")
+    dataset, normalise = DistinctInputs(index), TextNormalisation()
     assert len(dataset.lengths) == len({normalise(t) for t in texts} - {""})
     found = dataset.batch(np.arange(len(dataset.lengths)), 0)["input_ids"].numpy()
     for text, number in zip(texts, index.arrays["input_of_row"].tolist(), strict=True):
@@ -87,7 +88,7 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
 
 
 def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
-    index = coded.open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     assert ",".join(table) == (
@@ -110,7 +111,7 @@ def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
 def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog, description):
     content = 'text;note\r\nsmed på Ærø;"to\nlinjer"\r\n;x\r\n'.encode("latin-1")
     (tmp_path / "t.csv").write_bytes(content)
-    index = coded.open_index([tmp_path / "t.csv"], Columns(), RECIPE)
+    index = open_index([tmp_path / "t.csv"], Columns(), RECIPE)
     book = CodeBook(SYSTEM, ["10000", "20000"], [description, "Tailor"])
     write_coded_table(index, book, results_of(index), tmp_path / "out.csv")
     has_all = description == "Tømrer"  # Latin-1 has no ś: the table becomes UTF-8, and says so
@@ -123,7 +124,7 @@ def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog
 
 
 def test_parquet_keeps_the_types(tmp_path):
-    index = coded.open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["needs_review"] == [False, False, False, True, True, True]
@@ -140,7 +141,7 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     data.prepare_data()
     assert '1 row has no text in the column "text": such a row stays' in caplog.text
     assert '1 row has a language that is no known code ("klingon"): coded as' in caplog.text
-    index = coded.open_index([path], COLUMNS, RECIPE)
+    index = open_index([path], COLUMNS, RECIPE)
     for name in ("out.csv", "out.parquet"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / name)
     lines = (tmp_path / "out.csv").read_text().splitlines()
@@ -151,7 +152,7 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
 
 
 def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
-    index = coded.open_index(
+    index = open_index(
         [text_file(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE
     )
     results = results_of(index) | {
@@ -168,7 +169,7 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
 
 
 def test_nothing_is_overwritten(tmp_path):
-    index = coded.open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     kept = text_file(tmp_path / "out.csv", "kept")
     with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
         write_coded_table(index, BOOK, results_of(index), kept)
@@ -178,7 +179,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
     path = text_file(tmp_path / "t.csv", TABLE)
-    index = coded.open_index([path], COLUMNS, RECIPE)
+    index = open_index([path], COLUMNS, RECIPE)
     text_file(path, TABLE + "7,new,en,\n")
     with pytest.raises(RuntimeError, match="hold 7 rows, 6 were read before: a table changed"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
