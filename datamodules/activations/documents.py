@@ -89,9 +89,8 @@ class Pieces:
     def __init__(self, store: TokenStore, part: int, context_length: int) -> None:
         self.store, self.part, self.context_length = store, part, context_length
         self.stream = store.stream(part)
-        self.starts, self.sizes = cut_into_pieces(self.stream, context_length - 1)
-        counts = -(-self.stream.num_positions // (context_length - 1))
-        self.document = np.repeat(np.arange(len(counts)), counts)  # [N]
+        documents = self.stream.starts, self.stream.num_positions
+        self.starts, self.sizes, self.document = cut_into_pieces(*documents, context_length - 1)
 
     def __len__(self) -> int:
         return len(self.starts)

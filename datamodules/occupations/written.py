@@ -126,19 +126,14 @@ def write_coded_table(
     codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
 
     def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        """Numbers of six decimals, or true and false; typed, or as text."""
-        is_number = column.dtype != bool
+        """Fractions of six decimals, whole numbers, or true and false; typed, or as text."""
+        is_fraction = np.issubdtype(column.dtype, np.floating)
         if is_typed:
-            typed = np.round(column.astype(np.float64), 6) if is_number else column
+            typed = np.round(column.astype(np.float64), 6) if is_fraction else column
             return pa.array(typed, mask=~is_there)
-        texts = [f"{x:.6f}" if is_number else str(x).lower() for x in column.tolist()]
+        texts = [f"{x:.6f}" if is_fraction else str(x).lower() for x in column.tolist()]
         pairs = zip(texts, is_there.tolist(), strict=True)
         return pa.array([text if there else "" for text, there in pairs], pa.string())
-
-    def counts(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        if is_typed:
-            return pa.array(column, pa.int64(), mask=~is_there)
-        return pa.array(np.where(is_there, column.astype(str), ""), pa.string())
 
     def added(rows: slice) -> dict[str, pa.Array]:
         """The added columns of these rows, in order."""
@@ -166,7 +161,7 @@ def write_coded_table(
             held = (bits[:, : len(book)] * is_coded[:, None]).astype(bool)
             sets = ["|".join(codes[:-1][row]) for row in held]
             columns["plausible_codes"] = pa.array(sets, pa.string())
-            columns["num_plausible"] = counts(held.sum(1), is_coded)
+            columns["num_plausible"] = values(held.sum(1), is_coded)
         # A row without text has no code: a person must look at it.
         needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
         columns["needs_review"] = values(needs_review, np.ones_like(is_coded))

@@ -180,7 +180,8 @@ class TokenDataset(RowDataset):
 
     def __init__(self, store: TokenStore, part: int, context_length: int, layout: str) -> None:
         self.store, stream = store, store.stream(part)
-        super().__init__(stream, *cut_into_pieces(stream, context_length), context_length, layout)
+        pieces = cut_into_pieces(stream.starts, stream.num_positions, context_length)
+        super().__init__(stream, *pieces[:2], context_length, layout)
         self.fingerprint = f"{store.fingerprint}-{part}-{layout}-{context_length}"
         self.target_counts = {TERM: self.lengths}
 
@@ -206,11 +207,11 @@ class BlockDataset(TokenDataset):
     """
 
     def __init__(self, store: TokenStore, part: int, context_length: int, seed: int | None) -> None:
-        self.store, self.stream = store, store.stream(part)
-        self.context_length, self.seed, self.is_padded = context_length, seed, True
-        self.num_positions = max(0, len(self.stream.tokens) - 1)
-        self.starts = np.arange(0, self.num_positions, context_length)
-        self.lengths = np.minimum(context_length, self.num_positions - self.starts)
+        self.store, self.seed, stream = store, seed, store.stream(part)
+        self.num_positions = max(0, len(stream.tokens) - 1)
+        starts = np.arange(0, self.num_positions, context_length)
+        sizes = np.minimum(context_length, self.num_positions - starts)
+        RowDataset.__init__(self, stream, starts, sizes, context_length, "blocks")
         self.fingerprint = f"{store.fingerprint}-{part}-blocks-{context_length}"
         self.target_counts = {TERM: self.lengths}
 
@@ -224,9 +225,6 @@ class BlockDataset(TokenDataset):
             pieces.append(self.stretch(0, size - before_end))
         return pieces
 
-    def document_lengths(self, ids: np.ndarray) -> np.ndarray:
-        return self.lengths[ids]
-
     def phase(self, epoch: int) -> int:
         """Return the position at which the blocks of an epoch begin."""
         if self.seed is None:
@@ -234,10 +232,13 @@ class BlockDataset(TokenDataset):
         return int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
 
 
-def cut_into_pieces(stream: TokenStream, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts [N] and sizes [N] of the pieces of all documents, 1 to `longest` positions."""
-    counts = -(-stream.num_positions // longest)  # [D]
-    before = longest * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
-    starts = np.repeat(stream.starts, counts) + before
-    sizes = np.minimum(longest, np.repeat(stream.num_positions, counts) - before)
-    return starts, sizes
+def cut_into_pieces(
+    starts: np.ndarray, num_positions: np.ndarray, longest: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return starts [N] and sizes [N] of the pieces of documents [D], 1 to `longest` positions, and
+    the document [N] of each."""
+    counts = -(-num_positions // longest)  # [D]
+    document = np.repeat(np.arange(len(counts)), counts)
+    before = longest * (np.arange(len(document)) - (np.cumsum(counts) - counts)[document])
+    sizes = np.minimum(longest, num_positions[document] - before)
+    return starts[document] + before, sizes, document
