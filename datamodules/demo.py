@@ -241,32 +241,19 @@ TITLES_SEED, NUM_TITLES = 1845, 20_000
 SHARE_RELATION, SHARE_RANK = 0.35, 0.6
 SHARE_OLD, SHARE_SHORT, SHARE_SLIP, SHARE_CAPITAL = 0.35, 0.5, 0.15, 0.3
 # A word or the end of a compound, and how a clerk shortens it.
+_SHORT_FORMS = """
+en: apprentice appr., journeyman journ., master mstr., widow wid., foreman form., servant serv.,
+daughter dau., merchant merch., maker mkr., weaver weavr., carpenter carp., fisherman fishn.;
+da: lærling lærl., svend svd., mester mstr., formand fmd., enke efter e.e., datter dat., handler
+hdl., mager mgr., tømrer tømr., snedker snedk., skrædder skrd., fisker fisk.;
+sv: lärling lärl., gesäll ges., mästare mäst., förman förm., änka efter ä.e., dotter dott., handlare
+handl., makare mak., timmerman timm., snickare snick., skräddare skrädd.;
+de: lehrling lehrl., geselle ges., meister mstr., werkführer wf., witwe wwe., tochter tocht.,
+händler hdlr., macher mchr., zimmermann zimm., tischler tischl., schneider schneid.
+"""
 SHORT_FORMS = {
-    "en": (
-        *(
-            ("apprentice", "appr."),
-            ("journeyman", "journ."),
-            ("master", "mstr."),
-            ("widow", "wid."),
-        ),
-        *(("foreman", "form."), ("servant", "serv."), ("daughter", "dau."), ("merchant", "merch.")),
-        *(("maker", "mkr."), ("weaver", "weavr."), ("carpenter", "carp."), ("fisherman", "fishn.")),
-    ),
-    "da": (
-        *(("lærling", "lærl."), ("svend", "svd."), ("mester", "mstr."), ("formand", "fmd.")),
-        *(("enke efter", "e.e."), ("datter", "dat."), ("handler", "hdl."), ("mager", "mgr.")),
-        *(("tømrer", "tømr."), ("snedker", "snedk."), ("skrædder", "skrd."), ("fisker", "fisk.")),
-    ),
-    "sv": (
-        *(("lärling", "lärl."), ("gesäll", "ges."), ("mästare", "mäst."), ("förman", "förm.")),
-        *(("änka efter", "ä.e."), ("dotter", "dott."), ("handlare", "handl."), ("makare", "mak.")),
-        *(("timmerman", "timm."), ("snickare", "snick."), ("skräddare", "skrädd.")),
-    ),
-    "de": (
-        *(("lehrling", "lehrl."), ("geselle", "ges."), ("meister", "mstr."), ("werkführer", "wf.")),
-        *(("witwe", "wwe."), ("tochter", "tocht."), ("händler", "hdlr."), ("macher", "mchr.")),
-        *(("zimmermann", "zimm."), ("tischler", "tischl."), ("schneider", "schneid.")),
-    ),
+    language: [pair.strip().rsplit(maxsplit=1) for pair in pairs.split(",")]
+    for language, _, pairs in (entry.partition(":") for entry in _SHORT_FORMS.strip().split(";\n"))
 }
 
 

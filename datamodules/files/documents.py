@@ -1,4 +1,4 @@
-"""Documents in: texts of txt, jsonl and parquet files with their places, and of HTML pages."""
+"""Documents in: texts of txt, jsonl, json, parquet files with their places, and of HTML pages."""
 
 import codecs
 import io
@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from datamodules.files.rows import JSON_SUFFIXES, PARQUET_SUFFIXES, kind_of, opened, read_json_rows
+from datamodules.files.rows import (
+    JSON_SUFFIXES,
+    LIST_SUFFIX,
+    PARQUET_SUFFIXES,
+    kind_of,
+    opened,
+    read_json_rows,
+)
 from datamodules.files.tables import SEPARATORS, Table, expand_files, first_bad_byte, undecodable
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ def text_files(
     files: str | Sequence[str] | None, option: str, suffixes: Sequence[str] = SUFFIXES
 ) -> list[Path]:
     """Return the files that these paths, patterns and folders name; folders with all theirs.
+    A list in json may be named by itself; such files in folders are mostly notes on the others.
 
     Arguments and errors as of `expand_files` and `files_in`.
     """
@@ -36,7 +44,7 @@ def text_files(
         folder = Path(entry).expanduser()
         inside = files_in(folder, suffixes, option) if folder.is_dir() else [entry]
         found += map(str, inside)
-    return expand_files(found, option, suffixes)
+    return expand_files(found, option, tuple(dict.fromkeys([*suffixes, LIST_SUFFIX])))
 
 
 def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
@@ -66,7 +74,7 @@ def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
 
 def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
     """Yield the documents of a file, one at a time in memory: a txt file is one, and so is each row
-    of jsonl, parquet, csv and tsv, whose texts stand in `text_column`.
+    of json, jsonl, parquet, csv and tsv, whose texts stand in `text_column`.
 
     Raises:
         ValueError: a row has no such column or no text in it, or the text is not UTF-8.

@@ -102,7 +102,7 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
         if (tokenizer.backend.to_str(), tokenizer.end_id) != (other.backend.to_str(), other.end_id):
             raise ValueError(
                 f"{first} and {name} are different tokenizers; name shards of one tokenizer, and "
-                "leave data.tokenizer out where they bring it."
+                "where they bring it, leave data.tokenizer out: --data.tokenizer=null."
             )
     return tokenizer
 

@@ -226,12 +226,12 @@ class TextDataModule(LanguageModelDataModule):
     `context_length` are cut into pieces.
 
     Args:
-        train_files: txt, each a document, or jsonl or parquet, each row one; a path, a pattern or a
-            folder, or several.
+        train_files: txt, each a document, or jsonl, json or parquet, each row one; a path, a
+            pattern or a folder, or several.
         layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
             the stream of all documents into equal blocks, `documents` makes each document a
             sample of its own and joins those of a micro-batch without padding.
-        text_column: of jsonl and parquet files, whose rows are documents.
+        text_column: of jsonl, json and parquet files, whose rows are documents.
         demo: without files, the `documentation` of Python, or `stories` of a small grammar, each a
             document of at most 60 words, divided into files already.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.

@@ -32,6 +32,8 @@ def test_rows_of_jsonl_and_parquet_are_documents_with_their_line_or_row(tmp_path
     (tmp_path / "a.jsonl").write_text("\ufeff" + "\n".join([*lines[:2], "", *lines[2:]]), "utf-8")
     expected = [(str(i + 1 + (i > 1)), f"row {i}") for i in range(5)]
     assert place_of(read(tmp_path / "a.jsonl")) == expected
+    (tmp_path / "a.json").write_text(f"[{', '.join(lines)}]")
+    assert [text for _, text in read(tmp_path / "a.json")] == [text for _, text in expected]
     rows = [f"row {i}" for i in range(7)]
     table = pa.table({"body": rows, "other": [[i] for i in range(7)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
@@ -40,13 +42,13 @@ def test_rows_of_jsonl_and_parquet_are_documents_with_their_line_or_row(tmp_path
 
 
 def test_folders_give_all_their_text_files_in_order(tmp_path):
-    for name in ("b.txt", "a/z.jsonl", "a/b/c.parquet", "a/notes.md", ".git/x.txt"):
+    for name in ("b.txt", "a/z.jsonl", "a/b/c.parquet", "a/l.json", "a/notes.md", ".git/x.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     names = [str(p.relative_to(tmp_path)) for p in text_files(str(tmp_path), "data.train_files")]
     assert names == ["a/b/c.parquet", "a/z.jsonl", "b.txt"]
-    found = text_files([str(tmp_path / "a"), str(tmp_path / "*.txt")], "data.train_files")
-    assert [p.name for p in found] == ["c.parquet", "z.jsonl", "b.txt"]
+    found = text_files([f"{tmp_path}/{n}" for n in ("a", "*.txt", "a/l.json")], "data.train_files")
+    assert [p.name for p in found] == ["c.parquet", "z.jsonl", "b.txt", "l.json"]
 
 
 def test_a_link_in_a_folder_that_leads_nowhere_is_named(tmp_path):
