@@ -19,7 +19,7 @@ NUM_NAMED = 5  # faults in an error
 ENOUGH = 10_000  # rows: a wrong column makes all of them bad
 MOST_SHOWN = 60  # characters of a value
 REJECTED_FILE = "rejected.csv"
-OnBadRows = Literal["error", "reject", "collect"]
+OnBadRows = Literal["error", "reject"]
 T = TypeVar("T")
 V = TypeVar("V")
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def first_of_each(rows: Sequence[BadRow], most: int) -> list[str]:
 
 def refuse(rows: Sequence[BadRow], mode: OnBadRows = "error") -> None:
     """Raises a ValueError with the first of these rows, if there are some and they are an error."""
-    if mode not in ("error", "reject", "collect"):
+    if mode not in ("error", "reject"):
         raise ValueError(f'on_bad_rows must be "error" or "reject", got "{mode}".')
     if rows and mode == "error":
         more = " or more" if len(rows) >= ENOUGH else ""
@@ -80,7 +80,7 @@ class BadRows:
     """Takes the bad rows of tables.
 
     Args:
-        mode: `error` raises in `settle`, `reject` writes them down, `collect` only keeps them.
+        mode: `error` raises in `settle`, `reject` keeps them, and writes them down there.
     """
 
     def __init__(self, mode: OnBadRows = "error") -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from datamodules.core.plan import check_range, rng_for, uniforms_for
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import BadRows, hand_over_rejected
+from datamodules.files.rows import BadRows, OnBadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
 from datamodules.files.tables import (
     SUFFIXES,
@@ -231,7 +231,7 @@ class OccupationDataModule(PlannedDataModule):
         code_book: CodeBookOptions | None = None,
         split: SplitOptions | None = None,
         augmentation: Augmentation | None = None,
-        on_bad_rows: Literal["error", "reject"] = "error",
+        on_bad_rows: OnBadRows = "error",
         text: TextOptions = TextOptions(),  # noqa: B008 - frozen
         crosswalk: CrosswalkOptions | None = None,
         **planned: Any,
@@ -322,7 +322,7 @@ class OccupationDataModule(PlannedDataModule):
 
     def audit(self) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
-        request, book, bad_rows = self.store_request(), None, BadRows("collect")
+        request, book, bad_rows = self.store_request(), None, BadRows("reject")
         system = request.system
         if request.book.path is not None:
             book = build_code_book(system, Path(request.book.path), ())

@@ -125,7 +125,7 @@ def file_queries(path: Path) -> Queries:
                 yield TextRow(TextRecord(id, "", row.query), path, row.line)
 
     def write(folder: Path) -> None:
-        repeated = BadRows("collect")
+        repeated = BadRows("reject")
         if not len(write_texts(folder, "queries", rows(), repeated)):
             raise ValueError(f"data.predict_queries {path} holds no query.")
         if repeated.rows:

@@ -35,16 +35,12 @@ END = re.compile(r"(?<![.!?…])([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
 FOLLOWS = re.compile(r"\s*[\"'“‘«(\[\s]*(.?)", re.DOTALL)
 LONGEST_ABBREVIATION = 12  # characters, with room to see that a word is longer
-ABBREVIATIONS = frozenset(
-    {
-        *("mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "rev", "hon", "gen", "col", "sgt"),
-        *("capt", "lt", "vs", "etc", "al", "cf", "ca", "approx", "no", "nos", "vol", "vols", "pp"),
-        *("p", "fig", "figs", "eq", "sec", "ch", "ed", "eds", "inc", "ltd", "co", "corp", "dept"),
-        *("est", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov"),
-        *("dec", "mon", "tue", "wed", "thu", "fri", "e.g", "i.e", "u.s", "u.k", "a.m", "p.m"),
-        *("ph.d", "b.a", "m.a", "d.c"),
-    }
-)
+_ABBREVIATIONS = """
+mr mrs ms dr prof sr jr st rev hon gen col sgt capt lt vs etc al cf ca approx no nos vol vols pp p
+fig figs eq sec ch ed eds inc ltd co corp dept est jan feb mar apr jun jul aug sep sept oct nov dec
+mon tue wed thu fri e.g i.e u.s u.k a.m p.m ph.d b.a m.a d.c
+"""
+ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 # Some of them end sentences as often as not: they do where a capital follows.
 MAY_END = frozenset({"etc", "al", "inc", "ltd", "co", "corp", "u.s", "u.k", "a.m", "p.m", "no"})
 KEPT_STEMS = 1 << 17

@@ -223,7 +223,7 @@ class InstructionRequest(CorpusRequest):
     def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder; bad rows are left out and listed in it, and a ValueError where there is
         no other or chats have no template."""
-        of_files, found = list[int](), BadRows("collect")
+        of_files, found = list[int](), BadRows("reject")
 
         def keys() -> Iterator[str]:
             for part, _, row in self.rows(found):
@@ -240,7 +240,7 @@ class InstructionRequest(CorpusRequest):
             template = TokenizerOptions(chat_template=self.tokenizer.chat_template)
             marker = self.marker(make_tokenizer(template, iter(())))
             # Collected alone: the reading that fills the store names bad rows.
-            for index, _, marked in self._marked(marker, len(parts), BadRows("collect")):
+            for index, _, marked in self._marked(marker, len(parts), BadRows("reject")):
                 if parts[index] == TRAIN:
                     text = marked.text
                     for token in marker.special:

@@ -81,7 +81,7 @@ def test_a_wrong_row_is_named(values, message):
 
 def test_pages_without_a_target_are_told_apart(tmp_path):
     rows = [{"text": "a b", "title": " "}, {"text": "c", "title": "d"}, {}]
-    found, data = BadRows("collect"), module(tmp_path, rows, on_bad_rows="reject")
+    found, data = BadRows("reject"), module(tmp_path, rows, on_bad_rows="reject")
     assert [page.line for _, _, page in data.store_request().rows(found)] == [2]
     assert [(r.line, r.kind) for r in found.rows] == [(1, "no target"), (3, "no page")]
     with pytest.raises(
