@@ -207,11 +207,11 @@ class BlockDataset(TokenDataset):
     """
 
     def __init__(self, store: TokenStore, part: int, context_length: int, seed: int | None) -> None:
-        self.store, self.seed, stream = store, seed, store.stream(part)
-        self.num_positions = max(0, len(stream.tokens) - 1)
-        starts = np.arange(0, self.num_positions, context_length)
-        sizes = np.minimum(context_length, self.num_positions - starts)
-        RowDataset.__init__(self, stream, starts, sizes, context_length, "blocks")
+        self.store, self.stream = store, store.stream(part)
+        self.context_length, self.seed, self.is_padded = context_length, seed, True
+        self.num_positions = max(0, len(self.stream.tokens) - 1)
+        self.starts = np.arange(0, self.num_positions, context_length)
+        self.lengths = np.minimum(context_length, self.num_positions - self.starts)
         self.fingerprint = f"{store.fingerprint}-{part}-blocks-{context_length}"
         self.target_counts = {TERM: self.lengths}
 
@@ -224,6 +224,9 @@ class BlockDataset(TokenDataset):
         if before_end < size:
             pieces.append(self.stretch(0, size - before_end))
         return pieces
+
+    def document_lengths(self, ids: np.ndarray) -> np.ndarray:
+        return self.lengths[ids]
 
     def phase(self, epoch: int) -> int:
         """Return the position at which the blocks of an epoch begin."""
