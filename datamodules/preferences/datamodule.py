@@ -101,15 +101,17 @@ class PreferenceDataset(PlannedDataset):
         files, lines = np.asarray(stream.files), np.asarray(stream.lines)
         # A template may have refused one of two texts.
         firsts = np.flatnonzero((files[1:] == files[:-1]) & (lines[1:] == lines[:-1]))
+        texts = np.stack([firsts, firsts + 1], axis=1)  # [B, 2]
+        starts, stops = stream.starts[texts], (stream.starts + stream.num_positions)[texts] + 1
         answers = [
-            [last_run(stream.is_trained[a : a + n + 1]) for a, n in self._places(int(i))]
-            for i in firsts
+            [last_run(stream.is_trained[a:b]) for a, b in zip(*pair, strict=True)]
+            for pair in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
         begins, ends = np.array(answers, np.int64).reshape(-1, 2, 2).transpose(2, 0, 1)  # [B, 2]
         cuts = np.maximum((ends - 1).max(1, initial=0) - context_length, 0)
         fits = cuts < begins.min(1, initial=np.iinfo(np.int64).max)
         self.firsts, self.cuts = firsts[fits], cuts[fits]
-        self.begins, self.ends = begins[fits], ends[fits]
+        self.starts, self.begins, self.ends = starts[fits], begins[fits], ends[fits]
         self.lengths = (self.ends - 1 - self.cuts[:, None]).sum(1)
         self.losses = []  # a sentence for each kind of pair that is cut or left out
         long = f"{PART_NAMES[part]} pairs exceed data.context_length {context_length:,}"
@@ -120,19 +122,11 @@ class PreferenceDataset(PlannedDataset):
         self.fingerprint = f"{store.fingerprint}-{part}-pairs-{context_length}"
         self.target_counts = {PAIRS: None}
 
-    def _places(self, first: int) -> list[tuple[int, int]]:
-        """Return where the two texts of a pair begin in the stream, and their positions."""
-        return [
-            (int(self.stream.starts[i]), int(self.stream.num_positions[i]))
-            for i in (first, first + 1)
-        ]
-
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
         """Return the chosen text, then the rejected one; only answers have labels."""
         cut, pieces = int(self.cuts[sample_id]), []
-        places = self._places(int(self.firsts[sample_id]))
-        bounds = zip(self.begins[sample_id].tolist(), self.ends[sample_id].tolist(), strict=True)
-        for (start, _), (begin, end) in zip(places, bounds, strict=True):
+        bounds = (array[sample_id].tolist() for array in (self.starts, self.begins, self.ends))
+        for start, begin, end in zip(*bounds, strict=True):
             ids = self.stream.tokens[start + cut : start + end].astype(np.int64)
             labels = ids[1:].copy()
             labels[: begin - cut - 1] = IGNORED
