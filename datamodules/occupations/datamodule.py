@@ -418,11 +418,9 @@ class OccupationDataModule(PlannedDataModule):
         request = self.store_request(is_trained=recipe is not None)
         if recipe is not None:
             made = request.folder()  # by training on the same files, most likely
-            if made.exists():
-                store = OccupationStore(made)
-                if encoding_digest(store.recipe) == encoding_digest(recipe):
-                    return store
-            request.recipe = recipe
+            digest = encoding_digest(OccupationStore(made).recipe) if made.exists() else None
+            if digest != encoding_digest(recipe):
+                request.recipe = recipe
         return open_store(request)
 
     def _open_index(self, recipe: dict[str, Any] | None) -> PredictIndex:

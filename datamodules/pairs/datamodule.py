@@ -22,7 +22,7 @@ from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataset
 from datamodules.core.store import cache_folder, made_once
-from datamodules.files.audit import Audit, AuditPart
+from datamodules.files.audit import Audit
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     BadRows,
@@ -38,7 +38,6 @@ from datamodules.files.tables import (
     TableOptions,
     cell_text,
     check_output,
-    files_to_predict,
     output_like,
     own_files_hint,
     value_rows,
@@ -55,7 +54,7 @@ from datamodules.text.instructions import (
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.text.store import TokenStore
 from datamodules.text.texts import LanguageModelDataModule
-from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.text import TextTokenizer
 
 log = logging.getLogger(__name__)
 PAIRS_VERSION = 2  # of how rows become tokens
@@ -271,8 +270,9 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     """
 
     suffixes = (*SUFFIXES, *JSON_SUFFIXES)
-    output_suffixes = suffixes
+    predict_suffixes = output_suffixes = suffixes
     noun = "pairs"
+    request_class = PairRequest
 
     def __init__(
         self,
@@ -303,9 +303,9 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         """Return the pairs of a part that fit."""
         return TextPairDataset(self.store, part, self.max_source_tokens, self.max_target_tokens)
 
-    def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> PairRequest:
+    def request_options(self) -> dict[str, Any]:
         columns = self.columns if any(self.files.values()) else PairColumns()
-        return PairRequest(files, tokenizer, self.split, columns=columns, table=self.table)
+        return {"columns": columns, "table": self.table}
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_titles()], VALIDATION: [], TEST: []}
@@ -334,9 +334,6 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     def _most_read(self) -> int:
         recipe = self.model.recipe  # none of a pretrained folder that is not trained on
         return self.max_source_tokens if recipe is None else recipe["max_source_tokens"]
-
-    def _predict_paths(self) -> list[Path]:
-        return files_to_predict(self.predict_files, suffixes=self.suffixes)
 
     @property
     def default_output(self) -> str:
@@ -379,8 +376,3 @@ class Seq2SeqDataModule(LanguageModelDataModule):
             audit.bad_rows += read_rejected(store.folder)
             audit.notes.append(("predict", f"{len(store.num_bytes):,} different texts"))
         return audit
-
-    def audit_part(self, number: int, dataset: Any) -> AuditPart:
-        part = super().audit_part(number, dataset)
-        part.columns.pop("used", None)  # of packed rows
-        return part

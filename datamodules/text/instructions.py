@@ -408,10 +408,8 @@ class InstructionDataModule(LanguageModelDataModule):
         options = (self.context_length, self.layout, self.too_long)
         return InstructionDataset(self.store, part, *options)
 
-    def request_of(
-        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
-    ) -> InstructionRequest:
-        return self.request_class(files, tokenizer, self.split, separator=self.separator)
+    def request_options(self) -> dict[str, Any]:
+        return {"separator": self.separator}
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_instructions()], VALIDATION: [], TEST: []}

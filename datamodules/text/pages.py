@@ -28,7 +28,7 @@ from datamodules.text.instructions import (
 )
 from datamodules.text.packing import Piece
 from datamodules.text.prompts import Prompt, PromptDataset, begun, padded_prompts
-from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions
+from datamodules.tokenizers.text import TextTokenizer
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser
@@ -190,6 +190,7 @@ class PagesDataModule(InstructionDataModule):
     """
 
     too_long = "leave_out"
+    request_class = PageRequest
 
     def __init__(
         self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
@@ -221,9 +222,8 @@ class PagesDataModule(InstructionDataModule):
             )
         return dataset
 
-    def request_of(self, files: dict[int, list[Path]], tokenizer: TokenizerOptions) -> PageRequest:
-        options = (None, "", self.target, self.max_prompt)
-        return PageRequest(files, tokenizer, self.split, *options)
+    def request_options(self) -> dict[str, Any]:
+        return {"target": self.target, "max_prompt": self.max_prompt}
 
     def predict_hint(self, command: str) -> str:
         """Return the command for the pages of this run."""

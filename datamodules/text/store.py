@@ -340,6 +340,7 @@ class CorpusDataModule(PlannedDataModule):
     store: Any = None  # a `TokenStore` after `setup`, but in the prediction of language models
     noun = "documents"
     cuts_documents = False  # whether parts may share a document
+    request_class: type[CorpusRequest] = TokenRequest  # which says how files are read
     suffixes: tuple[str, ...] = SUFFIXES
     text_column = "text"  # of jsonl and parquet files, whose rows are documents
 
@@ -367,12 +368,9 @@ class CorpusDataModule(PlannedDataModule):
     def demo_files(self) -> dict[int, list[Path]]:
         """Return the embedded data, made at first use."""
 
-    def request_of(
-        self, files: dict[int, list[Path]], tokenizer: TokenizerOptions
-    ) -> CorpusRequest:
-        """Return how files are read, with which tokenizer where no trained one is given."""
-        column = self.text_column if any(self.files.values()) else "text"
-        return TokenRequest(files, tokenizer, self.split, text_column=column)
+    def request_options(self) -> dict[str, Any]:
+        """Return the options of `request_class` besides files, tokenizer and split."""
+        return {"text_column": self.text_column if any(self.files.values()) else "text"}
 
     def _options(self) -> TokenizerOptions:
         return options_of_model(self.model.tokenizer, self.tokenizer_options)
@@ -384,4 +382,6 @@ class CorpusDataModule(PlannedDataModule):
             part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
             for part in parts
         }
-        return self.request_of(files if any(files.values()) else self.demo_files(), self._options())
+        files = files if any(files.values()) else self.demo_files()
+        options = self.request_options()
+        return self.request_class(files, self._options(), self.split, **options)

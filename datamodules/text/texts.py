@@ -34,7 +34,7 @@ from datamodules.text.prompts import (
     read_rows,
     write_rows,
 )
-from datamodules.text.store import CorpusDataModule, CorpusRequest, TokenStore
+from datamodules.text.store import CorpusDataModule, TokenStore
 from datamodules.tokenizers.text import TextTokenizer, make_tokenizer
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class LanguageModelDataModule(CorpusDataModule):
         corpus: files, tokenizer, context and split, see `CorpusDataModule`.
     """
 
+    predict_suffixes: tuple[str, ...] = SUFFIXES
     output_suffixes: tuple[str, ...] = JSON_SUFFIXES
     separator = ""  # between a prompt and its completion
     on_bad_rows: OnBadRows = "error"
@@ -71,13 +72,6 @@ class LanguageModelDataModule(CorpusDataModule):
     def part_dataset(self, part: int) -> RowDataset:
         """Return what is used of a part of the store, which may be nothing."""
 
-    def make_store(self, request: CorpusRequest) -> TokenStore:
-        """Return the store of a request, made at first use; a ValueError where rows break a rule
-        and are not to be left out."""
-        store = request.open()
-        refuse(read_rejected(store.folder), self.on_bad_rows)
-        return store
-
     def predict_hint(self, command: str) -> str:
         """Return the command with a first prompt, where the folder has no file of prompts."""
         row, is_there = json.dumps({"prompt": "The"}), Path("prompts.jsonl").exists()
@@ -85,21 +79,23 @@ class LanguageModelDataModule(CorpusDataModule):
         return f"{write}{command} --data.predict_files=prompts.jsonl"
 
     def open_store(self, stage: str) -> TokenStore:
-        """Return the tokens that a stage of training or evaluation reads, in a `folder`."""
+        """Return the tokens that a stage of training or evaluation reads, in a `folder`, made at
+        first use; a ValueError where rows break a rule and are not to be left out."""
         path, is_training, trained = self._options().path, stage == "fit", self.model.recipe
         has_gone = path is not None and not Path(path).expanduser().exists()
+        # Files for validation leave nothing of training held out.
+        is_apart = trained is not None and not is_training and self.files[VALIDATION]
+        request = self.store_request((VALIDATION, TEST) if is_apart else (TRAIN, VALIDATION, TEST))
         # A trained model's is used in evaluation, and where its folder has gone in training.
-        if trained is None or (is_training and not has_gone):
-            return self.make_store(self.store_request())
-        given = TextTokenizer.from_dict(trained["tokenizer"])
-        if self.files[VALIDATION] and not is_training:  # then nothing of training is held out
-            return self.make_store(replace(self.store_request((VALIDATION, TEST)), given=given))
-        request = self.store_request()
-        folder = None if has_gone else request.folder()
-        # The training on the same files has most likely made the store with this tokenizer.
-        if folder and folder.exists() and TokenStore(folder).tokenizer.digest == given.digest:
-            return self.make_store(request)
-        return self.make_store(replace(request, given=given))
+        if trained is not None and (has_gone or not is_training):
+            given = TextTokenizer.from_dict(trained["tokenizer"])
+            # The training on the same files has most likely made the store with this tokenizer.
+            made = None if has_gone else request.folder()
+            if not (made and made.exists() and TokenStore(made).tokenizer.digest == given.digest):
+                request = replace(request, given=given)
+        store = request.open()
+        refuse(read_rejected(store.folder), self.on_bad_rows)
+        return store
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
@@ -166,7 +162,7 @@ class LanguageModelDataModule(CorpusDataModule):
         return read_rows(self._predict_paths())
 
     def _predict_paths(self) -> list[Path]:
-        return files_to_predict(self.predict_files, suffixes=SUFFIXES)
+        return files_to_predict(self.predict_files, suffixes=self.predict_suffixes)
 
     @property
     def default_output(self) -> str:
@@ -213,7 +209,7 @@ class LanguageModelDataModule(CorpusDataModule):
                 "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
                 "rows": num_rows,
             }
-        if num_rows and dataset.is_padded:
+        if num_rows and dataset.is_padded and self.layout != "documents":
             share = dataset.lengths.sum() / (num_rows * self.context_length)
             part.columns["used"] = f"{100 * share:.1f} %"
         return part

@@ -32,7 +32,7 @@ def module(folder, rows, **options):
     path = rows_file(folder / "pages.jsonl", rows)
     sizes = {"context_length": 96, "max_target_tokens": 24, **options}
     data = PagesDataModule(train_files=path, split=split, plan=PlanOptions(seed=1), **sizes)
-    data.store = data.make_store(data.store_request())
+    data.store = data.open_store("fit")
     return data
 
 
