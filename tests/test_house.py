@@ -15,10 +15,10 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models/causal_lm": 3_000,
     "lit_models/consistency_lens": 3_000,
     "lit_models/seo": 3_870,
-    "datamodules": 15_160,
+    "datamodules": 15_040,
     "tests": 38_560,
 }
-MOST_FILES, MOST_IN_A_FOLDER = 192, 20  # of the product
+MOST_FILES, MOST_IN_A_FOLDER = 178, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 
 
