@@ -8,9 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_910,
+    "lit_models": 26_900,
     "lit_models/training": 5_680,
-    "lit_models/commands": 2_930,
+    "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 3_000,
     "lit_models/causal_lm": 3_000,
     "lit_models/consistency_lens": 3_000,

@@ -170,19 +170,7 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
         UsageError: an option of the run is the job's own, or the run's parser refuses it.
     """
     options = expand_configs(run)
-    for key, instead in (
-        ("trainer.devices", "--gpus-per-node, or --tasks-per-node for a job on CPUs"),
-        ("trainer.num_nodes", "--nodes"),
-    ):
-        if (given := given_option(options, key)) is not None:
-            raise UsageError(f"--{key}={given} is set by the job: use {instead}.")
-    ckpt_path = given_option(options, "ckpt_path")
-    if ckpt_path not in (None, "auto"):
-        raise UsageError(
-            f"--ckpt_path={ckpt_path}: a job goes on from the newest checkpoint of its run folder. "
-            f"To go on with an earlier run, set --{ROOT} to its folder; to begin with weights, "
-            "--model.init_from."
-        )
+    jobs.check_options(options, "fit", "--gpus-per-node or --tasks-per-node", "--nodes")
     own = resources.world if resources.target == "slurm" else []  # the others tell their ranks
     if given_value(options, ACCELERATOR) is None:
         own.append(f"--{ACCELERATOR}={resources.accelerator}")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from lit_models.config_files import ROOT, given_option, given_value
 from lit_models.errors import UsageError
 
 CPUS_BESIDE_A_GPU = 4  # which make its batches
@@ -227,6 +228,24 @@ def world_sizes(text: str, option: str) -> tuple[int, int]:
             "most of a run that grows and shrinks, such as 1:8."
         )
     return fewest, most
+
+
+def check_options(options: list[str], verb: str, of_devices: str, of_nodes: str) -> None:
+    """Refuse options of a run that its launcher decides, by these options of its own.
+
+    Raises:
+        UsageError: devices or nodes are given, or a training is to go on from a checkpoint.
+    """
+    for name, own in (("devices", of_devices), ("num_nodes", of_nodes)):
+        if (given := given_option(options, f"trainer.{name}")) is not None:
+            raise UsageError(f"--trainer.{name}={given} is set by {own}: leave it out.")
+    ckpt_path = given_value(options, "ckpt_path")
+    if verb == "fit" and ckpt_path not in (None, "auto"):
+        raise UsageError(
+            f"--ckpt_path={ckpt_path}: a run that may be started again goes on from the newest "
+            f"checkpoint of its folder. To go on with an earlier run, set --{ROOT} to its folder; "
+            "to begin with weights, --model.init_from."
+        )
 
 
 def device_counts(text: str) -> list[int]:

@@ -23,12 +23,11 @@ from lit_models.config_files import (
     ROOT,
     expand_configs,
     flat,
-    given_option,
     given_value,
     load_yaml,
     one_word_each,
 )
-from lit_models.engines.jobs import world_sizes
+from lit_models.engines.jobs import check_options, world_sizes
 from lit_models.errors import UsageError, usage_errors
 from lit_models.training.ledger import ledger_of
 
@@ -95,18 +94,9 @@ def on_ray(
     """
     verb, *options = run_options or ["fit"]
     fewest, most = world_sizes(workers, "--engine.workers")
-    for name in ("devices", "num_nodes"):
-        if (given := given_option(options, f"trainer.{name}")) is not None:
-            raise UsageError(f"--trainer.{name}={given} is set by --engine.workers: leave it out.")
+    check_options(options, verb, "--engine.workers", "--engine.workers")
     for processes in {1} if tune else {fewest, most}:
         cli.check_run([verb, *options, *world_of(processes)], processes)
-    ckpt_path = given_value(options, "ckpt_path")
-    if verb == "fit" and ckpt_path not in (None, "auto"):
-        raise UsageError(
-            f"--ckpt_path={ckpt_path}: with workers that come and go a run goes on from the newest "
-            f"checkpoint of its folder. Set --{ROOT} to that folder, or begin with weights by "
-            "--model.init_from."
-        )
     with usage_errors():
         run = cli.chosen_run([verb, *options])
         folder = Path(run.folder).absolute()
