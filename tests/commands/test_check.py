@@ -140,7 +140,9 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     assert "261 tokens" in capsys.readouterr().out
     with pytest.raises(ValueError, match="trained with its own; leave data.tokenizer out"):
         run_command("check", [*argv, "--data.tokenizer.kind=bytes"])
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hen?", "completion": " Mat."}\n' * 40)
     argv = ["--config", "causal_lm/instruct.yaml", f"--model.pretrained={folder}"]
+    argv.append(f"--data.train_files={tmp_path / 'mine.jsonl'}")
     # A chat template after it joins the model's tokenizer; nothing of the config's is left.
     alone = ["--data.tokenizer=null", "--data.tokenizer.chat_template=plain"]
     assert run_command("check", [*argv, *alone]) == 0
