@@ -6,6 +6,7 @@ themselves are processes as always. The ranks find each other as those of torchr
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import re
@@ -226,6 +227,7 @@ def _process(method: str, *given: Any) -> BaseProcess:
 
 def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *given: Any) -> None:
     os.setsid()
+    gc.freeze()  # a search for garbage in what is imported would copy the pages of the fork
     os.environ.clear()
     os.environ.update(environ)
     with log.open("ab") as file:
