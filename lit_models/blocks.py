@@ -4,7 +4,9 @@ Shapes: B batch, P positions, D hidden, H heads, K head size; T target positions
 record.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -141,6 +143,18 @@ class DecoderCache:
     past_kv: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # [B x O, H, t, D / H] each
     position: int = 0
 
+    def through(
+        self, layers: Iterable[nn.Module], hidden: Tensor, rotary: Tensor | None = None
+    ) -> Tensor:
+        """Return what the layers make of the next position [B x O, 1, D], whose keys and values are
+        kept; arguments as of `DecoderLayer.forward`."""
+        pasts, self.past_kv = self.past_kv or repeat(None), []
+        for layer, kv, past in zip(layers, self.memory_kv, pasts, strict=False):
+            hidden, whole = layer(hidden, kv, self.mask, past, rotary)
+            self.past_kv.append(whole)
+        self.position += 1
+        return hidden
+
     def reorder(self, rows: Tensor) -> None:
         """Hypotheses continue from others of the same record [B x O]."""
         self.past_kv = [(key[rows], value[rows]) for key, value in self.past_kv]
@@ -148,10 +162,8 @@ class DecoderCache:
     def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
         """Goes on with some records only. Args: rows [B'] int64."""
         self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
-        self.mask, self.summary = (
-            self.mask[rows],
-            None if self.summary is None else self.summary[rows],
-        )
+        self.mask = self.mask[rows]
+        self.summary = None if self.summary is None else self.summary[rows]
         offset = torch.arange(hypotheses, device=rows.device)
         self.reorder((rows[:, None] * hypotheses + offset).flatten())
 

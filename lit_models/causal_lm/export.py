@@ -1,4 +1,4 @@
-"""A language model's checkpoint as a folder of transformers, or its adapter as one of PEFT.
+"""Checkpoints of language models as folders of transformers, and their adapters as those of PEFT.
 
 The own decoder is written as the GPT-2 or Llama that computes the same; `unisono` reads it back by
 the recipe that the folder keeps. Shapes: D hidden.
@@ -6,17 +6,17 @@ the recipe that the folder keeps. Shapes: D hidden.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import A, B, add_lora, merged_weights
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import CONFIG, Network, network_from_config
+from lit_models.causal_lm.pretrained import CONFIG, network_from_config
 from lit_models.training.export import Layout
 
 NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
@@ -69,17 +69,12 @@ def model_layout(
     network = described_network(recipe)
     own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
     if adapter:
-        return _adapter_layout(network, recipe, own)
+        return adapter_layout(network, recipe, own)
     merged = merged_weights(network, own)
     if isinstance(network, Decoder):
         config, stored = hugging_face_files(network.config, merged)
     else:
-        twins = _twins(network)
-        stored = {n.removeprefix(MODEL): t for n, t in merged.items() if n not in twins}
-        dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
-        config = {name: value for name, value in network.content.items() if name != "dtype"}
-        config["architectures"] = [type(network.model).__name__]
-        config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
+        config, stored = transformers_files(network, merged)
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
     ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
     is_one_of_several = isinstance(ends, list) and tokenizer.end_id in ends
@@ -114,18 +109,47 @@ def restored_weights(stored: Mapping[str, Tensor], extra: Mapping[str, Any]) -> 
                 tensor = tensor.T
             weights[name] = tensor.contiguous()
     else:
-        weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
-        weights |= {twin: weights[name] for twin, name in _twins(network).items()}
+        weights = weights_of_transformers(network, stored)
     return {f"{NETWORK}{name}": tensor for name, tensor in weights.items()}
 
 
-def described_network(recipe: Mapping[str, Any]) -> Network:
-    """Return the network of a recipe with its adapters, without values (on the meta device)."""
+def described_network(
+    recipe: Mapping[str, Any], network_of: Callable[..., Any] = network_from_config
+) -> Any:
+    """Return the network of a recipe with its adapters, without values (on the meta device).
+
+    Args:
+        network_of: makes the plain network of `recipe["network"]`.
+    """
     with torch.device("meta"):
-        network = network_from_config(recipe["network"])
-        if recipe.get("lora"):
+        network = network_of(recipe["network"])
+        if recipe.get("lora"):  # which older checkpoints lack
             add_lora(network, recipe["lora"])
     return network
+
+
+def transformers_files(
+    network: Any, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what config.json and model.safetensors of a network hold whose `model` is one of
+    transformers and whose `content` is that of its config.json; tied weights are stored once.
+
+    Args:
+        weights: of the network, adapters merged.
+    """
+    twins = _twins(network)
+    stored = {n.removeprefix(MODEL): t for n, t in weights.items() if n not in twins}
+    dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
+    config = {name: value for name, value in network.content.items() if name != "dtype"}
+    config["architectures"] = [type(network.model).__name__]
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
+    return config, stored
+
+
+def weights_of_transformers(network: Any, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a network from those of `transformers_files`."""
+    weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
+    return weights | {twin: weights[name] for twin, name in _twins(network).items()}
 
 
 def hugging_face_files(
@@ -217,7 +241,7 @@ def layout_of(config: DecoderConfig) -> str:
     )
 
 
-def _twins(network: Network) -> dict[str, str]:
+def _twins(network: nn.Module) -> dict[str, str]:
     """Return name -> name of the weight that it is tied to."""
     first: dict[int, str] = {}
     names = network.named_parameters(remove_duplicate=False)
@@ -225,10 +249,29 @@ def _twins(network: Network) -> dict[str, str]:
     return {name: original for name, original in pairs if name != original}
 
 
-def _adapter_layout(
-    network: Network, recipe: Mapping[str, Any], weights: Mapping[str, Tensor]
+def adapter_layout(
+    network: nn.Module,
+    recipe: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    task: str = "CAUSAL_LM",
 ) -> Layout:
-    lora = adapter_recipe(recipe)
+    """Return the folder of an adapter that PEFT puts on a model of transformers.
+
+    Args:
+        network: with adapters.
+        recipe: of the network.
+        weights: of the network, adapters among them.
+        task: PEFT's name of what the model is for.
+
+    Raises:
+        ValueError: there is no adapter, or PEFT has no place for it.
+    """
+    lora = recipe.get("lora")
+    if not lora:
+        raise ValueError(
+            "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
+            "export the whole model."
+        )
     names = {name: name.removeprefix(MODEL) for name in lora["layers"]}  # own -> transformers'
     is_transposed = any(getattr(module, "is_transposed", False) for module in network.modules())
     if isinstance(network, Decoder):
@@ -241,35 +284,6 @@ def _adapter_layout(
                 "PEFT has no place for these adapters; leave --adapter out to export the whole "
                 "model, and train adapters on it with model.pretrained."
             )
-    return peft_layout(lora, names, weights, is_transposed)
-
-
-def adapter_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the adapters of a recipe; a ValueError where it has none."""
-    if lora := recipe.get("lora"):
-        return lora
-    raise ValueError(
-        "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
-        "export the whole model."
-    )
-
-
-def peft_layout(
-    lora: Mapping[str, Any],
-    names: Mapping[str, str],
-    weights: Mapping[str, Tensor],
-    is_transposed: bool = False,
-    task: str = "CAUSAL_LM",
-) -> Layout:
-    """Return the folder of an adapter that PEFT puts on a model of transformers.
-
-    Args:
-        lora: of the recipe.
-        names: an adapted layer's name here -> its name there.
-        weights: of the network, adapters among them.
-        is_transposed: whether the layers' weights are [inputs, outputs].
-        task: PEFT's name of what the model is for.
-    """
     config = {
         "peft_type": "LORA",
         "task_type": task,

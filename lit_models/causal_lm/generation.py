@@ -321,10 +321,8 @@ def score(hidden: Tensor, weight: Tensor, batch: ChoiceBatch) -> dict[str, Tenso
     places = (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
     _, nats = nats_at(hidden, weight, batch["labels"], places)
     is_missed = most_probable(hidden, weight, places) != batch["labels"].flatten()[places]
-    size = (3, int(batch["document_ids"].max()) + 1)
-    values = torch.stack(
-        [nats.double(), torch.ones_like(nats, dtype=torch.float64), is_missed.double()]
-    )
+    size, nats = (3, int(batch["document_ids"].max()) + 1), nats.double()
+    values = torch.stack([nats, torch.ones_like(nats), is_missed.double()])
     documents = batch["document_ids"].flatten()[places]
     sums, counts, misses = values.new_zeros(size).index_add_(1, documents, values)
     choices = batch["choice_documents"]

@@ -60,8 +60,7 @@ class PretrainedDecoder(nn.Module):
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
         has_states = model.base_model is not model
-        names = signature(model.base_model.forward).parameters
-        if not has_states or "position_ids" not in names:
+        if not has_states or "position_ids" not in signature(model.base_model.forward).parameters:
             fault = "takes no position_ids, so documents of one row cannot be told apart"
             if not has_states:
                 fault = "does not say which part of it makes the hidden states (base_model)"
@@ -71,7 +70,6 @@ class PretrainedDecoder(nn.Module):
             )
         self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
         self.content, self.is_compiled = content, False
-        self.cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in 5.24
         self.is_packed = model.config.model_type in PACKED_TYPES
         if self.is_packed:
             _register_attention()
@@ -114,10 +112,7 @@ class PretrainedDecoder(nn.Module):
 
     def recompute_blocks(self, keeps_products: bool = False) -> None:
         """As `Decoder.recompute_blocks`."""
-        name = "activation_checkpointing_enable"
-        if not hasattr(self.model, name):  # before transformers 5.20
-            name = "gradient_checkpointing_enable"
-        getattr(self.model, name)(recomputation(keeps_products))
+        self.model.activation_checkpointing_enable(recomputation(keeps_products))
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """As `Decoder.compile_blocks`."""
@@ -155,7 +150,7 @@ class PretrainedDecoder(nn.Module):
     ) -> Tensor:
         """Return the hidden states [R, T, D] from which `head` makes logits; arguments as of
         `Decoder.forward`, but that `position_ids` are 0 at padding."""
-        more: dict[str, Any] = {} if cache is None else {self.cache_name: cache}
+        more: dict[str, Any] = {} if cache is None else {"cache": cache}
         if self.is_packed and document_ids is not None:
             config, more["documents"] = self.model.config, Documents()
             if not has_single_documents:

@@ -195,13 +195,7 @@ class BlockDecoder(nn.Module):
         reached."""
         position = torch.tensor([cache.position], device=symbols.device)
         hidden = self._embed(symbols[:, None], nodes[:, None], position)
-        grown = []
-        for index, layer in enumerate(self.layers):
-            past = cache.past_kv[index] if cache.past_kv else None
-            hidden, kv = layer(hidden, cache.memory_kv[index], cache.mask, past)
-            grown.append(kv)
-        cache.past_kv = grown
-        cache.position += 1
+        hidden = cache.through(self.layers, hidden)
         return self._logits(hidden, nodes[:, None], cache.summary)[:, 0]
 
     def blocks(self) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""How good written targets are: exact match, chrF and BLEU from sums over samples.
+"""Exact match, chrF and BLEU of written targets, from sums over samples.
 
 Each is computed from counts that add up over batches and ranks, so that the figure of a split is
 that of all its texts at once.

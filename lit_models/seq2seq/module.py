@@ -1,7 +1,7 @@
 """A sequence-to-sequence model as a LightningModule. Batch: PairBatch."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,17 +17,25 @@ from datamodules.core.planned import ModelFacts
 from datamodules.pairs.datamodule import PairBatch, cut, framed
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, with_adapters
+from lit_models.causal_lm import export
+from lit_models.causal_lm.adapters import (
+    LoraOptions,
+    add_lora,
+    lora_recipe,
+    merged_weights,
+    with_adapters,
+)
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
-from lit_models.causal_lm.pretrained import Recipe
+from lit_models.causal_lm.pretrained import CONFIG, Recipe
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
-from lit_models.seq2seq.export import RECIPE_KEY, model_layout, restored_weights
 from lit_models.seq2seq.metrics import WrittenMetrics
-from lit_models.seq2seq.network import Seq2SeqConfig, network_of, read_recipe
+from lit_models.seq2seq.network import Seq2SeqConfig, Seq2SeqNetwork, network_of, read_recipe
 from lit_models.training.exact import ExactModule, flops_per_position
+from lit_models.training.export import Layout
 from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
+RECIPE_KEY = "seq2seq_recipe"
 TEXTS_AT_ONCE = 64
 
 
@@ -51,8 +59,6 @@ class LitSeq2Seq(ExactModule):
     monitor_mode: ClassVar[str] = "max"
     recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
-    exported_layout = staticmethod(model_layout)
-    restored_weights = staticmethod(restored_weights)
 
     def __init__(
         self,
@@ -127,7 +133,7 @@ class LitSeq2Seq(ExactModule):
         lora = None
         if self.lora is not None:
             with torch.device("meta"):
-                plain = network_of(network, checks=False)
+                plain = network_of(network)
             lora = lora_recipe(plain, self.lora, self.pretrained)
         return {"tokenizer": tokenizer.to_dict(), "network": network, "lora": lora, **limits}
 
@@ -224,6 +230,42 @@ class LitSeq2Seq(ExactModule):
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])
         return configured(self, self.optimizer(groups), self.lr_scheduler)
+
+    @classmethod
+    def exported_layout(
+        cls, content: Mapping[str, Any], weights: Mapping[str, Tensor], adapter: bool = False
+    ) -> Layout | None:
+        """Return the files of a folder that transformers reads alone; `None` for a network from
+        scratch, which it does not have. Arguments and errors as of ExactModule."""
+        recipe, start = content[RECIPE_KEY], export.NETWORK
+        network = export.described_network(recipe, network_of)
+        own = {n.removeprefix(start): t for n, t in weights.items() if n.startswith(start)}
+        if isinstance(network, Seq2SeqNetwork):
+            if adapter:
+                raise ValueError(
+                    "transformers has no network from scratch of this family, so PEFT has none to "
+                    "put an adapter on; leave --adapter out."
+                )
+            return None
+        if adapter:
+            return export.adapter_layout(network, recipe, own, "SEQ_2_SEQ_LM")
+        config, stored = export.transformers_files(network, merged_weights(network, own))
+        tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+        return Layout(
+            stored,
+            {CONFIG: export.json_text(config), **tokenizer.hugging_face_files()},
+            values={"extra": {RECIPE_KEY: {**recipe, "lora": None}}},
+            replaced=("network", "pretrained", "lora"),
+            reader='transformers: AutoModelForSeq2SeqLM.from_pretrained("{folder}")',
+        )
+
+    @classmethod
+    def restored_weights(
+        cls, stored: Mapping[str, Tensor], extra: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        network = export.described_network(extra[RECIPE_KEY], network_of)
+        weights = export.weights_of_transformers(network, stored)
+        return {f"{export.NETWORK}{name}": tensor for name, tensor in weights.items()}
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")

@@ -1,24 +1,24 @@
 """An encoder and a decoder over one vocabulary, from scratch or of transformers.
 
 Shapes: B batch, S source positions, T target positions, D hidden, H heads, K head size, V
-vocabulary, O hypotheses of a record.
+vocabulary, O hypotheses of a record, R = B x O rows, N positions that there is room for.
 """
 
 from dataclasses import asdict, dataclass
-from inspect import signature
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_models.blocks import DecoderCache, DecoderLayer, EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import Recipe, model_of, read_config, weight_files
-from lit_models.seq2seq.t5_steps import T5_TYPES, T5Cache
 from lit_models.training.metrics import evaluating
 
 INITIAL_STD = 0.02
+T5_TYPES = ("t5", "mt5", "umt5")  # ByT5 is t5
+ROOM = 32  # positions at first; doubled when they are full
 PRETRAINED_TYPES = (*T5_TYPES, "bart", "mbart", "marian", "pegasus")
 TOLERANCE = 1e-4  # of the largest logit
 
@@ -132,25 +132,27 @@ class Seq2SeqNetwork(nn.Module):
         """Return the hidden states [B x O, D] behind the next tokens [B x O]; the cache grows."""
         hidden = self.dropout(self.embedding(tokens[:, None]))
         rotary = self._rotary(cache.position + 1, hidden)[:, -1:]
-        pasts, grown = cache.past_kv or repeat(None), []
-        for layer, kv, past in zip(self.decoder, cache.memory_kv, pasts, strict=False):
-            hidden, whole = layer(hidden, kv, cache.mask, past, rotary)
-            grown.append(whole)
-        cache.past_kv, cache.position = grown, cache.position + 1
-        return self.decoder_norm(hidden)[:, 0]
+        return self.decoder_norm(cache.through(self.decoder, hidden, rotary))[:, 0]
 
     def _rotary(self, positions: int, like: Tensor) -> Tensor:
         return rotary_table(positions, self.config.width // self.config.num_heads, like)
 
 
 class PretrainedCache:
-    """What a network of transformers goes on from: encoded sources, and its own cache."""
+    """Encoded sources, and the cache of transformers' own decoder; arguments as of `T5Cache`."""
 
-    def __init__(self, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
+    def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
 
-        self.memory, self.mask = (x.repeat_interleave(hypotheses, 0) for x in (memory, mask))
-        self.past = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        given = (memory, mask.long())
+        self.memory, self.mask = (x.repeat_interleave(hypotheses, 0) for x in given)
+        self.decoder, self.past = decoder, EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the hidden states [R, D] behind the next tokens [R]; the cache grows."""
+        given = {"encoder_hidden_states": self.memory, "encoder_attention_mask": self.mask}
+        done = self.decoder(tokens[:, None], use_cache=True, cache=self.past, **given)
+        return done.last_hidden_state[:, 0]
 
     def reorder(self, rows: Tensor) -> None:
         """Hypotheses continue from others of the same record [B x O]."""
@@ -161,6 +163,86 @@ class PretrainedCache:
         kept = (rows[:, None] * hypotheses + torch.arange(hypotheses, device=rows.device)).flatten()
         self.memory, self.mask = self.memory[kept], self.mask[kept]
         self.past.batch_select_indices(kept)
+
+
+class T5Cache(DecoderCache):
+    """Keys and values of the sources [B, H, S, K], once for each, and of the tokens so far
+    [R, H, N, K], by layer of T5's layout.
+
+    transformers' decoder concatenates its cache and makes masks at each step, and has a copy of the
+    source for each hypothesis; here the same layers write into room that is there.
+
+    Args:
+        decoder: the T5Stack that writes, in eval mode; its layers are called, so adapters count.
+        memory: [B, S, D], of the encoder.
+        mask: [B, S] bool.
+        hypotheses: O.
+    """
+
+    def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
+        super().__init__([], mask)
+        self.decoder = decoder
+        for block in decoder.block:
+            attention = block.layer[1].EncDecAttention
+            k_bhsk, v_bhsk = (
+                _heads(part(memory), len(memory), attention).contiguous()
+                for part in (attention.k, attention.v)
+            )
+            self.memory_kv.append((k_bhsk, v_bhsk))
+            empty = k_bhsk.new_empty(len(memory) * hypotheses, k_bhsk.shape[1], 0, k_bhsk.shape[3])
+            self.past_kv.append((empty, empty))
+        bias = torch.zeros_like(mask, dtype=k_bhsk.dtype)
+        bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+        self.mask = bias[:, None, None, :]  # [B, 1, 1, S], added to scores
+        self.biases: list[Tensor] = []  # of each layer by distance, the farthest first [1, H, 1, N]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the hidden states [R, D] behind the next tokens [R]; the cache grows."""
+        first, end = self.position, self.position + 1
+        if end > self.past_kv[0][0].shape[2]:
+            self._make_room(max(ROOM, 2 * first))
+        hidden = self.decoder.embed_tokens(tokens)
+        layers = zip(self.decoder.block, self.past_kv, self.memory_kv, self.biases, strict=True)
+        for block, (past_k, past_v), memory_kv, bias in layers:
+            own, cross, feed_forward = block.layer
+            attention, normed = own.SelfAttention, _normed(hidden, own)
+            past_k[:, :, first] = attention.k(normed).view(past_k.shape[0], past_k.shape[1], -1)
+            past_v[:, :, first] = attention.v(normed).view(past_v.shape[0], past_v.shape[1], -1)
+            kv, near = (past_k[:, :, :end], past_v[:, :, :end]), bias[..., -end:]
+            hidden = hidden + _read(attention, normed, kv, near)
+            normed, attention = _normed(hidden, cross), cross.EncDecAttention
+            hidden = hidden + _read(attention, normed, memory_kv, self.mask)
+            hidden = hidden + feed_forward.DenseReluDense(_normed(hidden, feed_forward))
+        self.position = end
+        return self.decoder.final_layer_norm(hidden)
+
+    def _make_room(self, size: int) -> None:
+        """Have room for so many positions."""
+        more = (0, 0, 0, size - self.position)
+        self.past_kv = [(F.pad(key, more), F.pad(value, more)) for key, value in self.past_kv]
+        self.biases, dtype = [], self.mask.dtype
+        for block in self.decoder.block:
+            attention = block.layer[0].SelfAttention
+            if attention.has_relative_attention_bias:  # T5's first layer has it for all
+                bias = attention.compute_bias(1, size, past_seen_tokens=size - 1).to(dtype)
+            self.biases.append(bias)
+
+
+def _heads(x: Tensor, batch: int, attention: Any) -> Tensor:
+    """Return [batch, H, n, K] of [..., H x K]."""
+    return x.view(batch, -1, attention.n_heads, attention.key_value_proj_dim).transpose(1, 2)
+
+
+def _read(attention: Any, hidden: Tensor, kv: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
+    """Return what rows [R, D] read of keys and values; hypotheses queue up over one memory."""
+    query = _heads(attention.q(hidden), len(kv[0]), attention)
+    shares = (query @ kv[0].transpose(2, 3) + bias).softmax(-1)  # T5 scales no product
+    return attention.o((shares @ kv[1]).transpose(1, 2).reshape(len(hidden), -1))
+
+
+def _normed(hidden: Tensor, layer: Any) -> Tensor:
+    norm = layer.layer_norm
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 class PretrainedSeq2Seq(nn.Module):
@@ -180,11 +262,8 @@ class PretrainedSeq2Seq(nn.Module):
         config = model.config
         self.start_id: int = config.decoder_start_token_id
         # T5 with a tied head scales the hidden states before it.
-        is_scaled = getattr(config, "scale_decoder_outputs", config.model_type == "t5")
-        is_scaled = is_scaled and config.tie_word_embeddings
+        is_scaled = getattr(config, "scale_decoder_outputs", False) and config.tie_word_embeddings
         self.scale = config.d_model**-0.5 if is_scaled else 1.0
-        names = signature(model.get_decoder().forward).parameters
-        self.cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in 5.24
 
     @property
     def head(self) -> nn.Module:
@@ -213,26 +292,20 @@ class PretrainedSeq2Seq(nn.Module):
         """As of `Seq2SeqNetwork`."""
         memory, decoder = self.encode(input_ids, attention_mask), self.model.get_decoder()
         # In float16 their layers clamp what overflows.
-        if self.model.config.model_type in T5_TYPES and memory.dtype != torch.float16:
-            return T5Cache(decoder, memory, attention_mask, hypotheses)
-        return PretrainedCache(memory, attention_mask.long(), hypotheses)
+        is_t5 = self.model.config.model_type in T5_TYPES and memory.dtype != torch.float16
+        kind = T5Cache if is_t5 else PretrainedCache
+        return kind(decoder, memory, attention_mask, hypotheses)
 
     def step(self, tokens: Tensor, cache: PretrainedCache | T5Cache) -> Tensor:
         """As of `Seq2SeqNetwork`."""
-        if isinstance(cache, T5Cache):
-            return cache.step(tokens) * self.scale
-        given = {"encoder_hidden_states": cache.memory, "encoder_attention_mask": cache.mask}
-        given[self.cache_name] = cache.past
-        done = self.model.get_decoder()(tokens[:, None], use_cache=True, **given)
-        return done.last_hidden_state[:, 0] * self.scale
+        return cache.step(tokens) * self.scale
 
 
 Network = Seq2SeqNetwork | PretrainedSeq2Seq
 
 
-def network_of(recipe: Recipe, folder: str | Path | None = None, checks: bool = True) -> Network:
-    """Return the network of a recipe, with random weights or those of a model's folder; its head
-    cannot be checked where it has no values.
+def network_of(recipe: Recipe, folder: str | Path | None = None) -> Network:
+    """Return the network of a recipe, with random weights or those of a model's folder.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
@@ -245,7 +318,7 @@ def network_of(recipe: Recipe, folder: str | Path | None = None, checks: bool = 
         weight_files(folder)  # refuses pickles
     model = model_of(config, folder, auto_class="AutoModelForSeq2SeqLM")
     network = PretrainedSeq2Seq(model, config).train()
-    if checks:
+    if not network.head.weight.is_meta:  # else it has no values
         check_head(network)
     return network
 
