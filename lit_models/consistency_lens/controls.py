@@ -25,13 +25,13 @@ from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.core.batches import ALL, ActivationBatch
 from datamodules.files.splitting import TRAIN
-from lit_models.consistency_lens.layers import Baselines, LayerRows
+from lit_models.consistency_lens.baselines import Baselines, unembedded_words
+from lit_models.consistency_lens.layers import of_layer, of_rows
 from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
 from lit_models.consistency_lens.loss import squared_error
-from lit_models.consistency_lens.readings.reading import DRAW, best_reading
+from lit_models.consistency_lens.readings import DRAW, best_reading
 from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
 from lit_models.consistency_lens.teacher import TeacherText, recent_words
-from lit_models.consistency_lens.unembedding import unembedded_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
@@ -88,8 +88,9 @@ class Fidelity(NamedTuple):
 
 
 @dataclass
-class Case(LayerRows):
-    """One batch, its explanations, and everything that is rebuilt from them."""
+class Case:
+    """One batch, its explanations, and everything that is rebuilt from them; of each row with what
+    is of its layer."""
 
     lens: Lens  # in evaluation mode
     baselines: Sequence[Baselines]  # of each layer
@@ -102,6 +103,31 @@ class Case(LayerRows):
     @property
     def position(self) -> Tensor:
         return self.batch["position"]
+
+    @property
+    def layer(self) -> Tensor | None:
+        return self.batch.get("layer")
+
+    @property
+    def mean(self) -> Tensor:
+        """[D] or [B, D], of the training part."""
+        return of_layer(self.lens.mean, self.layer)
+
+    @property
+    def variance(self) -> Tensor:
+        """[] or [B], of the training part."""
+        return of_layer(self.lens.variance, self.layer)
+
+    def explain(self, activation: Tensor, key: Tensor | None = None) -> Explanation:
+        return self.lens.verbalizer.explain(activation, key, layer=self.layer)
+
+    def read(self, words: Tensor) -> Tensor:
+        """Return what the reconstructor makes of words [B, t, D]."""
+        return self.lens.reconstructor(words, self.layer)
+
+    def guess(self, of: Callable[[Baselines], Tensor]) -> Tensor:
+        """Return what the baselines of each row's own layer give."""
+        return of_rows([of(one) for one in self.baselines], self.layer)
 
     @cached_property
     def greedy(self) -> Explanation:

@@ -1,22 +1,18 @@
-"""Several layers in one lens: what is of each of them, and the affine maps in and out.
+"""Several layers in one lens: values and affine maps of each of them.
 
 Everything that is of a layer has a first dimension L where there are several, and none for one.
 `layer` [B] holds the index of each row's layer among those of the lens; `None` where it has one.
 Shapes: L layers, B activations, D features, t words.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from datamodules.core.batches import ActivationBatch, SubjectFacts
-
-if TYPE_CHECKING:
-    from datamodules.activations.store import ActivationStatistics
-    from lit_models.consistency_lens.lens import Explanation, Lens
+from datamodules.core.batches import SubjectFacts
 
 
 def of_layer(table: Tensor, layer: Tensor | None) -> Tensor:
@@ -71,78 +67,3 @@ def index_of(layers: Sequence[int], layer: int | None) -> int:
             "name one of them with layer."
         )
     return layers.index(layer)
-
-
-class Baselines(nn.Module):
-    """Guesses of a layer's activation from the statistics of the training part of the data at
-    hand."""
-
-    mean: Tensor
-    unit_mean: Tensor
-    token_means: Tensor
-    token_row: Tensor
-    position_means: Tensor
-    components: Tensor
-    tuned: Tensor
-
-    def __init__(self, statistics: "ActivationStatistics", vocab_size: int) -> None:
-        super().__init__()
-        row = torch.full((vocab_size,), len(statistics.token_ids))
-        row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
-        self.register_buffer("token_row", row, persistent=False)
-        self.register_buffer("tuned", None, persistent=False)  # of `tuned_map`, for a test
-        for name in ("mean", "unit_mean", "token_means", "position_means", "components"):
-            table = torch.from_numpy(getattr(statistics, name)).float()
-            self.register_buffer(name, table, persistent=False)
-
-    def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D], the mean activation at tokens [B]; `mean` [D] or [B, D] where unseen."""
-        return _known(self.token_means, self.token_row[token], mean)
-
-    def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D], the mean activation at positions [B]; `mean` as `of_token`."""
-        return _known(self.position_means, position, mean)
-
-    def projected(self, activation: Tensor, number: int) -> Tensor:
-        """Return activations [B, D] projected on the first principal components."""
-        components = self.components[:number]
-        return self.mean + (activation - self.mean) @ components.T @ components
-
-
-def _known(table: Tensor, row: Tensor, mean: Tensor) -> Tensor:
-    """Return the rows [B] of a table [n, D]; the mean for those behind its end."""
-    found = table[row.clamp(max=len(table) - 1)]
-    return found.where((row < len(table))[:, None], mean.to(table))
-
-
-class LayerRows:
-    """Rows of a batch, each with what is of its layer."""
-
-    lens: "Lens"
-    baselines: Sequence[Baselines]  # of each layer
-    batch: ActivationBatch
-
-    @property
-    def layer(self) -> Tensor | None:
-        return self.batch.get("layer")
-
-    @property
-    def mean(self) -> Tensor:
-        """[D] or [B, D], of the training part."""
-        return of_layer(self.lens.mean, self.layer)
-
-    @property
-    def variance(self) -> Tensor:
-        """[] or [B]."""
-        return of_layer(self.lens.variance, self.layer)
-
-    def explain(self, activation: Tensor, key: Tensor | None = None) -> "Explanation":
-        return self.lens.verbalizer.explain(activation, key, layer=self.layer)
-
-    def read(self, words: Tensor) -> Tensor:
-        """Return what the reconstructor makes of words [B, t, D]."""
-        return self.lens.reconstructor(words, self.layer)
-
-    def guess(self, of: Callable[[Baselines], Tensor]) -> Tensor:
-        """Return what the baselines of each row's own layer say."""
-        return of_rows([of(one) for one in self.baselines], self.layer)

@@ -1,19 +1,22 @@
-"""Loss of the lens: its terms and their schedules.
+"""Loss of the lens: its terms, their schedules, and the schedule of the temperature of words.
 
-Shapes: B samples, D features, t words, P places of a document, V vocabulary.
+Shapes: B samples, D features, t words, P places of a document, V vocabulary, K readings of each, W
+wrong activations of each.
 """
 
+import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, no_grad
 
 from datamodules.core.batches import TERMS, ActivationBatch
 from lit_models.consistency_lens.layers import of_layer
 from lit_models.consistency_lens.lens import Lens
-from lit_models.consistency_lens.readings.contrast import contrast
 from lit_models.consistency_lens.subject import PatchedSubject
+from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class LensLosses:
         effect: nats by which the subject's next words change with the rebuilt activation, mean
             over its position and up to 8 that follow it.
         fluency: nats per word by which the choices leave those of the subject as a language model.
-        contrast: minus the reward of `readings.contrast`, for which the verbalizer alone learns.
+        contrast: minus the reward of `contrast`, for which the verbalizer alone learns.
     """
 
     teacher_text: LossWeight = LossWeight()
@@ -91,6 +94,42 @@ class LensLosses:
         """Return the steps at which a term begins or ends, and the first."""
         terms = [getattr(self, name) for name in TERMS]
         return sorted({0, *(t.begin for t in terms), *(t.end for t in terms if t.end is not None)})
+
+
+@dataclass(frozen=True)
+class TemperatureSchedule:
+    """Temperature of the choice of words: constant, then falling.
+
+    Args:
+        start: above 0, at optimizer step `begin` and before.
+        end: above 0, at optimizer step `until` and after.
+        begin: 0 or more.
+        until: above `begin`.
+        shape: of the fall: a straight line, half a wave of the cosine, or one factor at each step.
+        floor: 0 or more, below which it never falls, such as in the middle of a steep fall.
+    """
+
+    start: float = 1.0
+    end: float = 0.5
+    begin: int = 0
+    until: int = 1000
+    shape: Literal["linear", "cosine", "exponential"] = "linear"
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.start, self.end) <= 0 or self.floor < 0 or not 0 <= self.begin < self.until:
+            raise ValueError(
+                "a temperature needs a start and an end above 0, a floor and a begin of 0 or more, "
+                f"and the begin before until, got {self}."
+            )
+
+    def at(self, step: int) -> float:
+        share = min(1.0, max(0.0, (step - self.begin) / (self.until - self.begin)))
+        if self.shape == "cosine":
+            share = (1 - math.cos(math.pi * share)) / 2
+        if self.shape == "exponential":
+            return max(self.floor, self.start * (self.end / self.start) ** share)
+        return max(self.floor, self.start + (self.end - self.start) * share)
 
 
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
@@ -123,6 +162,50 @@ def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
     own = in_float32(patched.true).log_softmax(-1)  # [B, P, V]
     nats = (own.exp() * (own - in_float32(patched.changed(rebuilt)).log_softmax(-1))).sum(-1)
     return (nats * patched.counts).sum(-1) / patched.counts.sum(-1)
+
+
+NUMREADINGS, NUM_WRONG = 4, 7
+READING = 32  # key of what is drawn
+
+
+def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
+    """Return [B]: minus the mean reward of K drawn readings of activations [B, D], whose gradient
+    is the policy gradient.
+
+    The reward of words is the cosine between what the reference's reconstructor makes of them and
+    the right activation, less the mean cosine with the wrong ones, all seen from the training
+    mean: -2 to 2. That reader has learnt the teacher's words and no code since. Draws follow the
+    sample's key; the baseline of a reading is the mean reward of the sample's others.
+
+    Source: Williams 1992, REINFORCE; Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
+    free!", equation 8.
+    """
+    said, rewards, layer = [], [], batch.get("layer")
+    with no_grad():
+        for draw in range(NUMREADINGS):
+            key = mixed(batch["noise_key"], READING + draw)
+            said.append(lens.verbalizer.explain(activation, key, layer=layer).token_ids)
+            rewards.append(reward(lens, said[-1], activation, batch["wrong"], layer))
+    words, gained = torch.cat(said), torch.stack(rewards)  # [K * B, t], [K, B]
+    advantage = (gained - gained.mean(0)) * NUMREADINGS / (NUMREADINGS - 1)  # above the others
+    layers = None if layer is None else layer.repeat(NUMREADINGS)
+    logits = lens.verbalizer(activation.repeat(NUMREADINGS, 1), words, layers)
+    nats = F.cross_entropy(logits.mT, words, reduction="none").sum(-1).view_as(gained)
+    policy = (advantage * nats).mean(0)
+    return policy - policy.detach() - gained.mean(0)
+
+
+def reward(
+    lens: Lens, words: Tensor, activation: Tensor, wrong: Tensor, layer: Tensor | None = None
+) -> Tensor:
+    """Return the reward [B] of words [B, t] for activations [B, D], wrong ones [B, W, D]."""
+    mean = of_layer(lens.mean, layer)
+    rebuilt = in_float32(lens.reference["reconstructor"](lens.words(words), layer) - mean)
+    seen = in_float32(
+        torch.cat([activation[:, None], wrong.to(activation)], 1) - mean[..., None, :]
+    )
+    cosines = F.cosine_similarity(rebuilt[:, None], seen, dim=-1)  # [B, 1 + W]
+    return cosines[:, 0] - cosines[:, 1:].mean(1)
 
 
 WARM = ("teacher_text", "teacher_reconstruction")

@@ -1,9 +1,10 @@
 """LightningModules of the consistency lens. Batches: ActivationBatch, of the dump DumpBatch."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,18 +23,19 @@ from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens import controls
+from lit_models.consistency_lens.baselines import NUM_DOCUMENTS, Baselines, tuned_map
 from lit_models.consistency_lens.layers import index_of, layer_facts, rows_of, stack
 from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
 from lit_models.consistency_lens.loss import (
+    NUM_WRONG,
     LensLosses,
+    TemperatureSchedule,
     check_phases,
     leaves_one_idle,
     lens_terms,
     text_nats,
 )
-from lit_models.consistency_lens.parts import by_beginning, check_parts, clip_parts
-from lit_models.consistency_lens.readings.contrast import NUM_WRONG
-from lit_models.consistency_lens.readings.reading import Reading, readings_of
+from lit_models.consistency_lens.readings import AT_ONCE, Reading, best_reading, worth
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
@@ -46,12 +48,11 @@ from lit_models.consistency_lens.subject import (
     training_digest,
 )
 from lit_models.consistency_lens.teacher import MOST_SAMPLES, TeacherText, told_map, word_counts
-from lit_models.consistency_lens.temperature import TemperatureSchedule
-from lit_models.consistency_lens.unembedding import NUM_DOCUMENTS, tuned_map
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
 from lit_models.training.optim import configured, parameter_groups
 from lit_models.training.progress import budgeted_steps
+from lit_models.training.sharding import local_parts, total_norm
 
 Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
 
@@ -72,7 +73,9 @@ class LitConsistencyLens(ExactModule):
         init_from: checkpoint to take weights from.
         best_of: readings of each activation of which a prediction writes the one that rebuilds it
             best: the surest words, and draws.
-        rates: part -> factor of the learning rate, such as verbalizer.network; see `parts`.
+        rates: part -> factor of the learning rate. A part is the beginning of names inside the
+            lens, such as verbalizer, verbalizer.network or verbalizer.map (weights and biases); of
+            two that fit the longer one counts.
         clips: part -> norm that its gradient is clipped to by itself; the trainer's
             gradient_clip_val is then that of all others.
     """
@@ -214,7 +217,7 @@ class LitConsistencyLens(ExactModule):
                 samples = [data.training_sample(MOST_SAMPLES, index) for index in places]
                 self.lens.told_map = stack([told_map(self.lens, one) for one in samples])
             size = len(self.lens.token_counts)
-            self.baselines = nn.ModuleList(controls.Baselines(one, size) for one in found)
+            self.baselines = nn.ModuleList(Baselines(one, size) for one in found)
             tested = data.facts(TEST)
             given = (controls.ROW_NAMES, tested.group_names, self.layers)
             self.fidelity = controls.FidelityTable(*given)
@@ -323,6 +326,7 @@ class LitConsistencyLens(ExactModule):
             words = self.lens.verbalizer.explain(given, layer=layers).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
+    @torch.no_grad()
     def readings(
         self,
         texts: Sequence[str],
@@ -330,10 +334,45 @@ class LitConsistencyLens(ExactModule):
         best_of: int = 1,
         layer: int | None = None,
     ) -> list[list[Reading]]:
-        """Return of each text the `Reading` at a position, the last at -1, or at all with `None`,
-        and there of a layer, or of each; of so many explanations the one that rebuilds the
-        activation best."""
-        return readings_of(self, texts, position, best_of, layer)
+        """Return the readings of each text, by position and then by layer.
+
+        Args:
+            texts: documents.
+            position: of the token whose activation is read, the last at -1; `None` reads all.
+            best_of: explanations of which the one is taken that rebuilds the activation best.
+            layer: of the subject; `None` reads each of the lens's.
+
+        Raises:
+            ValueError: a position or a layer is none of those, or `best_of` is below 1.
+        """
+        check_range("readings", 1, best_of=best_of)
+        found, lens, tokenizer, layers = [], self.lens, self.tokenizer, self.layers
+        asked = range(len(layers)) if layer is None else [index_of(layers, layer)]
+        with evaluating(self):
+            for text, ids in zip(texts, prompt_tokens(tokenizer, texts), strict=True):
+                length = len(ids)
+                if position is not None and not -length <= position < length:
+                    raise ValueError(
+                        f"position {position} is none of the {length} tokens of {text[:40]!r}; "
+                        f"give one from 0 to {length - 1} (or from the end, -1 to {-length}), or "
+                        "None for all of them."
+                    )
+                places = range(length) if position is None else [position % length]
+                hidden = lens.subject.of_layers(torch.tensor([ids], device=self.device))
+                of_text: list[Reading] = []
+                chunks = torch.tensor(places, device=self.device).split(AT_ONCE)
+                for place, index in product(chunks, asked):
+                    true = hidden[index][0, place].to(lens.mean.dtype)  # [B, D]
+                    rows_layer = rows_of(index, len(place), len(layers), self.device)
+                    best = best_reading(lens, true, place, best_of, rows_layer)
+                    columns = (place, best.token_ids, *worth(lens, true, best, rows_layer))
+                    rows = zip(*map(Tensor.tolist, columns), strict=True)
+                    for at, words, sure, cosine, fve in rows:
+                        token = tokenizer.decode_continuation([ids[at]], skip_special_tokens=False)
+                        said = (token, tokenizer.decode(words), sure, cosine, fve)
+                        of_text.append(Reading(at, *said, layers[index]))
+                found.append(sorted(of_text, key=lambda one: one.position))  # layers ascend
+        return found
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self.trainer))
@@ -447,6 +486,41 @@ def leave_subject_out(module: LitConsistencyLens) -> None:
 
     module.register_state_dict_post_hook(forget)
     module.register_load_state_dict_pre_hook(remember)
+
+
+def check_parts(module: nn.Module, option: str, values: Mapping[str, float]) -> None:
+    """Raise ValueError for a value below 0, or a part without a parameter that learns."""
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    for part, value in values.items():
+        if value < 0 or not any(name.startswith(f"lens.{part}") for name in names):
+            tops = sorted({".".join(name.removeprefix("lens.").split(".")[:2]) for name in names})
+            raise ValueError(
+                f"{option}.{part} {value} must be 0 or more, of a part of the lens that learns; "
+                f"name verbalizer, reconstructor, or one of {', '.join(tops)}."
+            )
+
+
+def by_beginning(values: Mapping[str, float]) -> dict[str, float]:
+    """Return beginning of a parameter's name -> value of its part, the longest first."""
+    parts = sorted(values, key=len, reverse=True)
+    return {f"lens.{part}": values[part] for part in parts}
+
+
+def clip_parts(
+    named: Iterable[tuple[str, nn.Parameter]], norms: Mapping[str, float], others: float | None
+) -> None:
+    """Scale the gradient of each part, by itself, to at most its norm; that of all other parameters
+    to `others`, where that is above 0. One collective for each where parameters are sharded."""
+    of_part, gradients = by_beginning(norms), dict[str, list[Tensor]]()
+    for name, parameter in named:
+        if parameter.grad is not None:
+            part = next((begin for begin in of_part if name.startswith(begin)), "")
+            gradients.setdefault(part, []).append(parameter.grad)
+    for part, grads in gradients.items():
+        if most := of_part.get(part, others or 0.0):
+            scale = (most / (total_norm(grads) + 1e-6)).clamp(max=1.0)
+            for grad in local_parts(grads):
+                grad.mul_(scale.to(grad))
 
 
 class LitSubject(ExactModule):

@@ -70,11 +70,6 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
         yield
 
 
-def output_of(block: nn.Module, run: Callable[[], Tensor]) -> Tensor:
-    """Return the output [R, T, D] of a block while its network runs."""
-    return outputs_of([block], run)[0]
-
-
 def outputs_of(blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
     """Return the output [R, T, D] of each of some blocks while their network runs."""
     found: list[Any] = []
@@ -131,13 +126,9 @@ class Subject(nn.Module):
     def train(self, mode: bool = True) -> "Subject":
         return super().train(False)
 
-    def activations(self, input_ids: Tensor) -> Tensor:
-        """Return the activations [B, T, D] of the last layer at every token of `input_ids` [B, T]
-        int64; the blocks above it are not computed."""
-        return self.of_layers(input_ids)[-1]
-
     def of_layers(self, input_ids: Tensor) -> list[Tensor]:
-        """As `activations`, of each layer."""
+        """Return the activations [B, T, D] of each layer at every token of `input_ids` [B, T]
+        int64; the blocks above the last one are not computed."""
         return outputs_of(self.layer_blocks, lambda: read(self.lower, input_ids))
 
 

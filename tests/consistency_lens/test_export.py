@@ -67,9 +67,8 @@ def test_an_export_gives_the_lens_of_the_checkpoint(trained):
     for one, other in zip(explained(loaded.eval()), explained(exported), strict=True):
         assert torch.equal(one, other)
     text = "the owl saw"
-    hidden = exported.lens.subject.activations(
-        torch.tensor(prompt_tokens(exported.tokenizer, [text]))
-    )
+    ids = torch.tensor(prompt_tokens(exported.tokenizer, [text]))
+    hidden = exported.lens.subject.of_layers(ids)[-1]
     (words,) = exported.explain([text])
     assert loaded.explain([text]) == exported.explain(hidden[:, -1]) == [words]
     assert loaded.readings([text], None) == exported.readings([text], None)

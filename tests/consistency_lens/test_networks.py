@@ -51,10 +51,10 @@ def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind, layer
     subject, (ids, _), other = Subject(network, layer), tiny.documents(), tiny.activations()
 
     true, logits = read_plainly(network, ids, layer, None)
-    torch.testing.assert_close(subject.activations(ids), true, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(subject.of_layers(ids)[-1], true, rtol=1e-9, atol=1e-9)
     plain = tiny.patched_logits(subject, ids, POSITION, None)
     torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
-    own = subject.activations(ids)[ROWS, POSITION]  # in its own place it changes no bit
+    own = subject.of_layers(ids)[-1][ROWS, POSITION]  # in its own place it changes no bit
     assert torch.equal(tiny.patched_logits(subject, ids, POSITION, own), plain)
 
     _, changed = read_plainly(network, ids, layer, other)
@@ -67,9 +67,9 @@ def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind, layer
 @pytest.mark.parametrize("kind", list(tiny.NETWORKS))
 def test_neither_padding_nor_neighbours_change_an_activation(kind):
     subject, (ids, lengths) = Subject(tiny.network_of(kind), 1), tiny.documents()
-    together = subject.activations(ids)
+    together = subject.of_layers(ids)[-1]
     for row, length in enumerate(lengths.tolist()):
-        alone = subject.activations(ids[[row], :length])[0]
+        alone = subject.of_layers(ids[[row], :length])[-1][0]
         torch.testing.assert_close(together[row, :length], alone, rtol=1e-9, atol=1e-9)
 
 
@@ -77,14 +77,14 @@ def test_neither_padding_nor_neighbours_change_an_activation(kind):
 @pytest.mark.parametrize("kind", list(tiny.NETWORKS))
 def test_no_block_above_the_layer_is_computed_for_activations(kind):
     subject, (ids, _) = Subject(tiny.network_of(kind), 1), tiny.documents()
-    expected = subject.activations(ids)
+    expected = subject.of_layers(ids)[-1]
     for parameter in subject.network.blocks()[2].parameters():
         parameter.fill_(torch.nan)
     assert not tiny.patched_logits(subject, ids, POSITION, None).isfinite().any()
     called: list[bool] = []
     for part in subject.network.blocks()[2].children():
         part.register_forward_hook(lambda *given: called.append(True))
-    assert torch.equal(subject.activations(ids), expected)
+    assert torch.equal(subject.of_layers(ids)[-1], expected)
     assert not called
 
 
@@ -92,7 +92,7 @@ def test_no_hook_is_left_even_where_the_forward_fails():
     network = tiny.network_of("own GPT-2")
     subject = Subject(network, 1)
     with pytest.raises(IndexError):
-        subject.activations(torch.full((1, 4), 10_000))
+        subject.of_layers(torch.full((1, 4), 10_000))
     assert not any(block._forward_hooks for block in network.blocks())
 
 
@@ -290,7 +290,7 @@ def test_it_begins_as_the_subject_that_reads_the_words_backwards(kind):
         lens = tiny.lens_of(kind, layer)
         rebuilt = lens.reconstructor(lens.words(WORDS))
         text = torch.cat([torch.full((2, 1), lens.begin_id), WORDS.flip(1)], dim=1)
-        expected = lens.subject.activations(text)[:, -1]
+        expected = lens.subject.of_layers(text)[-1][:, -1]
         torch.testing.assert_close(rebuilt, expected, rtol=1e-9, atol=1e-9)
 
 

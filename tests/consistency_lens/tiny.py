@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from datamodules.activations.store import statistics_of
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import Network
+from lit_models.consistency_lens.baselines import tuned_map
 from lit_models.consistency_lens.controls import Baselines, Case
 from lit_models.consistency_lens.lens import (
     Explanation,
@@ -22,7 +23,6 @@ from lit_models.consistency_lens.lens import (
 )
 from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
 from lit_models.consistency_lens.teacher import TeacherText
-from lit_models.consistency_lens.unembedding import tuned_map
 from tests.causal_lm.folders import VOCAB, of_transformers
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
@@ -178,7 +178,7 @@ def batch_of(number=6, seed=0):
 
 def activations_of(network, batch):
     rows = torch.arange(len(batch["position"]))
-    return network.activations(batch["input_ids"])[rows, batch["position"]]
+    return network.of_layers(batch["input_ids"])[-1][rows, batch["position"]]
 
 
 def statistics():

@@ -15,9 +15,8 @@ from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitConsistencyLens
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses, LossWeight
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, TemperatureSchedule
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.consistency_lens.temperature import TemperatureSchedule
 from lit_models.training.exact import ExactModule
 
 adamw = partial(torch.optim.AdamW, lr=0.01)

@@ -1,6 +1,5 @@
 """Released pairs of a verbalizer and a reconstructor, and their rows in the table of controls.
 
-
 The layout is that of github.com/kitft/natural_language_autoencoders (README, nla_inference.py): two
 folders of the Hugging Face layout, av and ar, each with nla_meta.yaml. The verbalizer reads a
 prompt in which the embedding of one token is the activation at a fixed length, and answers
@@ -13,6 +12,7 @@ Shapes: B activations, D features, T tokens.
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.store import ActivationStore
 from lit_models.causal_lm.pretrained import load_network, model_of, read_recipe
-from lit_models.consistency_lens.controls import Baselines, Fidelity, FidelityTable, Rows
-from lit_models.consistency_lens.subject import PatchedSubject, Subject, output_of, read
+from lit_models.consistency_lens.baselines import Baselines
+from lit_models.consistency_lens.controls import Fidelity, FidelityTable, Rows
+from lit_models.consistency_lens.subject import PatchedSubject, Subject, outputs_of, read
 
 NAMES = {"av": ("av", "verbalizer", "actor"), "ar": ("ar", "reconstructor", "critic")}
 META, VALUE_HEAD = "nla_meta.yaml", "value_head.safetensors"
@@ -36,18 +37,21 @@ ROWS = ("greedy", "zero", "mean", "position_mean", "token_mean", "shuffled_examp
 AT_ONCE = 16  # activations
 
 
-class ActivationPair:
-    """A verbalizer and a reconstructor of the layout above, in one folder, on the CPU; `to` moves
-    both.
+class ActivationPair(nn.Module):
+    """A verbalizer and a reconstructor of the layout above, in one folder, on the CPU and in
+    evaluation mode.
 
     Raises:
         FileNotFoundError: a folder or a file of it is missing.
         ValueError: what a sidecar says does not fit the models or their tokenizers.
     """
 
+    value_head: Tensor  # [D, D]
+
     def __init__(self, folder: str | Path) -> None:
         from transformers import AutoTokenizer
 
+        super().__init__()
         root = Path(folder).expanduser()
         self.folders, self.metas, self.tokenizers = {}, {}, {}
         for role, names in NAMES.items():
@@ -85,20 +89,12 @@ class ActivationPair:
         head = self.folders["ar"] / VALUE_HEAD
         if not head.is_file():
             raise FileNotFoundError(f"{head} is missing; copy it from the release.")
-        (self.value_head,) = load_file(head).values()  # [D, D]
-        self.value_head = self.value_head.float()
+        (value_head,) = load_file(head).values()
+        self.register_buffer("value_head", value_head.float())
         widths = {tuple(self.value_head.shape), (self.width,) * 2}
         widths |= {(self.verbalizer.config.get_text_config().hidden_size, self.width)}
         if len(widths) > 1:
             raise ValueError(f"{root}: models and {META} are of several widths, {sorted(widths)}.")
-
-    def to(self, device: torch.device | str) -> "ActivationPair":
-        self.verbalizer, self.reconstructor = (
-            self.verbalizer.to(device),
-            self.reconstructor.to(device),
-        )
-        self.value_head = self.value_head.to(device)
-        return self
 
     @torch.no_grad()
     def explain(self, activations: Tensor, max_new_tokens: int = 200) -> list[str]:
@@ -126,7 +122,7 @@ class ActivationPair:
             given = self._template("ar").replace("{explanation}", text)
             ids = torch.tensor([self.tokenizers["ar"](given)["input_ids"]])
             ids = ids.to(self.value_head.device)
-            hidden = output_of(network.blocks()[-1], lambda ids=ids: read(network, ids))  # type: ignore[misc]
+            (hidden,) = outputs_of(network.blocks()[-1:], partial(read, network, ids))
             found.append(F.linear(hidden[0, -1].float(), self.value_head))
         return F.normalize(torch.stack(found), dim=-1)
 

@@ -11,7 +11,7 @@ import torch
 
 from datamodules.activations.interchange import COLUMN, VectorFile, write_vectors
 from lit_models.consistency_lens.layers import index_of, rows_of
-from lit_models.consistency_lens.readings.reading import AT_ONCE, best_reading, worth
+from lit_models.consistency_lens.readings import AT_ONCE, best_reading, worth
 from lit_models.training.metrics import evaluating
 
 if TYPE_CHECKING:

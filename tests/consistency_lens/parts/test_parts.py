@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.module import continued
-from lit_models.consistency_lens.parts import clip_parts
-from lit_models.consistency_lens.temperature import TemperatureSchedule
+from lit_models.consistency_lens.loss import TemperatureSchedule
+from lit_models.consistency_lens.module import clip_parts, continued
 from lit_models.training.checkpoints import read_checkpoint
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, story_data
 from tests.consistency_lens.tiny import NETWORKS, Tokenizer, activations, lens_of, moved

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from datamodules import ActivationDataModule
 from datamodules.activations.datamodule import WrongOnes
-from lit_models.consistency_lens.loss import LensLosses, LossWeight, check_phases
-from lit_models.consistency_lens.readings.contrast import contrast, reward
+from lit_models.consistency_lens.loss import LensLosses, LossWeight, check_phases, contrast, reward
 from tests.activation_dumps import dumped, stories, subject
 from tests.consistency_lens.small_lens import fitted, lens_module, story_data
 from tests.consistency_lens.tiny import activations, lens_of, moved

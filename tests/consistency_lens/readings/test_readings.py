@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules.text.prompts import prompt_tokens
-from lit_models.consistency_lens.readings.reading import DRAW, best_reading
+from lit_models.consistency_lens.readings import DRAW, best_reading
 from lit_models.training.dropout import mixed
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import activations, lens_of, moved
@@ -65,7 +65,7 @@ def test_a_reading_says_what_the_words_are_worth(lines):
     lens, tokenizer = module.lens, module.tokenizer
     for text, of_text in zip(TEXTS, module.readings(TEXTS, None), strict=True):
         (ids,) = prompt_tokens(tokenizer, [text])
-        hidden = lens.subject.activations(torch.tensor([ids]))[0]
+        hidden = lens.subject.of_layers(torch.tensor([ids]))[-1][0]
         assert [r.position for r in of_text] == list(range(len(ids)))
         assert "".join(r.token for r in of_text[1:]).split() == text.split()
         for true, reading in zip(hidden, of_text, strict=True):
@@ -89,7 +89,7 @@ def test_a_reading_says_what_the_words_are_worth(lines):
     [
         ({"position": 3}, "position 3 is none of the 3 tokens of 'a cat'; give one from 0 to 2"),
         ({"position": -4}, "position -4 is none of the 3"),
-        ({"best_of": 0}, "best_of must be 1 or more, got 0"),
+        ({"best_of": 0}, "readings.best_of must be at least 1, got 0"),
     ],
 )
 def test_a_reading_that_there_is_not_is_refused(lines, options, message):

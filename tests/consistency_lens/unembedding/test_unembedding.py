@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_models.consistency_lens.subject import output_of, read
-from lit_models.consistency_lens.unembedding import tuned_map, unembedded_words
+from lit_models.consistency_lens.baselines import tuned_map, unembedded_words
+from lit_models.consistency_lens.subject import outputs_of, read
 from tests.consistency_lens.tiny import activations, case_of, documents, lens_of
 
 FINAL_NORM = {"own GPT-2": "norm", "GPT-2": "model.transformer.ln_f", "Llama": "model.model.norm"}
@@ -14,7 +14,7 @@ FINAL_NORM = {"own GPT-2": "norm", "GPT-2": "model.transformer.ln_f", "Llama": "
 def outputs(subject, ids):
     """Return what the layer and the last block give at each token."""
     both = (subject.layer_blocks[0], subject.network.blocks()[-1])
-    return tuple(output_of(b, lambda: read(subject.network, ids)) for b in both)
+    return tuple(outputs_of(both, lambda: read(subject.network, ids)))
 
 
 def batch_of_documents():

@@ -1,0 +1,69 @@
+"""Readings of activations: the words of a lens, and what they are worth.
+
+Shapes: B activations, D features, k readings of each, t words, T tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_models.consistency_lens.layers import of_layer
+from lit_models.consistency_lens.lens import Explanation, Lens
+from lit_models.training.dropout import mixed
+from lit_models.training.metrics import in_float32
+
+DRAW = 4  # key of what is drawn; those before it are of `controls`
+AT_ONCE = 64  # activations
+
+
+def best_reading(
+    lens: Lens, activation: Tensor, key: Tensor, number: int, layer: Tensor | None = None
+) -> Explanation:
+    """Return of each activation [B, D], of layers [B], the one of `number` explanations that
+    rebuilds it best: of the surest words, which win where others are no better, and of draws keyed
+    by `key` [B]."""
+    draws = range(number - 1)
+    keys = [None, *(mixed(key, DRAW + draw) for draw in draws)]
+    said = [lens.verbalizer.explain(activation, one, layer=layer) for one in keys]
+    if not draws:
+        return said[0]
+    rebuilt = [lens.reconstructor(one.embeddings, layer) for one in said]
+    errors = torch.stack([(in_float32(r) - activation).square().sum(-1) for r in rebuilt])  # [k, B]
+    best, rows = errors.argmin(0), torch.arange(len(activation), device=activation.device)
+    return Explanation(*(torch.stack(each)[best, rows] for each in zip(*said, strict=True)))
+
+
+def worth(
+    lens: Lens, true: Tensor, said: Explanation, layer: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return confidence, cosine and fve [B] of what is said of activations, as in `Reading`."""
+    chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
+    one, rebuilt = true.double(), lens.reconstructor(said.embeddings, layer).double()
+    mean = of_layer(lens.mean, layer).double()
+    error, spread = ((one - guess).square().sum(-1) for guess in (rebuilt, mean))
+    return chosen.mean((1, 2)).exp(), F.cosine_similarity(rebuilt, one), 1 - error / spread
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a lens says of the activation at one token of a text.
+
+    Args:
+        position: of the token, from 0; one that begins every document is counted.
+        token: its text.
+        explanation: the words.
+        confidence: geometric mean of the words' probabilities, 0 to 1.
+        cosine: of the angle between the rebuilt activation and the true one.
+        fve: 1 - squared error / squared distance from the training mean, for this one alone.
+        layer: of the subject.
+    """
+
+    position: int
+    token: str
+    explanation: str
+    confidence: float
+    cosine: float
+    fve: float
+    layer: int

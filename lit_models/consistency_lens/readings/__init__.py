@@ -1,1 +1,0 @@
-"""Readings: what a lens says of an activation, how sure it is, and what the words are worth."""
