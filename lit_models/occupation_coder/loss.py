@@ -22,7 +22,7 @@ from datamodules.occupations.store import OccupationStore
 from datamodules.tokenizers.codes import CodeBook, TextNormalisation, decode
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.network import NONE, BlockDecoder, Memory
-from lit_models.training.metrics import LossSum
+from lit_models.training.metrics import LossSum, evaluating
 
 
 @dataclass
@@ -130,16 +130,14 @@ def best_orders(
     if not any(num_with_codes[2:]):
         return ordered
     num_codes = (ordered >= 0).sum(1)
-    was_training = decoder.training
-    decoder.eval()
-    for size, num_rows in enumerate(num_with_codes):
-        if size > 1 and num_rows:
-            rows = torch.nonzero_static(num_codes == size, size=num_rows).squeeze(1)
-            orders = all_orders(ordered[rows, :size])  # [R, O, size]
-            nats = sequence_nats(decoder, memory.select(rows), orders.flatten(0, 1))
-            best = nats.view(len(rows), -1).argmin(1)
-            ordered[rows, :size] = orders[torch.arange(len(rows), device=rows.device), best]
-    decoder.train(was_training)
+    with evaluating(decoder):
+        for size, num_rows in enumerate(num_with_codes):
+            if size > 1 and num_rows:
+                rows = torch.nonzero_static(num_codes == size, size=num_rows).squeeze(1)
+                orders = all_orders(ordered[rows, :size])  # [R, O, size]
+                nats = sequence_nats(decoder, memory.select(rows), orders.flatten(0, 1))
+                best = nats.view(len(rows), -1).argmin(1)
+                ordered[rows, :size] = orders[torch.arange(len(rows), device=rows.device), best]
     return ordered
 
 

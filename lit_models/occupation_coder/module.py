@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,18 +12,20 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
-from datamodules.core.batches import OccupationBatch
-from datamodules.tokenizers.codes import CodeBook
+from datamodules.core.batches import OccupationBatch, padded_texts
+from datamodules.occupations.store import language_code
+from datamodules.tokenizers.codes import CodeBook, TextNormalisation, encode
 from lit_models.blocks import layer_rates
-from lit_models.occupation_coder.answers.coverage import PlausibleSets
-from lit_models.occupation_coder.answers.texts import CodedText, code_texts
 from lit_models.occupation_coder.decoding import (
     TERMS,
     DecodingOptions,
+    PlausibleSets,
     TemperatureSearch,
     answers,
+    code_marginals,
     decode,
     nats_by_temperature,
+    packed,
 )
 from lit_models.occupation_coder.encoders import CharacterEncoder, Encoder, freeze_encoder
 from lit_models.occupation_coder.linear import describe, refuse_other_features, solve
@@ -37,12 +40,31 @@ from lit_models.occupation_coder.metrics import OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
 from lit_models.occupation_coder.occcanine.network import OccCanineDecoder, renumbered
 from lit_models.training.exact import ExactModule, flops_per_position
-from lit_models.training.metrics import LossSum, SampleResult
+from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
 EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
 DecoderFactory = Callable[[int, CodeTrie], BlockDecoder]  # memory's width, code book -> decoder
 RECIPE_KEY = "occupation_recipe"
+TEXTS_AT_ONCE = 256
+
+
+class CodedText(NamedTuple):
+    """Codes of one text, the likeliest first, with their descriptions and probabilities; none where
+    it is empty, as in a coded table.
+
+    With `k_best`, `next_sets` are the next sets of codes with their probabilities; with `coverage`,
+    `plausible` are the codes of a set that holds the truth in that share of texts, likeliest first.
+    """
+
+    text: str
+    codes: list[str]
+    descriptions: list[str]
+    confidences: list[float]
+    set_confidence: float
+    is_truncated: bool
+    next_sets: Sequence[tuple[list[str], float]] = ()
+    plausible: Sequence[str] = ()
 
 
 class LitOccupationCoder(ExactModule):
@@ -142,7 +164,8 @@ class LitOccupationCoder(ExactModule):
         for split in ("val", "test"):
             metrics = OccupationMetrics(book, languages, self.loss.term_weights)
             self.add_module(f"{split}_metrics", metrics)
-        self.sets = None if self.decoding.coverage is None else PlausibleSets(self.decoding)
+        coverage = self.decoding.coverage
+        self.sets = None if coverage is None else PlausibleSets(coverage)
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -176,7 +199,8 @@ class LitOccupationCoder(ExactModule):
         for term in TERMS:
             self.temperature_search[term].update(nats[term], batch["weight"])
         if self.sets is not None:
-            self.sets.observe(self.network, memory, flat_logits, batch)
+            marginals = code_marginals(self.network, memory, flat_logits, self.decoding)
+            self.sets.observe(marginals, batch)
 
     def on_validation_epoch_end(self) -> None:
         found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
@@ -203,7 +227,9 @@ class LitOccupationCoder(ExactModule):
     def test_step(self, batch: OccupationBatch, batch_idx: int) -> SampleResult:
         encoded, result = self._evaluate("test", batch)
         if self.sets is not None:
-            for name, metric in self.sets.score(self.recipe, self.network, *encoded, batch).items():
+            marginals = code_marginals(self.network, *encoded, self.decoding)
+            limit = self.sets.limit(self.recipe)
+            for name, metric in self.sets.score(marginals, limit, batch).items():
                 self.log(f"test/{name}", metric, on_step=False, on_epoch=True)
         return result
 
@@ -215,7 +241,8 @@ class LitOccupationCoder(ExactModule):
         (memory, flat), options = self(batch), self.decoding
         found = answers(self.network, memory, flat, options, self.temperature)
         if self.sets is not None:
-            found |= self.sets.told(self.recipe, self.network, memory, flat)
+            marginals = code_marginals(self.network, memory, flat, options)
+            found["plausible"] = packed(marginals >= self.sets.limit(self.recipe))
         if options.embeddings:
             found["embedding"] = memory.hidden[:, 0].float()
         # not "<": a confidence that is no number is one to look at
@@ -263,7 +290,59 @@ class LitOccupationCoder(ExactModule):
             ValueError: a single string instead of a list, a value that is no text, not one language
                 per text, or a name of no language.
         """
-        return code_texts(self, texts, language, options)
+        texts = texts_for(self, texts)
+        if language is None or isinstance(language, str):
+            language = [language or self.recipe.get("default_language") or "unk"] * len(texts)
+        if len(language) != len(texts):
+            raise ValueError(
+                f"language has {len(language)} names for {len(texts)} texts: give one for all, or "
+                "one each."
+            )
+        language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
+        language_ids = [language_index.get(language_code(name), 0) for name in language]
+        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
+        normalised, most = [normalise(text) for text in texts], self.recipe["max_length"]
+        encoded = [encode(text, most) for text in normalised]
+        order = sorted(
+            filter(normalised.__getitem__, range(len(texts))), key=lambda i: len(encoded[i])
+        )
+        decoding = replace(self.decoding, **options)
+        sets = None if decoding.coverage is None else PlausibleSets(decoding.coverage)
+        limit = 0.0 if sets is None else sets.limit(self.recipe)
+        results = {i: CodedText(text, [], [], [], 0.0, False) for i, text in enumerate(texts)}
+        book = self.recipe["code_book"]
+
+        def named(ids: Sequence[int], what: str = "codes") -> list[str]:
+            return [book[what][i] for i in ids if i >= 0]
+
+        for start in range(0, len(order), TEXTS_AT_ONCE):
+            rows = order[start : start + TEXTS_AT_ONCE]
+            batch = padded_texts([encoded[i] for i in rows])
+            batch["language_id"] = torch.tensor([language_ids[i] for i in rows])
+            batch = {name: value.to(self.device) for name, value in batch.items()}
+            with evaluating(self), torch.inference_mode():
+                memory, flat = self(batch)
+                found = answers(self.network, memory, flat, decoding, self.temperature)
+                if sets is not None:
+                    found["marginals"] = code_marginals(self.network, memory, flat, decoding)
+            columns = {name: values.tolist() for name, values in found.items()}
+            for place, index in enumerate(rows):
+                one = {name: values[place] for name, values in columns.items()}
+                codes = named(one["code_ids"])
+                shares = one.get("marginals", [])
+                held = [code for code, share in enumerate(shares) if share >= limit]
+                others = zip(one.get("next_ids", ()), one.get("next_confidence", ()), strict=True)
+                results[index] = CodedText(
+                    texts[index],
+                    codes,
+                    named(one["code_ids"], "descriptions"),
+                    one["code_confidence"][: len(codes)],
+                    one["set_confidence"],
+                    len(normalised[index]) > most,
+                    [(named(ids), share) for ids, share in others if ids[0] >= 0],
+                    named(sorted(held, key=shares.__getitem__, reverse=True)),
+                )
+        return [results[i] for i in range(len(texts))]
 
     def _evaluate(
         self, split: str, batch: OccupationBatch

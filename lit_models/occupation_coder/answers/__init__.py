@@ -1,1 +1,1 @@
-"""What is told of texts beside their codes: plausible sets, vectors, and all of it from Python."""
+"""Answers beside codes: scores of a test with intervals, similar training texts."""

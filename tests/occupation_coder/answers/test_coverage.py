@@ -11,13 +11,14 @@ from datamodules import Columns, OccupationDataModule
 from datamodules.core.batches import padded_texts
 from datamodules.occupations.written import CrosswalkOptions
 from datamodules.tokenizers.codes import encode
-from lit_models.occupation_coder.answers.coverage import (
+from lit_models.occupation_coder.decoding import (
+    DecodingOptions,
     LimitSearch,
     PlausibleSets,
     code_marginals,
     least_likely,
+    set_probability,
 )
-from lit_models.occupation_coder.decoding import DecodingOptions, set_probability
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import NONE
 from tests.occupation_coder.test_module import small_coder, trainer_of
@@ -139,9 +140,8 @@ def test_a_validation_finds_the_limit_and_a_test_says_what_the_sets_hold(tables)
         assert text.plausible == [book[i] for i in order if shares[i] >= limit]
     with pytest.raises(ValueError, match="coverage is 0.8, and the checkpoint has a limit for 0.9"):
         again.code(["smith"], coverage=0.8)
-    plain = small_coder(decoding=DecodingOptions(coverage=0.9))
     with pytest.raises(ValueError, match="the checkpoint has no limit for sets"):
-        PlausibleSets(plain.decoding).limit({})
+        PlausibleSets(0.9).limit({})
 
 
 def predict(coder, folder, name, walk, **options):
