@@ -7,12 +7,13 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -191,6 +192,7 @@ class Ledger(Callback):
     is_stopping = False  # all ranks decided to stop
     _is_told = False  # to do so at the end of a step
     attempt = 1  # of this run folder; known on rank 0
+    phase: Literal["step", "validation", "epoch"] = "step"  # that ended last, see `settle_progress`
     steps_done = 0
     # Vector and gradient norm of the newest step, its facts, and the names of its terms.
     _pending: tuple[HostCopy, HostCopy | None, Row, tuple[str, ...]] | None = None
@@ -241,7 +243,7 @@ class Ledger(Callback):
         record = record_of(pl_module)
         if trainer.global_step == self.steps_done or record is None:
             return
-        self.steps_done = trainer.global_step
+        self.steps_done, self.phase = trainer.global_step, "step"
         now, before = time.perf_counter(), self._clock
         self._clock = now
         facts = {
@@ -266,7 +268,20 @@ class Ledger(Callback):
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
-        checkpoint["ledger"] = {"hash": self._hash}
+        steps = trainer.datamodule.steps_per_epoch
+        checkpoint["ledger"] = {"hash": self._hash, "phase": self.phase, "steps_per_epoch": steps}
+
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
+        """Say where a limit cuts the epochs otherwise than in the checkpoint's run."""
+        if trainer.state.fn != "fit" or "ledger" not in checkpoint:
+            return
+        then, now = checkpoint["ledger"]["steps_per_epoch"], trainer.datamodule.steps_per_epoch
+        if then != now:
+            rank_zero_warn(
+                f"an epoch has {now} optimizer steps, and had {then} where the checkpoint was "
+                "written: this is another run from here on. Restore trainer.limit_train_batches, "
+                "unless that is meant."
+            )
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         self._finish(trainer)
@@ -275,6 +290,7 @@ class Ledger(Callback):
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
+            self.phase = "validation"
             self._judged = {n: v.detach().cpu() for n, v in trainer.callback_metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,6 +304,7 @@ class Ledger(Callback):
         epoch, and the metric of one that is cut may not be there."""
         if self.is_stopping:
             raise StopIteration
+        self.phase = "epoch"
         # Resumed in this epoch, Lightning would leave out schedules that follow a metric.
         trainer.fit_loop.on_iteration_done()
 

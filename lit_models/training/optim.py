@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
@@ -23,6 +24,7 @@ RMS_OF_ADAMW = 0.2
 AT_ONCE = 1 << 24  # elements of matrices that a GPU iterates in one product: small ones fill it so
 AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 CONFIGURED = "configured"  # key of a group: its settings as this run's configuration has them
+OPTIMIZER = "optimizer"  # key of a group: the name of the optimizer's class
 
 
 def parameter_groups(
@@ -339,10 +341,14 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a stored state in the order of this optimizer's parameters: by position, a checkpoint
-    with other groups would give them each other's moments."""
+    with other groups would give them each other's moments. Moments of another class stay behind."""
     saved_groups, groups = state_dict["param_groups"], optimizer.param_groups
     if not all("param_names" in group for group in [*saved_groups, *groups]):
         return state_dict
+    then, now = saved_groups[0].get(OPTIMIZER), groups[0].get(OPTIMIZER)
+    if then != now:
+        rank_zero_warn(f"the checkpoint's {then} has no moments for {now}, which begins without.")
+        state_dict = {**state_dict, "state": {}}
     saved = {  # name -> group and position
         name: (group, index)
         for group in saved_groups
@@ -401,6 +407,7 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     optimizer.register_load_state_dict_pre_hook(reorder_by_name)
     for group in optimizer.param_groups:
         group["lr"] *= group.get("lr_factor", 1.0)
+        group[OPTIMIZER] = type(optimizer).__name__
         plain = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         group[CONFIGURED] = {k: v for k, v in plain.items() if not isinstance(v, Tensor)}
     if scheduler is None:

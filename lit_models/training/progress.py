@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.utilities import rank_zero_info
 
 AVERAGES = (
@@ -32,52 +33,43 @@ def check_callbacks(trainer: Trainer) -> None:
 
 
 def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Rewrite Lightning's progress, which counts micro-batches, to today's accumulation, and
-    say whether the epoch and its validation are over; calling it twice changes nothing.
+    """Write the counters anew by which Lightning goes on; calling it twice changes nothing.
 
-    Lightning counts an epoch as processed before it calls the hooks of its end, and where
-    `max_steps` ends a run in the middle of one: resumed, such an epoch was counted twice, or a
-    part of it taken for the whole. A validation that a kill or a stop cut off was left out.
+    A run stands after some steps of an epoch, which the datamodule keeps, and in one of the phases
+    that the ledger keeps: after a `step`, after the `validation` of it, or after the hooks of the
+    end of its `epoch`. All counters follow from that. Lightning's own count micro-batches of one
+    rank, leave out a validation that was cut off, and take an epoch for over before those hooks
+    are called, and where `max_steps` ends a run in the middle of one.
     """
     # Lightning restores the datamodule after the model: its state is read where it lies.
-    datamodule = trainer.datamodule
-    position = checkpoint.get(type(datamodule).__qualname__)
-    if not position:
+    data = trainer.datamodule
+    position = checkpoint.get(type(data).__qualname__)
+    if not position or "ledger" not in checkpoint:  # of weights alone: Lightning refuses it
         return
-    loop, steps = checkpoint["loops"]["fit_loop"], position["step"]
-    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
-    judged = loop["epoch_loop.val_loop.batch_progress"]
-    before = position["epoch"] * datamodule.steps_per_epoch
-    # A checkpoint of `on_train_batch_end`, of which these are behind, or of a validation.
-    is_cut = any(
-        progress["current"][done] < progress["current"][begun]
-        for progress, done, begun in (
-            (batches, "completed", "processed"),
-            (judged, "processed", "started"),
-        )
-    )
-    is_due = is_cut and is_validated(trainer, position["epoch"], steps)
-    # Only then have the hooks of its end been called.
-    is_over = epochs["current"]["processed"] >= epochs["current"]["started"]
-    is_whole = steps >= datamodule.steps_per_epoch and is_over and not is_due
-    for counters in (epochs["current"], epochs["total"]):
-        counters["ready"] = counters["started"]  # a saved start of the next one begins again
-        done = max(0, counters["started"] - (not is_whole))
-        counters["processed"] = counters["completed"] = done
-    in_epoch = 0 if is_whole else steps
-    for counters, done in ((batches["current"], in_epoch), (batches["total"], before + steps)):
-        counters |= dict.fromkeys(counters, done * trainer.accumulate_grad_batches)
-    batches["is_last_batch"] = False
-    # By what is ahead Lightning knows where it stopped: in a validation, or before a batch.
-    for counters in (judged["current"], judged["total"]):
-        counters |= dict.fromkeys(counters, 0)
-        counters |= dict.fromkeys(("ready", "started"), int(is_due))
-    batches["total"]["started"] -= not is_due
+    steps, done, phase = position["step"], checkpoint["global_step"], checkpoint["ledger"]["phase"]
+    is_due = phase == "step" and is_validated(trainer, position["epoch"], steps, done)
+    is_whole = phase == "epoch" and steps >= data.steps_per_epoch
+
+    def counted(begun: int, done: int) -> dict[str, int]:
+        return {"ready": begun, "started": begun, "processed": done, "completed": done}
+
+    loop = checkpoint["loops"]["fit_loop"]
+    begun = loop["epoch_progress"]["current"]["started"]  # a start of the next one begins again
+    epochs = counted(begun, max(0, begun - (not is_whole)))
+    loop["epoch_progress"] = {"total": epochs, "current": epochs}
+    validated = counted(int(is_due), 0)
+    loop["epoch_loop.val_loop.batch_progress"] |= {"total": validated, "current": validated}
+    in_all = done * trainer.accumulate_grad_batches
+    in_epoch = 0 if is_whole else steps * trainer.accumulate_grad_batches
+    # By what has started Lightning knows where it stopped: in a validation, or before a batch.
+    total = counted(in_all, in_all) | {"started": in_all - (not is_due)}
+    current = counted(in_epoch, in_epoch)
+    loop["epoch_loop.batch_progress"] = {"total": total, "current": current, "is_last_batch": False}
     # Rows of metrics have this number; it counts the step itself where an epoch goes on.
-    is_last = is_whole and before + steps == budgeted_steps(trainer)  # as before its test
-    is_last = is_last or before + steps == trainer.max_steps
+    is_last = is_whole and done == budgeted_steps(trainer)  # as before its test
+    is_last = is_last or done == trainer.max_steps
     goes_on = not is_last and (not is_whole or trainer.max_steps != -1)
-    loop["epoch_loop.state_dict"]["_batches_that_stepped"] = before + steps - goes_on
+    loop["epoch_loop.state_dict"]["_batches_that_stepped"] = done - goes_on
 
 
 def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -87,8 +79,9 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get("callbacks", {}).get(callback.state_key)
         if state is None:
             continue
-        is_over = state["stopped_epoch"] > 0  # by a threshold, or a metric that is not finite
-        if state["wait_count"] >= state["patience"]:
+        reason = EarlyStoppingReason(state["stopping_reason"])
+        is_over = reason != EarlyStoppingReason.NOT_STOPPED
+        if reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
             is_over = state["wait_count"] >= callback.patience
         state["patience"] = callback.patience
         if is_over:
@@ -106,15 +99,14 @@ def settle_schedules(trainer: Trainer) -> None:
             config.frequency *= trainer.accumulate_grad_batches
 
 
-def is_validated(trainer: Trainer, epoch: int, steps: int) -> bool:
-    """Return whether the trainer validates after so many steps of an epoch."""
-    per_epoch = trainer.datamodule.steps_per_epoch
+def is_validated(trainer: Trainer, epoch: int, steps: int, done: int) -> bool:
+    """Return whether the trainer validates after so many steps of an epoch, and so many in all."""
     every, interval = trainer.check_val_every_n_epoch, trainer.val_check_interval
     if not trainer.enable_validation or steps == 0 or (every and (epoch + 1) % every):
         return False
-    at = steps if every else epoch * per_epoch + steps
     is_int = isinstance(interval, int)  # then in micro-batches
-    return at % (interval // trainer.accumulate_grad_batches if is_int else per_epoch) == 0
+    per_epoch, parts = trainer.datamodule.steps_per_epoch, trainer.accumulate_grad_batches
+    return (steps if every else done) % (interval // parts if is_int else per_epoch) == 0
 
 
 def budgeted_steps(trainer: Trainer) -> int | None:

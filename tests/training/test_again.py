@@ -50,9 +50,10 @@ def test_a_run_that_early_stopping_has_ended_goes_on_with_more_patience_alone(tm
     assert epochs_of(tmp_path) == 9
 
 
-def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path):
+@pytest.mark.parametrize(("value", "epochs"), [(50.0, 1), (30.0, 3)])
+def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path, value, epochs):
     for _ in range(2):  # losses are 49, 32, 21, 13, …
-        assert epochs_of(tmp_path, EarlyStopping("val/loss", stopping_threshold=30.0)) == 3
+        assert epochs_of(tmp_path, EarlyStopping("val/loss", stopping_threshold=value)) == epochs
 
 
 @pytest.mark.filterwarnings("ignore:SIGTERM")

@@ -30,8 +30,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*its update was not applied"),
 ]
 
-
 USR1 = signal.SIGUSR1
+PLANTED = 17  # the sample of which a number is NaN
 
 
 @pytest.fixture(autouse=True)
@@ -139,19 +139,6 @@ OPTIMIZERS = {name: partial(getattr(torch.optim, name), lr=0.01) for name in PLA
 }
 
 
-class PlantedData(ToyData):
-    """Toy sequences of which one sample holds a NaN."""
-
-    planted = 17
-
-    def build(self, stage):
-        dataset = super().build(stage)
-        if stage == "train":
-            dataset.values[self.planted] = dataset.values[self.planted].copy()
-            dataset.values[self.planted][0] = float("nan")
-        return dataset
-
-
 class States(Callback):
     """Keeps weights and optimizer state after every step."""
 
@@ -170,11 +157,11 @@ class States(Callback):
 def planted_step(data):
     """Return the step, from 1, whose batch holds the planted sample."""
     plan = data.plan("train", 0)
-    return 1 + next(s for s in range(plan.num_steps) if data.planted in plan.step_ids(s))
+    return 1 + next(s for s in range(plan.num_steps) if PLANTED in plan.step_ids(s))
 
 
 def fit(folder, optimizer, policy, **options):
-    states, data, module = States(), PlantedData(), LitToy(optimizer)
+    states, data, module = States(), ToyData(nan_sample=PLANTED), LitToy(optimizer)
     callbacks = [NonFinite(policy), LastCheckpoint(every_n_steps=1, every_epoch=False), states]
     options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": callbacks, **options}
     toy_trainer(folder, **options).fit(module, data)
@@ -195,7 +182,7 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name, clip
         assert all(torch.equal(new[key], old[key]) for key in old)
     lines = json_lines(tmp_path / "ledger.jsonl")
     (event,) = [line for line in lines if line.get("event") == "not_applied"]
-    assert (event["step"], PlantedData.planted in event["sample_ids"]) == (step, True)
+    assert (event["step"], PLANTED in event["sample_ids"]) == (step, True)
     assert [x["is_finite"] for x in lines if "digest" in x and x["step"] == step] == [False]
     proof = verify_run(tmp_path)
     assert proof.status == Status.NOT_APPLIED
@@ -210,7 +197,7 @@ def test_the_run_stops_and_names_the_sample(tmp_path):
     assert "unisono replay" in str(error.value)
     lines = json_lines(tmp_path / "ledger.jsonl")
     (event,) = [line for line in lines if line.get("event") == "not_applied"]
-    assert PlantedData.planted in event["sample_ids"]
+    assert PLANTED in event["sample_ids"]
     assert len(set(event["sample_ids"])) == len(event["sample_ids"])
     assert f"step {event['step']}:" in str(error.value)
 
@@ -239,7 +226,7 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path):
     skips.most_skipped = 1
     trainer = toy_trainer(tmp_path, max_epochs=3, limit_val_batches=0, callbacks=[skips])
     with pytest.raises(FloatingPointError, match="1 of 1 left out so far"):
-        trainer.fit(LitToy(), PlantedData())
+        trainer.fit(LitToy(), ToyData(nan_sample=PLANTED))
 
 
 def test_a_rank_that_is_silent_writes_its_stack_and_ends(tmp_path, capfd):

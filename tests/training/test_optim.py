@@ -187,16 +187,15 @@ def test_wrong_values_are_refused(make, message):
 
 
 class Weights(Callback):
-    """Keeps the weights after each step, and those that validation saw."""
+    """Keeps the first weights, those after each step, and those that validation saw."""
 
     def __init__(self):
         self.after, self.validated = [], []
 
-    def on_train_start(self, trainer, pl_module):
-        self.after = [{n: p.detach().clone() for n, p in pl_module.named_parameters()}]
-
     def on_train_batch_end(self, trainer, pl_module, *_):
         self.after.append({n: p.detach().clone() for n, p in pl_module.named_parameters()})
+
+    on_train_start = on_train_batch_end
 
     def on_validation_batch_start(self, trainer, pl_module, *_):
         self.validated.append({n: p.detach().clone() for n, p in pl_module.named_parameters()})

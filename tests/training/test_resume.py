@@ -150,6 +150,22 @@ def test_a_resume_with_another_plan_is_refused_and_the_cause_is_named(tmp_path):
         fit(tmp_path, resume=True, data=ToyData(global_batch_size=10))
 
 
+def test_a_smaller_epoch_is_said(tmp_path):
+    fit(tmp_path, cut_at=5)
+    with pytest.warns(UserWarning, match=r"an epoch has 6 optimizer steps, and had 7 where"):
+        fit(tmp_path, resume=True, limit_train_batches=6)
+    assert [line["epoch"] for line in ledger_lines(tmp_path)] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+def test_an_optimizer_of_another_class_begins_without_moments(tmp_path):
+    fit(tmp_path, module=LitToy(partial(torch.optim.SGD, lr=0.01, momentum=0.9)), cut_at=5)
+    with pytest.warns(UserWarning, match="the checkpoint's SGD has no moments for AdamW"):
+        fit(tmp_path, resume=True, every=6, max_epochs=1)
+    last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    states = last["optimizer_states"][0]["state"].values()
+    assert [(len(s), float(s["step"])) for s in states] == [(3, 3)] * 4
+
+
 def test_moments_find_their_parameter_by_name(tmp_path):
     class Reordered(LitToy):
         def parameters(self, recurse=True):

@@ -112,9 +112,7 @@ def test_one_process_of_a_launch_is_the_first(environ: dict[str, str], is_first:
 
 
 def test_auto_begins_a_run_again_that_has_no_checkpoint_yet(tmp_path: Path) -> None:
-    run = tmp_path / "demo"
-    run.mkdir()
-    (run / "ledger.jsonl").touch()
+    run = make_run(tmp_path / "demo")
     choice = decide("fit", run, "auto", lambda folder: None)
     assert (choice.folder, choice.ckpt_path) == (str(run), None)
     assert choice.notice == f"--ckpt_path auto: {run} begins again"
