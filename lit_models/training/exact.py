@@ -24,11 +24,10 @@ from torchmetrics import Metric
 from datamodules.core.planned import ModelFacts, PlannedDataModule
 from datamodules.core.store import digest_of
 from lit_models.training import checkpoints
-from lit_models.training.agreement import agree_on_checkpoint
 from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import StoredClasses, known_arguments, plain_values
-from lit_models.training.ledger import Ledger, StepRecord
+from lit_models.training.ledger import Ledger, StepRecord, agree
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
@@ -334,7 +333,9 @@ class ExactModule(LightningModule):
         """Build the network where the checkpoint alone knows its recipe, and take what it learnt;
         a training takes its progress, an evaluation the averaged weights if there are any."""
         if self._trainer is not None:
-            agree_on_checkpoint(self.trainer.ckpt_path, checkpoint)
+            step, ledger = checkpoint.get("global_step"), checkpoint.get("ledger")
+            own = f"{self.trainer.ckpt_path} of step {step}, ledger {ledger}"
+            agree("checkpoints", own, "copy it again, or start a little later")
         trained = self.stored_recipe(checkpoint)
         if self.is_training_run:
             settle_progress(self.trainer, checkpoint)

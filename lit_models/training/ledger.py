@@ -431,6 +431,23 @@ def of_all_ranks(value: Any) -> list[Any]:
     return values
 
 
+def agree(what: str, own: str, way_out: str) -> None:
+    """Raise RuntimeError, on all ranks, where one does not have the first one's text; a collective.
+
+    Args:
+        what: of which it tells, for the message.
+        own: text of this rank.
+        way_out: what to do where they differ.
+    """
+    found = of_all_ranks(own)
+    other = next((rank for rank, text in enumerate(found) if text != found[0]), None)
+    if other is not None:
+        raise RuntimeError(
+            f"the ranks have different {what}: rank 0 {found[0]}; rank {other} {found[other]}. All "
+            f"nodes need the same files, and ~ and relative paths are each node's own; {way_out}."
+        )
+
+
 def tells_samples(trainer: Trainer) -> bool:
     """Return whether this rank's samples count: those of one rank of a tensor group do."""
     return not getattr(trainer.strategy, "repeats_samples", False)

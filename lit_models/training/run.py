@@ -37,10 +37,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
+from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import remove, write_whole
-from lit_models.training.agreement import agree_on_data, agree_on_run
 from lit_models.training.checkpoints import SAVES
-from lit_models.training.ledger import FILE_NAME, damaged_file, ledger_of, of_all_ranks
+from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
@@ -232,8 +232,17 @@ class RunFolder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._names_checkpoint = trainer.ckpt_path is not None
         if self.chosen is not None:
-            agree_on_run(self.chosen)
-        agree_on_data(trainer)
+            run = self.chosen
+            # Of what auto finds the first rank alone has compared the bytes; all load its choice.
+            is_auto = run.ckpt_path and run.notice.startswith("--ckpt_path auto")
+            start = "the newest checkpoint" if is_auto else run.ckpt_path
+            own = f"{run.folder}, from {start}, by config, code, torch, strategy and precision "
+            agree("runs", own + run.digest, "start again, or name the checkpoint with --ckpt_path")
+        data = getattr(trainer, "datamodule", None)
+        if isinstance(data, PlannedDataModule):  # other plans would use samples twice, or never
+            plans = [(name, data.request(name)) for name in data.datasets]
+            own = ", ".join(f"{n} {p.num_samples:,} samples, plan {p.digest()}" for n, p in plans)
+            agree("data", own, "copy those of the data again")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the folder of a script; its checkpoint is read by now, and nothing written."""
