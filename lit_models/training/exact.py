@@ -31,7 +31,7 @@ from lit_models.training.ledger import Ledger, StepRecord, agree
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
-from lit_models.training.progress import check_callbacks, settle_progress, settle_stops
+from lit_models.training.progress import check_callbacks
 from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, local_parts
 from lit_models.training.strategies import EVALUATION_STEPS, leave_group
@@ -331,16 +331,13 @@ class ExactModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the network where the checkpoint alone knows its recipe, and take what it learnt;
-        a training takes its progress, an evaluation the averaged weights if there are any."""
+        what does not train takes the averaged weights if there are any."""
         if self._trainer is not None:
             step, ledger = checkpoint.get("global_step"), checkpoint.get("ledger")
             own = f"{self.trainer.ckpt_path} of step {step}, ledger {ledger}"
             agree("checkpoints", own, "copy it again, or start a little later")
         trained = self.stored_recipe(checkpoint)
-        if self.is_training_run:
-            settle_progress(self.trainer, checkpoint)
-            settle_stops(self.trainer, checkpoint)
-        else:
+        if not self.is_training_run:
             checkpoints.take_averaged(checkpoint)
         if self.recipe is None:
             self.recipe = trained

@@ -21,7 +21,12 @@ from datamodules.core.plan import count_targets
 from datamodules.shards.order import of_sources, stretches, write_lengths
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import gradients
-from lit_models.training.progress import budgeted_steps, settle_schedules
+from lit_models.training.progress import (
+    budgeted_steps,
+    settle_progress,
+    settle_schedules,
+    settle_stops,
+)
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
@@ -272,9 +277,11 @@ class Ledger(Callback):
         checkpoint["ledger"] = {"hash": self._hash, "phase": self.phase, "steps_per_epoch": steps}
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Say where a limit cuts the epochs otherwise than in the checkpoint's run."""
-        if trainer.state.fn != "fit" or "ledger" not in checkpoint:
+        """Go on where the run stands; say where a limit cuts the epochs otherwise than there."""
+        if trainer.state.fn != "fit":
             return
+        settle_progress(trainer, checkpoint)
+        settle_stops(trainer, checkpoint)
         then, now = checkpoint["ledger"]["steps_per_epoch"], trainer.datamodule.steps_per_epoch
         if then != now:
             rank_zero_warn(

@@ -41,10 +41,9 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     rank, leave out a validation that was cut off, and take an epoch for over before those hooks
     are called, and where `max_steps` ends a run in the middle of one.
     """
-    # Lightning restores the datamodule after the model: its state is read where it lies.
     data = trainer.datamodule
     position = checkpoint.get(type(data).__qualname__)
-    if not position or "ledger" not in checkpoint:  # of weights alone: Lightning refuses it
+    if not position:
         return
     steps, done, phase = position["step"], checkpoint["global_step"], checkpoint["ledger"]["phase"]
     is_due = phase == "step" and is_validated(trainer, position["epoch"], steps, done)
@@ -76,7 +75,7 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Let a run that EarlyStopping has ended be at its end, unless it is more patient by now;
     Lightning neither saves that it ended nor lets today's patience win."""
     for callback in trainer.early_stopping_callbacks:
-        state = checkpoint.get("callbacks", {}).get(callback.state_key)
+        state = checkpoint["callbacks"].get(callback.state_key)
         if state is None:
             continue
         reason = EarlyStoppingReason(state["stopping_reason"])
