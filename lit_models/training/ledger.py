@@ -21,12 +21,7 @@ from datamodules.core.plan import count_targets
 from datamodules.shards.order import of_sources, stretches, write_lengths
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import gradients
-from lit_models.training.progress import (
-    budgeted_steps,
-    settle_progress,
-    settle_schedules,
-    settle_stops,
-)
+from lit_models.training.progress import budgeted_steps, settle_progress, settle_stops
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
@@ -210,7 +205,9 @@ class Ledger(Callback):
         """Open the ledger with a line for the attempt; keep beside it what the plan is made of."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
         trainer.callback_metrics.update(self._judged)  # else first known after a validation
-        settle_schedules(trainer)
+        for config in trainer.lr_scheduler_configs:  # whose frequency Lightning counts in parts
+            if config.interval == "step":
+                config.frequency *= trainer.accumulate_grad_batches
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         lines = self._open(trainer)

@@ -1,4 +1,4 @@
-"""Steps of a whole run; progress, schedules and callbacks of one that goes on from a checkpoint."""
+"""Steps of a whole run; progress and callbacks of one that goes on from a checkpoint."""
 
 import math
 from typing import Any
@@ -89,13 +89,6 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
                 f"{state['stopped_epoch']}: more patience, or a run without it, goes on."
             )
         trainer.should_stop = trainer.should_stop or is_over
-
-
-def settle_schedules(trainer: Trainer) -> None:
-    """Let schedules have the frequency of optimizer steps, which Lightning counts in parts."""
-    for config in trainer.lr_scheduler_configs:
-        if config.interval == "step":
-            config.frequency *= trainer.accumulate_grad_batches
 
 
 def is_validated(trainer: Trainer, epoch: int, steps: int, done: int) -> bool:
