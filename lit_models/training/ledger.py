@@ -277,6 +277,7 @@ class Ledger(Callback):
         """Go on where the run stands; say where a limit cuts the epochs otherwise than there."""
         if trainer.state.fn != "fit":
             return
+        self.phase = checkpoint["ledger"]["phase"]
         settle_progress(trainer, checkpoint)
         settle_stops(trainer, checkpoint)
         then, now = checkpoint["ledger"]["steps_per_epoch"], trainer.datamodule.steps_per_epoch
