@@ -37,16 +37,11 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def family_of(path: Path) -> str | None:
-    parts = path.relative_to(ROOT).parts
-    return parts[1] if parts[0] == "lit_models" and parts[1] in FAMILIES else None
-
-
 def fault(path: Path, name: str) -> str | None:
     """Returns what is wrong with one import of one file, or None."""
     place, parts = path.relative_to(ROOT).parts, name.split(".")
     target = parts[1] if parts[0] == "lit_models" and len(parts) > 1 else None
-    own = family_of(path)
+    own = place[1] if place[0] == "lit_models" and place[1] in FAMILIES else None
     if place[0] == "datamodules" and parts[0] == "lit_models":
         return "datamodules never imports lit_models"
     if place[1] in ("training", "blocks.py") and target in FAMILIES:

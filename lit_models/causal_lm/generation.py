@@ -27,6 +27,7 @@ NOT_FINITE = (
     "too low for them: try trainer.precision=32-true."
 )
 AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between two looks of the host, which wait for a GPU
+UNITS = 2.0**50  # of a distribution: sums of whole numbers have the same bits in any order
 
 
 @dataclass(frozen=True)
@@ -267,8 +268,8 @@ def draw(
     """Return one token per row [R] int64: the most probable at temperature 0, else a drawn one,
     and `NO_TOKEN` where the logits are not finite.
 
-    The distribution and its sums are float64, and a token is the place of its row's number in
-    them: a draw depends on nothing but its own row.
+    The distribution is float64, its sums are of whole `UNITS`, and a token is the place of its
+    row's number in them: a draw depends on nothing but its own row.
 
     Args:
         logits: [R, V].
@@ -279,11 +280,9 @@ def draw(
     if temperature == 0:
         return logits.argmax(1).where(is_sound, NO_TOKEN)
     probabilities, tokens = filtered(logits, temperature, top_k, top_p)
-    sums = probabilities.cumsum(1)  # [R, V]
-    places = torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True)
-    # Rounding may put a number at the very end, where tokens of probability 0 may stand.
-    order = torch.arange(logits.shape[1], device=logits.device)
-    places = torch.minimum(places, (order * (probabilities > 0)).amax(1, keepdim=True))
+    sums = (probabilities * UNITS).long().cumsum(1)  # [R, V]
+    places = torch.searchsorted(sums, (uniforms[:, None] * sums[:, -1:]).long(), right=True)
+    places.clamp_(max=logits.shape[1] - 1)  # where the logits are no numbers
     return (places if tokens is None else tokens.gather(1, places))[:, 0].where(is_sound, NO_TOKEN)
 
 
@@ -303,8 +302,8 @@ def filtered(
     probabilities, tokens = probabilities.sort(dim=1, descending=True, stable=True)
     if top_k is not None:
         probabilities[:, top_k:] = 0
-    before = probabilities.cumsum(1) - probabilities  # share of the tokens before each
-    total = probabilities.sum(1, keepdim=True)
+    units = (probabilities * UNITS).long()
+    before, total = units.cumsum(1) - units, units.sum(1, keepdim=True)  # of tokens before each
     return probabilities * (before < top_p * total), tokens
 
 

@@ -111,7 +111,6 @@ class _ChunkedNats(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         size = _chunk_rows(rows, weight)
         of_chunk = compiled_chunk() if compiles and (wants_rows or wants_weight) else chunk_nats
-        total = rows.new_zeros((), dtype=_softmax_dtype(dtype))
         nats = rows.new_zeros(len(rows), dtype=_softmax_dtype(dtype))
         grad_rows = torch.empty_like(rows) if wants_rows else None
         grad_weight = torch.zeros_like(weight) if wants_weight and not len(rows) else None
@@ -122,7 +121,6 @@ class _ChunkedNats(torch.autograd.Function):
                 chunk, target = rows[part].to(dtype), targets[part].unsqueeze(1)
                 nats_of_chunk, grad = of_chunk(chunk, head, target, len(weight))
                 nats[part] = nats_of_chunk
-                total.add_(nats_of_chunk.sum())
                 if grad_rows is not None:
                     grad_rows[part] = grad @ head
                 if wants_weight:
@@ -133,7 +131,7 @@ class _ChunkedNats(torch.autograd.Function):
         ctx.save_for_backward(grad_rows, grad_weight)
         ctx.dtypes = rows.dtype, weight.dtype
         ctx.mark_non_differentiable(nats)
-        return total, nats
+        return nats.sum(), nats
 
     @staticmethod
     @once_differentiable

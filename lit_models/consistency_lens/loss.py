@@ -140,7 +140,8 @@ def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tens
 
 def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
     """Return [B]: mean nats of the words of a text. Args: logits [B, t, V], token_ids [B, t]."""
-    return F.cross_entropy(logits.mT, token_ids, reduction="none").mean(-1)
+    nats = F.cross_entropy(logits.flatten(0, 1), token_ids.flatten(), reduction="none")
+    return nats.view_as(token_ids).mean(-1)
 
 
 def divergence(logits: Tensor, other: Tensor) -> Tensor:
@@ -190,8 +191,8 @@ def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
     advantage = (gained - gained.mean(0)) * NUMREADINGS / (NUMREADINGS - 1)  # above the others
     layers = None if layer is None else layer.repeat(NUMREADINGS)
     logits = lens.verbalizer(activation.repeat(NUMREADINGS, 1), words, layers)
-    nats = F.cross_entropy(logits.mT, words, reduction="none").sum(-1).view_as(gained)
-    policy = (advantage * nats).mean(0)
+    nats = F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none")  # [K * B * t]
+    policy = (advantage * nats.view(*gained.shape, -1).sum(-1)).mean(0)
     return policy - policy.detach() - gained.mean(0)
 
 

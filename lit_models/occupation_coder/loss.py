@@ -97,14 +97,14 @@ def sequence_nats(
     the orders of one record lie side by side."""
     targets = decoder.trie.targets(code_ids)
     logits = decoder(targets, memory)
-    nats = F.cross_entropy(
-        logits.transpose(1, 2),
-        targets,
+    nats = F.cross_entropy(  # in one dimension: of two, a GPU's has no fixed bits
+        logits.flatten(0, 1),
+        targets.flatten(),
         ignore_index=NONE,
         label_smoothing=label_smoothing,
         reduction="none",
     )
-    return nats.sum(1)
+    return nats.view_as(targets).sum(1)
 
 
 def flat_nats(logits: Tensor, code_ids: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def average_precision(ranked: RankedQueries, k: int | None = None) -> Tensor:
     """Return the precision at each relevant document of the first k, summed, over the number of
     all relevant documents, [B] float64."""
     hits = _hits(ranked, k)
-    precisions = hits.cumsum(1) / _ranks(hits)
+    precisions = hits.long().cumsum(1) / _ranks(hits)
     return _ratio((precisions * hits).sum(1), (ranked.ideal > 0).double().sum(1))
 
 

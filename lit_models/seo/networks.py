@@ -453,7 +453,8 @@ class Head(nn.Module):
         """Log-probabilities [B, L] of proportional odds: P(level <= k) = sigmoid(threshold k -
         score), thresholds ascending (McCullagh 1980, Regression Models for Ordinal Data)."""
         steps = F.softplus(in_float32(self.gaps)) + SMALLEST_GAP
-        distance = torch.cat([self.first, self.first + steps.cumsum(0)]) - scores  # [B, L - 1]
+        sums = steps.expand(len(steps), -1).tril().sum(1)  # of `cumsum` a GPU has no fixed bits
+        distance = torch.cat([self.first, self.first + sums]) - scores  # [B, L - 1]
         # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)), without cancellation
         lowest, highest = F.logsigmoid(distance[:, :1]), F.logsigmoid(-distance[:, -1:])
         between = F.logsigmoid(distance[:, 1:]) + F.logsigmoid(-distance[:, :-1])

@@ -194,7 +194,7 @@ def table(family: str, rows: Sequence[Figure]) -> Table:
 def cells(row: Figure) -> tuple[str, ...]:
     """Return what, unit, peer, ours, the peer's, the ratio with its spread, the aim, the answer."""
     beside = row.of("ratio") if row.theirs else []
-    ratio = f"{_median(beside)} ({_spread(beside)})" if beside else ""
+    ratio = f"{_median(beside)} ({_short(min(beside))} to {_short(max(beside))})" if beside else ""
     answer = {None: "", True: "met", False: "missed"}[row.is_met]
     theirs = _median(row.theirs) if row.theirs else ""
     aim = str(row.aim or "")
@@ -203,10 +203,6 @@ def cells(row: Figure) -> tuple[str, ...]:
 
 def _median(values: Sequence[float]) -> str:
     return _short(statistics.median(values))
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{_short(min(values))} to {_short(max(values))}"
 
 
 def _short(value: float) -> str:

@@ -116,13 +116,6 @@ def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Turns)
     trainer.fit(module, data)
 
 
-def waits_ms(folder: Path) -> list[float]:
-    """Return how long a step of ours waited for its batch, the mean of each log interval; without
-    the first one."""
-    lines = map(json.loads, (folder / FILE_NAME).read_text("utf-8").splitlines())
-    return [1e3 * line["split"]["data"] / line["steps"] for line in lines][1:]
-
-
 def config_of(path: str) -> dict[str, Any]:
     """Return a config; the subject of a lens is that of its demo with random weights, and reads
     the stories in every step, as ours and as the plain loop's."""
@@ -148,6 +141,9 @@ def test_a_step_beside_a_plain_loop(family: str, tmp_path: Path, figures: Figure
     per_cent = [100 * a / b for a, b in zip(ours, theirs, strict=True)]
     aim = Aim(MOST_PER_CENT, of="value")
     figures.add(table, f"a step of {name}, all on", "% of a plain loop's", per_cent, aim=aim)
-    shares = [wait / statistics.median(ours) for wait in waits_ms(tmp_path)]
+    _, *lines = map(json.loads, (tmp_path / FILE_NAME).read_text("utf-8").splitlines())
+    # Of a step of ours, the mean of each log interval without the first one.
+    waits_ms = [1e3 * line["split"]["data"] / line["steps"] for line in lines]
+    shares = [wait / statistics.median(ours) for wait in waits_ms]
     aim = Aim(MOST_WAIT, of="value")
     figures.add(table, f"data wait of {name}", "of a step", shares, aim=aim)

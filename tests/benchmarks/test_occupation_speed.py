@@ -175,13 +175,6 @@ def our_prediction(folder, trained, files, num_rows):
     return num_rows / (time.perf_counter() - begin)
 
 
-def fresh_network(trained) -> OccupationNetwork:
-    other = module()
-    other.recipe = trained.recipe
-    other.configure_model()
-    return other.network
-
-
 def read_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -205,8 +198,10 @@ def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
         rates["ours"].append(rate)
         texts = texts or peer_texts(trained)
         for who in PEERS:
-            network = fresh_network(trained)
-            rates[who].append(plain_training(network, texts, who == "padded"))
+            fresh = module()
+            fresh.recipe = trained.recipe
+            fresh.configure_model()
+            rates[who].append(plain_training(fresh.network, texts, who == "padded"))
     for who, least in (("padded", 5.0), ("fair", 1.0)):
         figures.add(
             *("occupation_coder", "training", "rows/s", rates["ours"], PEERS[who], rates[who]),

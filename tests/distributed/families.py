@@ -90,7 +90,8 @@ class LitTied(ExactModule):
     def losses(self, batch: dict[str, Any]) -> dict[str, LossSum]:
         symbols = (batch["values"] * 6 + 16).long().clamp(0, self.NUM_SYMBOLS - 1)
         padded = F.pad(symbols, (1, 0))
-        nats = F.cross_entropy(self(padded[:, :-1]).mT, symbols, reduction="none")
+        logits = self(padded[:, :-1]).flatten(0, 1)
+        nats = F.cross_entropy(logits, symbols.flatten(), reduction="none").view_as(symbols)
         nats = (nats * batch["mask"]).sum(1) * batch["weight"]
         count = (batch["mask"].sum(1) * batch["weight"]).sum()
         return {"values": LossSum(nats.sum(), count)}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.core.batches import padded, padded_texts
+from datamodules.core.batches import padded_texts
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.seq2seq.network import Network, PretrainedSeq2Seq, Seq2SeqConfig, Seq2SeqNetwork
 from tests.text_corpora import saved_tokenizer
@@ -76,8 +76,3 @@ def batch_of(sources: list[list[int]]) -> dict[str, Tensor]:
     """Return sources as a batch."""
     rows = [torch.tensor(ids).numpy() for ids in sources]
     return {**padded_texts(rows), "sample_id": torch.arange(len(rows))}
-
-
-def labels_of(targets: list[list[int]]) -> Tensor:
-    """Return targets [B, T] with -100 as padding."""
-    return torch.from_numpy(padded([torch.tensor(ids).numpy() for ids in targets], -100))
