@@ -268,11 +268,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        self.timeout = timeout
-        self.reshard_after_forward = reshard_after_forward
+        self.timeout, self.reshard_after_forward = timeout, reshard_after_forward
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
-        self.cpu_offload = cpu_offload
-        self.sharded_checkpoint = sharded_checkpoint
+        self.cpu_offload, self.sharded_checkpoint = cpu_offload, sharded_checkpoint
         self._restored: tuple[Mapping[str, Any], bool] | None = None  # until the module is sharded
         self._blocks: list[fsdp.FSDPModule] = []
         self._frees = self._gathers_half = False
@@ -327,8 +325,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False  # in which sharded tensors cannot be detached
         super().setup(trainer)
-        for optimizer in self.optimizers:
-            optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
+
+    def model_to_device(self) -> None:
+        """Move what `_fill` has not; shards of `cpu_offload` stay, which torch refuses on a GPU."""
+        if not self.cpu_offload:
+            super().model_to_device()
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -362,6 +363,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take each rank's shard of whole moments, by parameter name."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
             optimizer.load_state_dict(state)
 
     def save_checkpoint(
@@ -397,10 +399,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     @torch.no_grad()
     def _fill(self, module: LightningModule) -> None:
         """Give parameters on `meta` memory for this rank's shards, then rank 0's `late_weights`."""
-        device = "cpu" if self.cpu_offload else self.root_device
-        like = partial(torch.empty_like, device=device)
+        like = partial(torch.empty_like, device="cpu" if self.cpu_offload else self.root_device)
         made = {p: nn.Parameter(like(p), p.requires_grad) for p in module.parameters() if p.is_meta}
+        module._device = self.root_device  # where it computes, as Lightning's modules say
         for part in module.modules():
+            if isinstance(part, Metric):
+                part.to(self.root_device)
             for name, own in list(part.named_parameters(recurse=False)):
                 setattr(part, name, made.get(own, own))  # tied ones stay one
         weights: dict[str, Tensor] = dict(module.named_buffers())

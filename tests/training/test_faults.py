@@ -254,6 +254,7 @@ def test_a_rank_that_is_silent_writes_its_stack_and_ends(tmp_path, capfd):
 def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
     trainer = toy_trainer(tmp_path, callbacks=[])
     assert LitToy()._trainer is None
+    assert LitToy()._device == LitToy().device
     for name in ("_parse_ckpt_path", "_set_seed", "_run_subcommand"):
         assert callable(getattr(LightningCLI, name))
     assert DDPStrategy(static_graph=True)._ddp_kwargs == {"static_graph": True}

@@ -104,6 +104,18 @@ def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> Non
     assert FullyShardedStrategy().process_group_backend is None
 
 
+def test_shards_in_the_memory_of_the_host_stay_there_and_metrics_go_to_the_gpu(monkeypatch) -> None:
+    """Of which "meta" takes the place; torch refuses shards that have been there."""
+    monkeypatch.setattr(FullyShardedStrategy, "root_device", torch.device("meta"))
+    strategy, module = FullyShardedStrategy(cpu_offload=True), LitToy()
+    module.configure_model()
+    strategy.model = module
+    strategy._fill(module)
+    strategy.model_to_device()  # as Lightning does
+    assert (module.device.type, module.val_loss.total.device.type) == ("meta", "meta")
+    assert {weight.device.type for weight in module.parameters()} == {"cpu"}
+
+
 @pytest.mark.slow
 def test_a_script_s_fsdp_evaluates_beside_nccl_too(tmp_path, own_environment, monkeypatch) -> None:
     """Beside gloo Lightning leaves inference mode out by itself."""
