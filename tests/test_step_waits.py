@@ -38,8 +38,7 @@ from tests.distributed.test_matrix import write_tables
 from tests.toy import toy_trainer
 
 META = torch.device("meta")
-# Sums that a GPU adds up in no fixed order: torch refuses them there where bits are promised, see
-# `torch.use_deterministic_algorithms`.
+# Of floats, what torch.use_deterministic_algorithms refuses on a GPU: sums without a fixed order.
 NO_ORDER = re.compile("aten::(nll_loss2d|cumsum|histc|put_|_ctc_loss|grid_sampler|reflection_pad)")
 EVERY = {**families.FAMILIES, **families.PRETRAINED, "lora": families.SPECIAL["lora"]}
 CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in one of two ways

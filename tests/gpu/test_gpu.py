@@ -30,6 +30,7 @@ from tests.test_step_waits import EVERY, first_weights, without_order
 from tests.toy import ledger_lines, losses, toy_trainer
 
 ACCELERATOR = os.environ.get("ACCELERATOR", "gpu")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it at the first product
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [
     pytest.mark.gpu,
