@@ -201,6 +201,13 @@ class Ledger(Callback):
     _hash = ""  # of the newest line; known on rank 0
     _judged: dict[str, Tensor] = {}  # metrics of the newest validation
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if record_of(pl_module) is None:
+            raise ValueError(
+                f"a ledger keeps the steps of an ExactModule, and {type(pl_module).__name__} is "
+                "none: give its Trainer other callbacks, or train it by `unisono fit`, which does."
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the ledger with a line for the attempt; keep beside it what the plan is made of."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
@@ -277,6 +284,11 @@ class Ledger(Callback):
         """Go on where the run stands; say where a limit cuts the epochs otherwise than there."""
         if trainer.state.fn != "fit":
             return
+        if "phase" not in checkpoint["ledger"]:
+            raise ValueError(
+                f"{trainer.ckpt_path} is of an earlier version, which did not keep whether an "
+                "epoch was over: end that run with it, or begin another with --model.init_from."
+            )
         self.phase = checkpoint["ledger"]["phase"]
         settle_progress(trainer, checkpoint)
         settle_stops(trainer, checkpoint)

@@ -1,5 +1,4 @@
-"""A run that is over is started again, a trainer trains twice, and callbacks of Lightning in a run
-that goes on."""
+"""Runs that are over and started again, trainers that train twice, callbacks after a resume."""
 
 import csv
 import multiprocessing
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -16,9 +16,10 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
-from lit_models.training import Preemption
+from lit_models.training import Ledger, Preemption
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import default_loggers
 from tests.toy import CutAt, LitToy, PowerCut, ToyData, ledger_lines, toy_trainer
@@ -68,6 +69,17 @@ def test_callbacks_that_would_train_something_else_are_refused(tmp_path, message
     with pytest.raises(ValueError, match=message):
         toy_trainer(tmp_path, callbacks=[REFUSED[message]]).fit(LitToy(), ToyData())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_of_a_plain_module_and_a_checkpoint_without_its_phase_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="BoringModel is none: give its Trainer"):
+        epochs_of(tmp_path, Ledger(), module=BoringModel())
+    epochs_of(tmp_path)
+    content = read_checkpoint(last := tmp_path / "checkpoints" / "last.ckpt")
+    del content["ledger"]["phase"]
+    torch.save(content, last)
+    with pytest.raises(ValueError, match="of an earlier version, .* with --model.init_from"):
+        epochs_of(tmp_path)
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
