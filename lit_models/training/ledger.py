@@ -277,7 +277,7 @@ class Ledger(Callback):
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
-        steps = trainer.datamodule.steps_per_epoch
+        steps = trainer.datamodule.steps_per_epoch if trainer.state.fn == "fit" else None
         checkpoint["ledger"] = {"hash": self._hash, "phase": self.phase, "steps_per_epoch": steps}
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
@@ -293,7 +293,7 @@ class Ledger(Callback):
         settle_progress(trainer, checkpoint)
         settle_stops(trainer, checkpoint)
         then, now = checkpoint["ledger"]["steps_per_epoch"], trainer.datamodule.steps_per_epoch
-        if then != now:
+        if then not in (None, now):
             rank_zero_warn(
                 f"an epoch has {now} optimizer steps, and had {then} where the checkpoint was "
                 "written: this is another run from here on. Restore trainer.limit_train_batches, "

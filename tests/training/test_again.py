@@ -76,8 +76,7 @@ def test_a_ledger_of_a_plain_module_and_a_checkpoint_without_its_phase_are_refus
         epochs_of(tmp_path, Ledger(), module=BoringModel())
     epochs_of(tmp_path)
     content = read_checkpoint(last := tmp_path / "checkpoints" / "last.ckpt")
-    del content["ledger"]["phase"]
-    torch.save(content, last)
+    torch.save(content | {"ledger": {"hash": ""}}, last)
     with pytest.raises(ValueError, match="of an earlier version, .* with --model.init_from"):
         epochs_of(tmp_path)
 
