@@ -18,7 +18,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "datamodules": 15_040,
     "tests": 38_560,
 }
-MOST_FILES, MOST_IN_A_FOLDER = 172, 20  # of the product
+MOST_FILES, MOST_IN_A_FOLDER = 170, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 
 
