@@ -1,6 +1,5 @@
 """The command `unisono show`: a page on runs and models for a browser."""
 
-import getpass
 import secrets
 import socket
 import tempfile
@@ -53,7 +52,7 @@ def show(
         if not token:
             # A name of somebody else's that leads here would be a page of theirs.
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
-            there = f"{getpass.getuser()}@{socket.gethostname()}"
+            there = socket.gethostname()
             print(f"from elsewhere: ssh -L {port}:{host}:{port} {there}", flush=True)
         # Torch, without which the page is served until somebody asks a model.
         app.on_startup(lambda: shelf.compute(import_module, "lit_models.cli"))
