@@ -165,9 +165,8 @@ def read_ledger(run: Path) -> list[Row]:
     """
     path = run / FILE_NAME
     if not path.exists():
-        raise FileNotFoundError(
-            f"{run} holds no {FILE_NAME}; name a run folder, such as runs/demo."
-        )
+        what = f"{run} holds no {FILE_NAME}" if run.is_dir() else f"there is no run folder {run}"
+        raise FileNotFoundError(f"{what}; name a run folder, such as runs/demo.")
     rows = json_lines(path)
     for number, row in enumerate(rows, 1):
         if lacking := _KEYS[_kind(row)] - row.keys():

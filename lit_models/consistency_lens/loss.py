@@ -22,6 +22,9 @@ from lit_models.training.metrics import in_float32
 if TYPE_CHECKING:
     from lit_models.consistency_lens.teacher import TeacherText
 
+NUM_READINGS, NUM_WRONG = 4, 7  # of each sample, of `contrast`
+READING = 32  # key of what is drawn for it
+
 
 @dataclass(frozen=True)
 class LossWeight:
@@ -165,10 +168,6 @@ def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
     return (nats * patched.counts).sum(-1) / patched.counts.sum(-1)
 
 
-NUMREADINGS, NUM_WRONG = 4, 7
-READING = 32  # key of what is drawn
-
-
 def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
     """Return [B]: minus the mean reward of K drawn readings of activations [B, D], whose gradient
     is the policy gradient.
@@ -183,14 +182,14 @@ def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
     """
     said, rewards, layer = [], [], batch.get("layer")
     with no_grad():
-        for draw in range(NUMREADINGS):
+        for draw in range(NUM_READINGS):
             key = mixed(batch["noise_key"], READING + draw)
             said.append(lens.verbalizer.explain(activation, key, layer=layer).token_ids)
             rewards.append(reward(lens, said[-1], activation, batch["wrong"], layer))
     words, gained = torch.cat(said), torch.stack(rewards)  # [K * B, t], [K, B]
-    advantage = (gained - gained.mean(0)) * NUMREADINGS / (NUMREADINGS - 1)  # above the others
-    layers = None if layer is None else layer.repeat(NUMREADINGS)
-    logits = lens.verbalizer(activation.repeat(NUMREADINGS, 1), words, layers)
+    advantage = (gained - gained.mean(0)) * NUM_READINGS / (NUM_READINGS - 1)  # above the others
+    layers = None if layer is None else layer.repeat(NUM_READINGS)
+    logits = lens.verbalizer(activation.repeat(NUM_READINGS, 1), words, layers)
     nats = F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none")  # [K * B * t]
     policy = (advantage * nats.view(*gained.shape, -1).sum(-1)).mean(0)
     return policy - policy.detach() - gained.mean(0)

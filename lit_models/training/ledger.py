@@ -241,9 +241,7 @@ class Ledger(Callback):
     def on_before_optimizer_step(self, _: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
-        record = record_of(pl_module)
-        if record is not None:
-            record.gradient_norm(optimizer)
+        pl_module.step_record.gradient_norm(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any

@@ -124,12 +124,15 @@ def test_some_stages_run_alone_if_what_they_take_is_complete(chain):
     assert called() == ["dump", "test"]
 
 
-def test_a_stage_that_there_is_not_is_a_usage_error(chain, unisono):
+def test_a_stage_or_a_config_that_there_is_not_is_named(chain, unisono):
     Path("chain.yaml").write_text(yaml.safe_dump({"stages": stages_of()}, sort_keys=False))
     for option, meant in (("--only=dmp", "dump"), ("--change.exprt.devices=2", "export")):
         status, output = unisono("chain", "--config=chain.yaml", option)
         assert status == 2
         assert f"there is no such stage. Did you mean {meant}?" in " ".join(output.split())
+    Path("mine.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match="--config mine.yaml: this file does not exist"):
+        chain()
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,8 @@ def test_a_step_that_used_other_samples_is_refused(run, unisono):
 @pytest.mark.parametrize(
     ("harm", "step", "message"),
     [
-        (lambda run: run.rename(run.parent / "other"), 1, "runs/toy holds no ledger.jsonl; name"),
+        (lambda run: run.rename(run.parent / "other"), 1, "there is no run folder runs/toy"),
+        (lambda run: (run / "ledger.jsonl").unlink(), 1, "runs/toy holds no ledger.jsonl; name"),
         (lambda run: (run / "config.yaml").unlink(), 1, "holds no config.yaml, from which"),
         (lambda run: (run / "config.yaml").write_text("data: {}"), 1, "lacks model and data"),
         (lambda run: (run / "config.yaml").write_text("data: ["), 1, "is not readable YAML"),

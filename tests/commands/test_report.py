@@ -295,7 +295,8 @@ def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
         (["runs/a", "runs/b"], "is no report of this command"),
         (["runs/a", "runs/b", "runs/c"], "takes RUN OTHER, and no `runs/c`"),
         ([], "the following arguments are required: run"),
-        (["runs/a", "nowhere"], "holds no ledger.jsonl; name a run folder"),
+        (["nowhere"], "there is no run folder nowhere; name a run folder"),
+        (["runs/a", "nowhere"], "there is no run folder nowhere; name a run folder"),
         (["runs/a", "--to=compare-a-b.html"], "is no report of this command"),
     ):
         status, output = unisono("report", *words)

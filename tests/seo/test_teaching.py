@@ -13,13 +13,7 @@ from datamodules.search.candidates import CandidateOptions, HardNegatives
 from datamodules.search.queries import read_run
 from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
-from lit_models.seo.networks import (
-    Distillation,
-    in_batch_loss,
-    nested,
-    shortened,
-    taught_terms,
-)
+from lit_models.seo.networks import Distillation, in_batch_loss, nested, shortened, taught_terms
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import ranker, ranking_data
