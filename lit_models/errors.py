@@ -235,7 +235,7 @@ def _bad_value(key: str, detail: str) -> str:
     value = given[1].strip() if given else ""
     is_class = re.search("dot import path|has no attribute|No module named", detail)
     if is_class and "<class 'float'>" not in detail:
-        named = re.search(r"class_path '([^']+)'", detail)
+        named = re.search("class_path[ =]'([^']+)'", f"{detail} {value}")
         name = named[1] if named else value
         module, _, last = name.rpartition(".")
         known: dict[str, list[str]] = {}  # class -> import paths

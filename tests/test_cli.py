@@ -60,6 +60,7 @@ MISTAKES = [
     (["--trainer.strategy=deepspeed", "--trainer.strategy.stage=2"], ZERO),
     (["--seed_everything=-1"], "-1 is not in bounds, numpy accep"),
     (["--model.optimizer.lr=abc"], "model.optimizer.lr must be a number, got abc"),
+    (["--model.optimizer.class_path=torch.optim.SDG"], "class `torch.optim.SDG`. Did.*optim.SGD"),
     (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
     (["--trainer.devices=two"], "`devices` selected .* should be an int > 0"),
     (

@@ -208,6 +208,7 @@ class EsciReader:
     color, points and description. Grades are the gains of the dataset's own ranking task.
 
     Raises:
+        FileNotFoundError: the examples are not there.
         ValueError: other files are named.
     """
 
@@ -215,6 +216,8 @@ class EsciReader:
         if named != CollectionFiles():
             raise ValueError("a folder of ESCI is read without data.collection.files; leave them.")
         self.products, self.examples = folder / PRODUCTS, folder / EXAMPLES
+        if not self.examples.is_file():
+            raise FileNotFoundError(f"{folder} has {PRODUCTS} and no {EXAMPLES}; copy it there.")
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role."""
