@@ -10,6 +10,7 @@ import logging
 import math
 import multiprocessing
 import os
+import shlex
 import sys
 import time
 from abc import abstractmethod
@@ -38,6 +39,13 @@ from datamodules.core.plan import (
     derive_batching,
     iterate_micro_batches,
     iterate_whole_batches,
+)
+from datamodules.files.tables import (
+    SUFFIXES,
+    Files,
+    check_output,
+    files_to_predict,
+    output_like,
 )
 from datamodules.shards.order import planned_epoch
 
@@ -248,6 +256,13 @@ class ModelFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+def own_files_hint(data: Any, command: str) -> str:
+    """`predict_hint` of a datamodule with a file of the run, of the last part that has one."""
+    files = data.store_request().files
+    path = next(paths[0] for _, paths in sorted(files.items(), reverse=True) if paths)
+    return f"{command} --{data.predict_option}={shlex.quote(str(path))}"
+
+
 class PlannedDataModule(LightningDataModule):
     """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
 
@@ -296,23 +311,38 @@ class PlannedDataModule(LightningDataModule):
             f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
         )
 
+    # Of a prediction for the rows of files: they, their option, and their kinds.
+    predict_files: Files = None
+    predict_option = "data.predict_files"
+    predict_suffixes: tuple[str, ...] = SUFFIXES
+    # How tables are written, where the output is these rows with more columns beside them.
+    table: Any = None  # `TableOptions`
     predict_output: str | None = None  # where a prediction goes, as the user names it
     output_suffixes: tuple[str, ...] = ("",)  # that its name may have
+    output_mark = ""  # part of its name by default, beside that of the first file
+
+    @property
+    def predict_paths(self) -> list[Path]:
+        """The files to predict; a ValueError where none is named."""
+        return files_to_predict(self.predict_files, self.predict_option, self.predict_suffixes)
 
     @property
     def default_output(self) -> str:
         """Name of a prediction in the run folder, where the user names none."""
-        raise NotImplementedError
+        return output_like(self.predict_paths, self.output_mark)
 
     @property
     def predict_output_path(self) -> Path:
         """Where a prediction goes; a ValueError where no such file can be written."""
         if self.predict_output is None:
-            return self.run_folder / self.default_output
-        path = Path(self.predict_output).expanduser()
-        if not path.name.lower().endswith(self.output_suffixes):
-            suffixes = " or ".join(self.output_suffixes)
-            raise ValueError(f'{path} ends in "{path.suffix}"; name a file in {suffixes}.')
+            path = self.run_folder / self.default_output
+        else:
+            path = Path(self.predict_output).expanduser()
+            if not path.name.lower().endswith(self.output_suffixes):
+                suffixes = " or ".join(self.output_suffixes)
+                raise ValueError(f'{path} ends in "{path.suffix}"; name a file in {suffixes}.')
+        if self.table is not None:
+            check_output(path, self.predict_paths, self.table)
         return path
 
     def predict_hint(self, command: str) -> str:

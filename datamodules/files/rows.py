@@ -83,7 +83,7 @@ class BadRows:
         mode: `error` raises in `settle`, `reject` keeps them, and writes them down there.
     """
 
-    def __init__(self, mode: OnBadRows = "error") -> None:
+    def __init__(self, mode: OnBadRows) -> None:
         self.mode = mode
         self.rows: list[BadRow] = []
 
@@ -122,6 +122,13 @@ def read_rejected(folder: Path) -> list[BadRow]:
             BadRow(row["file"], int(row["line"]), row["value"], row["reason"], row["kind"])
             for row in csv.DictReader(file)
         ]
+
+
+def accepted(folder: Path, mode: OnBadRows) -> Path:
+    """Returns a folder of the cache, which both modes share; a ValueError names the first of the
+    rows that `settle` wrote into it, where they are an error."""
+    refuse(read_rejected(folder), mode)
+    return folder
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> None:

@@ -9,9 +9,8 @@ import importlib.util
 import io
 import logging
 import re
-import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -99,15 +98,6 @@ def raise_bad_row(bad: BadRow) -> None:
     raise ValueError(str(bad))
 
 
-def own_files_hint(
-    command: str, files: Mapping[int, Sequence[Path]], key: str = "data.predict_files"
-) -> str:
-    """Return a command of `unisono predict` with a file of the run, of the last part that has one;
-    `key` is the option that takes it."""
-    path = next(paths[0] for _, paths in sorted(files.items(), reverse=True) if paths)
-    return f"{command} --{key}={shlex.quote(str(path))}"
-
-
 def expand_files(
     files: str | Sequence[str] | None, option: str, suffixes: Sequence[str] = SUFFIXES
 ) -> list[Path]:
@@ -142,9 +132,7 @@ def expand_files(
     return found
 
 
-def files_to_predict(
-    files: Files, option: str = "data.predict_files", suffixes: Sequence[str] = SUFFIXES
-) -> list[Path]:
+def files_to_predict(files: Files, option: str, suffixes: Sequence[str]) -> list[Path]:
     """Return the files as `expand_files`; a ValueError where none is named."""
     if not (found := expand_files(files, option, suffixes)):
         raise ValueError(f"predict needs files: name them with --{option}=mine{suffixes[0]}.")

@@ -17,20 +17,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.batches import padded, padded_texts
 from datamodules.core.plan import check_range, rng_for, uniforms_for
-from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage, own_files_hint
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import BadRows, OnBadRows, hand_over_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
-from datamodules.files.tables import (
-    SUFFIXES,
-    Files,
-    TableOptions,
-    expand_files,
-    files_to_predict,
-    output_like,
-    own_files_hint,
-)
+from datamodules.files.tables import SUFFIXES, Files, TableOptions, expand_files
 from datamodules.occupations.store import (
     UNKNOWN,
     CodeBookOptions,
@@ -216,7 +208,7 @@ class OccupationDataModule(PlannedDataModule):
         ValueError: options are in conflict.
     """
 
-    output_suffixes = SUFFIXES
+    output_suffixes, output_mark, predict_hint = SUFFIXES, "coded", own_files_hint
 
     def __init__(
         self,
@@ -246,9 +238,9 @@ class OccupationDataModule(PlannedDataModule):
             code_book or CodeBookOptions(),
             split or SplitOptions(),
             text,
-            on_bad_rows,
             table,
         )
+        self.on_bad_rows, self.table = on_bad_rows, table
         self.augmentation, self.crosswalk = augmentation or Augmentation(), crosswalk
         self.store: OccupationStore | None = None
         self.index: PredictIndex | None = None
@@ -375,20 +367,12 @@ class OccupationDataModule(PlannedDataModule):
             )
         return audit
 
-    @property
-    def default_output(self) -> str:
-        return output_like(files_to_predict(self.predict_files), "coded")
-
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""
         assert self.index is not None
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
         write_coded_table(self.index, book, results, path, self.walk)
-
-    def predict_hint(self, command: str) -> str:
-        """Return the command for the table of this run."""
-        return own_files_hint(command, self.store_request().files)
 
     def store_request(self, is_trained: bool = False) -> StoreRequest:
         """Return what is read and how; the demo table where no file is named. For a trained model
@@ -421,15 +405,14 @@ class OccupationDataModule(PlannedDataModule):
             digest = encoding_digest(OccupationStore(made).recipe) if made.exists() else None
             if digest != encoding_digest(recipe):
                 request.recipe = recipe
-        return open_store(request)
+        return open_store(request, self.on_bad_rows)
 
     def _open_index(self, recipe: dict[str, Any] | None) -> PredictIndex:
         assert recipe is not None
         options, columns = self.options, self.options.columns
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
-        files = files_to_predict(self.predict_files)
-        return open_index(files, columns, recipe, options.on_bad_rows, options.table)
+        return open_index(self.predict_paths, columns, recipe, self.on_bad_rows, options.table)
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")

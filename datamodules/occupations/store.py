@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +26,7 @@ from datamodules.core.store import (
     made_once,
     write_arrays,
 )
-from datamodules.files.rows import BadRows, OnBadRows, RowFault
+from datamodules.files.rows import BadRows, OnBadRows, RowFault, accepted
 from datamodules.files.splitting import PART_NAMES, TRAIN, SplitOptions, parse_part, split_by_stem
 from datamodules.files.tables import Table, TableOptions, check_file, check_same_columns
 from datamodules.tokenizers.codes import (
@@ -351,7 +351,6 @@ class StoreRequest:
     book: CodeBookOptions = CodeBookOptions()
     split: SplitOptions = field(default_factory=SplitOptions)
     text: TextOptions = TextOptions()
-    on_bad_rows: OnBadRows = "error"
     table: TableOptions = field(default_factory=TableOptions)
     # That of a checkpoint, which then decides the encoding; `None` makes a new one.
     recipe: dict[str, Any] | None = None
@@ -373,7 +372,6 @@ class StoreRequest:
             "book file": book,
             "system": self.system.to_dict(),
             **{name: asdict(getattr(self, name)) for name in options},
-            "on_bad_rows": self.on_bad_rows,
             "recipe": None if self.recipe is None else encoding_digest(self.recipe),
         }
         return cache_folder("occupations", parts)
@@ -430,14 +428,14 @@ def text_arrays(texts: Collection[str], max_length: int) -> dict[str, np.ndarray
     }
 
 
-def open_store(request: StoreRequest) -> OccupationStore:
+def open_store(request: StoreRequest, on_bad_rows: OnBadRows = "error") -> OccupationStore:
     """The arrays of this request, made where the cache lacks them.
 
     Raises:
         ValueError: rows break a rule; the first are named.
     """
-    folder = request.folder()
-    return OccupationStore(made_once(folder, lambda target: _write(request, target)))
+    make = partial(_write, request, BadRows(on_bad_rows))
+    return OccupationStore(accepted(made_once(request.folder(), make), on_bad_rows))
 
 
 class _Rows:
@@ -462,7 +460,7 @@ class _Rows:
         self.part.append(part if job.part is None else job.part)
 
 
-def _write(request: StoreRequest, folder: Path) -> None:
+def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     """Reads the tables of a request and writes its arrays; ValueError where rows break a rule."""
     recipe, options, book = request.recipe, request.book, None
     normalisation, max_length = request.text.normalisation, request.text.max_length
@@ -472,7 +470,7 @@ def _write(request: StoreRequest, folder: Path) -> None:
     elif options.path is not None:
         book = build_code_book(request.system, Path(options.path), ())
     system = request.system if book is None else book.system
-    rows, bad_rows, columns = _Rows(), BadRows(request.on_bad_rows), request.columns
+    rows, columns = _Rows(), request.columns
     reader = RowReader(columns, normalisation, system, bad_rows, book, request.table)
     for part, paths in request.files.items():
         for path in paths:
@@ -606,14 +604,13 @@ def open_index(
         "files": [[str(path.resolve()), file_digest(path)] for path in files],
         "columns": [columns.text, columns.language, columns.default_language],
         "encoding": {name: recipe[name] for name in ("normalisation", "max_length", "languages")},
-        "on_bad_rows": on_bad_rows,
         "table": asdict(table),
     }
 
     def make(folder: Path) -> None:
-        bad_rows, system = BadRows(on_bad_rows), CodeSystem()
+        bad_rows = BadRows(on_bad_rows)
         normalisation = TextNormalisation.from_dict(recipe["normalisation"])
-        reader = RowReader(columns, normalisation, system, bad_rows, None, table)
+        reader = RowReader(columns, normalisation, CodeSystem(), bad_rows, None, table)
         language_index = {name: i for i, name in enumerate(recipe["languages"])}
         inputs: dict[tuple[str, int], int] = {}  # text and index of the language
         with ArrayFile(folder / "input_of_row.npy", np.int64) as input_of_row:
@@ -644,4 +641,4 @@ def open_index(
             table=asdict(table),
         )
 
-    return PredictIndex(made_once(cache_folder("predict", key), make))
+    return PredictIndex(accepted(made_once(cache_folder("predict", key), make), on_bad_rows))

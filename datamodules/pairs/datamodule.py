@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, NotRequired
 
 import numpy as np
 import pyarrow as pa
@@ -20,28 +20,20 @@ from torch import Tensor
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded_texts
 from datamodules.core.plan import check_range
-from datamodules.core.planned import PlannedDataset
+from datamodules.core.planned import PlannedDataModule, PlannedDataset, own_files_hint
 from datamodules.core.store import cache_folder, made_once
 from datamodules.files.audit import Audit
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     BadRows,
+    OnBadRows,
     RowFault,
     check_characters,
     hand_over_rejected,
     read_rejected,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import (
-    SUFFIXES,
-    Files,
-    TableOptions,
-    cell_text,
-    check_output,
-    output_like,
-    own_files_hint,
-    value_rows,
-)
+from datamodules.files.tables import SUFFIXES, Files, TableOptions, cell_text, value_rows
 from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store, write_with
 from datamodules.text.encoding import TokenRows, write_token_rows
 from datamodules.text.instructions import (
@@ -271,8 +263,9 @@ class Seq2SeqDataModule(LanguageModelDataModule):
 
     suffixes = (*SUFFIXES, *JSON_SUFFIXES)
     predict_suffixes = output_suffixes = suffixes
-    noun = "pairs"
-    request_class = PairRequest
+    noun, output_mark = "pairs", "translated"
+    request_class, predict_hint = PairRequest, own_files_hint
+    default_output = PlannedDataModule.default_output
 
     def __init__(
         self,
@@ -283,7 +276,7 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         max_source_tokens: int = 256,
         max_target_tokens: int = 128,
-        on_bad_rows: Literal["error", "reject"] = "error",
+        on_bad_rows: OnBadRows = "error",
         **language_model: Any,
     ) -> None:
         super().__init__(
@@ -310,11 +303,11 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_titles()], VALIDATION: [], TEST: []}
 
-    def sources(self, is_audit: bool = False) -> ScoredStore:
-        """Return the distinct texts of the files to predict; in an audit bad rows are no error."""
-        files = tuple((TEST, path) for path in self._predict_paths())
-        columns, mode = TextColumns(self.columns.source), "reject" if is_audit else self.on_bad_rows
-        return open_store(ScoredRequest(files, columns, {}, mode, self.table))
+    def sources(self, on_bad_rows: OnBadRows | None = None) -> ScoredStore:
+        """Return the distinct texts of the files to predict."""
+        columns, files = TextColumns(self.columns.source), {TEST: self.predict_paths}
+        request = ScoredRequest(files, columns, {}, self.table)
+        return open_store(request, on_bad_rows or self.on_bad_rows)
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
@@ -335,17 +328,6 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         recipe = self.model.recipe  # none of a pretrained folder that is not trained on
         return self.max_source_tokens if recipe is None else recipe["max_source_tokens"]
 
-    @property
-    def default_output(self) -> str:
-        return output_like(self._predict_paths(), "translated")
-
-    @property
-    def predict_output_path(self) -> Path:
-        """Where a prediction goes; a ValueError as of `check_output`."""
-        path = super().predict_output_path
-        check_output(path, self._predict_paths(), self.table)
-        return path
-
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the input's rows in order with `translation`, its `confidence`, the probability
         that the model gives it, and whether the source was `truncated`; `results` as the module's
@@ -365,14 +347,10 @@ class Seq2SeqDataModule(LanguageModelDataModule):
 
         write_with(self.sources(), added, path, self.table, found)
 
-    def predict_hint(self, command: str) -> str:
-        """Return the command for the texts of this run."""
-        return own_files_hint(command, self.store_request().files)
-
     def audit(self) -> Audit:
         audit = super().audit()
         if self.predict_files is not None:
-            store = self.sources(is_audit=True)
+            store = self.sources("reject")
             audit.bad_rows += read_rejected(store.folder)
             audit.notes.append(("predict", f"{len(store.num_bytes):,} different texts"))
         return audit

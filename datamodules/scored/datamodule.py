@@ -5,7 +5,7 @@ Shapes: B texts in the micro-batch, C chunks, W labels of a row.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,21 +14,20 @@ import numpy as np
 import torch
 
 from datamodules.core.plan import check_range
-from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.planned import PlannedDataset, Stage, own_files_hint
 from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import hand_over_rejected, read_rejected
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, SplitOptions, stem_key
-from datamodules.files.tables import (
-    Files,
-    TableOptions,
-    check_output,
-    expand_files,
-    files_to_predict,
-    output_like,
-    own_files_hint,
+from datamodules.files.rows import OnBadRows, hand_over_rejected, read_rejected
+from datamodules.files.splitting import (
+    PART_NAMES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    SplitOptions,
+    stem_key,
 )
+from datamodules.files.tables import Files, TableOptions, expand_files
 from datamodules.scored.store import (
     SUFFIXES,
     LabelOptions,
@@ -164,6 +163,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
         ValueError: options are in conflict.
     """
 
+    predict_option, predict_suffixes = "data.files.predict", SUFFIXES
+    output_mark, predict_hint = "scored", own_files_hint
+
     def __init__(
         self,
         files: dict[Literal["train", "validation", "test", "predict"], Files] | None = None,
@@ -172,16 +174,18 @@ class ScoredTextDataModule(EncodedTextDataModule):
         heads: dict[str, LabelOptions] | None = None,
         split: SplitOptions | None = None,
         chunks: ChunkOptions = ChunkOptions(),
-        on_bad_rows: Literal["error", "reject"] = "error",
+        on_bad_rows: OnBadRows = "error",
         table: TableOptions = TableOptions(),  # noqa: B008 - frozen
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
-        self.files: dict[str, Files] = dict((files or {}).items())
-        self.predict_output, self.columns, self.heads = predict_output, columns, heads
+        named: dict[Any, Files] = {**(files or {})}
+        self.files = {part: named.get(name) for part, name in enumerate(PART_NAMES)}
+        self.predict_files, self.predict_output = named.get("predict"), predict_output
+        self.columns, self.heads = columns, heads
         self.split, self.chunks = split or SplitOptions(), chunks
         self.on_bad_rows, self.table = on_bad_rows, table
-        if not self.files.get("train") and self.files.get("validation"):
+        if self.files[VALIDATION] and not self.files[TRAIN]:
             raise ValueError("data.files names validation without train; name both.")
 
     def prepare_data(self) -> None:
@@ -223,13 +227,13 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
     def training_texts(self) -> Iterator[str]:
         """Yield the texts of the training part."""
-        store = self._open("fit", None)
+        store = self._open()
         rows = np.flatnonzero(divided(store, self.split) == TRAIN)
         for number in np.unique(store.text_of_row[rows]).tolist():
             yield store.text(number)
 
     def texts_digest(self) -> str:
-        store = self._open("fit", None)
+        store = self._open()
         parts = divided(store, self.split)
         return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
 
@@ -240,7 +244,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         Raises:
             ValueError: a head has no label in the training part.
         """
-        store = self._open("fit", None)
+        store = self._open()
         heads: dict[str, dict[str, Any]] = {}
         labels = store.labels[divided(store, self.split) == TRAIN]
         for name, facts in store.heads.items():
@@ -268,17 +272,21 @@ class ScoredTextDataModule(EncodedTextDataModule):
         }
 
     def audit(self) -> Audit:
-        """Return the findings over the files, whatever the model."""
-        request = self.store_request("fit", None)
-        store = open_store(replace(request, on_bad_rows="reject"))
-        audit = Audit("texts", "bytes", bad_rows=read_rejected(store.folder), files=store.files)
-        texts = map(store.text, range(len(store.num_bytes)))
-        keys = np.array([text_hash(stem_key(text)) for text in texts], np.uint64)
-        is_sound = store.text_of_row >= 0
-        for part, name in enumerate(PART_NAMES):
-            own = store.text_of_row[is_sound & (store.file_part == part)]
-            if own.size:
-                audit.parts.append(AuditPart(name, store.num_bytes[own], keys[own]))
+        """Return the findings over the files, those to predict too, whatever the model."""
+        request, audit = self.store_request(), Audit("texts", "bytes")
+        store = open_store(request, "reject")
+        is_sound, read = store.text_of_row >= 0, [(store, dict(enumerate(PART_NAMES)))]
+        if self.predict_files is not None:
+            read.append((open_store(self.store_request("predict"), "reject"), {TEST: "predict"}))
+        for one, names in read:
+            texts = map(one.text, range(len(one.num_bytes)))
+            keys = np.array([text_hash(stem_key(text)) for text in texts], np.uint64)
+            for part, name in names.items():
+                own = one.text_of_row[(one.text_of_row >= 0) & (one.file_part == part)]
+                if own.size:
+                    audit.parts.append(AuditPart(name, one.num_bytes[own], keys[own]))
+            audit.files = {**one.files, **audit.files}
+            audit.bad_rows += read_rejected(one.folder)
         if request.columns.group:
             audit.notes.append(("groups", f"{np.unique(store.keys[is_sound]).size:,}"))
         for name, facts in store.heads.items():
@@ -296,30 +304,15 @@ class ScoredTextDataModule(EncodedTextDataModule):
             audit.notes.append(("head", f"{name}: {sentence}"))
         return audit
 
-    @property
-    def default_output(self) -> str:
-        return output_like(self._predict_paths(), "scored")
-
-    @property
-    def predict_output_path(self) -> Path:
-        """Where a prediction goes; a ValueError as of `check_output`."""
-        path = super().predict_output_path
-        check_output(path, self._predict_paths(), self.table)
-        return path
-
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the scored file; `results` as `write_scored` takes them."""
         assert self.recipe is not None
         store = self._open("predict", self.recipe)
         write_scored(store, self.recipe["heads"], results, path, self.table)
 
-    def predict_hint(self, command: str) -> str:
-        """Return the command for the texts of this run."""
-        files = self.store_request("fit", self.recipe).files
-        named = {part: [path] for part, path in files}
-        return own_files_hint(command, named, "data.files.predict")
-
-    def store_request(self, stage: str, recipe: dict[str, Any] | None) -> ScoredRequest:
+    def store_request(
+        self, stage: str = "fit", recipe: dict[str, Any] | None = None
+    ) -> ScoredRequest:
         """Return all that the arrays of a stage depend on; prediction reads texts alone, and heads
         and classes in the recipe of a trained model win.
 
@@ -328,24 +321,20 @@ class ScoredTextDataModule(EncodedTextDataModule):
             ValueError: files are given and no heads.
         """
         if stage == "predict":
-            paths = tuple((TEST, path) for path in self._predict_paths())
-            return ScoredRequest(paths, self.columns, {}, self.on_bad_rows, self.table)
-        files = [(n, path) for n, name in enumerate(PART_NAMES) for path in self._paths(name)]
+            return ScoredRequest({TEST: self.predict_paths}, self.columns, {}, self.table)
+        files = {
+            part: expand_files(named, f"data.files.{PART_NAMES[part]}", SUFFIXES)
+            for part, named in self.files.items()
+        }
         columns, heads = self.columns, self.heads
-        if not files:
-            files = [(TRAIN, demo_scored_texts())]
+        if not any(files.values()):
+            files = {TRAIN: [demo_scored_texts()]}
             columns, heads = DEMO_COLUMNS, heads or DEMO_HEADS
         if recipe is not None:
             heads = trained_heads(recipe["heads"], heads)
         if not heads:
             raise ValueError("data.heads is empty: name what is learnt, and in which column.")
-        return ScoredRequest(tuple(files), columns, heads, self.on_bad_rows, self.table)
+        return ScoredRequest(files, columns, heads, self.table)
 
-    def _open(self, stage: str, recipe: dict[str, Any] | None) -> ScoredStore:
-        return open_store(self.store_request(stage, recipe))
-
-    def _paths(self, part: str) -> list[Path]:
-        return expand_files(self.files.get(part), f"data.files.{part}", SUFFIXES)
-
-    def _predict_paths(self) -> list[Path]:
-        return files_to_predict(self.files.get("predict"), "data.files.predict", SUFFIXES)
+    def _open(self, stage: str = "fit", recipe: dict[str, Any] | None = None) -> ScoredStore:
+        return open_store(self.store_request(stage, recipe), self.on_bad_rows)

@@ -7,8 +7,9 @@ import hashlib
 import logging
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,14 @@ from datamodules.core.store import (
     text_hash,
     write_arrays,
 )
-from datamodules.files.rows import JSON_SUFFIXES, BadRows, OnBadRows, RowFault, check_characters
+from datamodules.files.rows import (
+    JSON_SUFFIXES,
+    BadRows,
+    OnBadRows,
+    RowFault,
+    accepted,
+    check_characters,
+)
 from datamodules.files.splitting import TRAIN, SplitOptions, split_by_stem, stem_key
 from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import TableOptions, cell_text, value_rows, write_beside
@@ -232,20 +240,22 @@ class TextColumns:
 class ScoredRequest:
     """All that the arrays depend on."""
 
-    files: tuple[tuple[int, Path], ...]  # (part, file) in order; the part is 0, 1 or 2
+    files: Mapping[int, Sequence[Path]]  # per part (train, validation, test) the files
     columns: TextColumns  # of text and group
     heads: dict[str, LabelOptions]  # name -> labels; empty for texts to predict
-    on_bad_rows: OnBadRows = "error"  # `error` names them, `reject` leaves them out
     table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
+
+    def paths(self) -> list[tuple[int, Path]]:
+        """The part and the path of each file."""
+        return [(part, path) for part, paths in self.files.items() for path in paths]
 
     def folder(self) -> Path:
         """The cache folder of these arrays; reads the files' digests."""
         facts = {
             "version": STORE_VERSION,
-            "files": [[part, str(p.resolve()), file_digest(p)] for part, p in self.files],
+            "files": [[n, str(p.resolve()), file_digest(p)] for n, p in self.paths()],
             "columns": asdict(self.columns),
             "heads": [[name, asdict(head)] for name, head in self.heads.items()],
-            "on_bad_rows": self.on_bad_rows,
             "table": asdict(self.table),
         }
         return cache_folder("scored_texts", facts)
@@ -286,13 +296,14 @@ class ScoredStore(ArrayFolder):
         return self._texts[start:end].tobytes().decode()
 
 
-def open_store(request: ScoredRequest) -> ScoredStore:
+def open_store(request: ScoredRequest, on_bad_rows: OnBadRows = "error") -> ScoredStore:
     """Return the arrays of these files, made where the cache lacks them.
 
     Raises:
         ValueError: rows break a rule, or there is no sound row.
     """
-    return ScoredStore(made_once(request.folder(), lambda folder: _write(request, folder)))
+    make = partial(_write, request, BadRows(on_bad_rows))
+    return ScoredStore(accepted(made_once(request.folder(), make), on_bad_rows))
 
 
 def _rows(
@@ -332,15 +343,14 @@ def _cell_text(value: Any, separator: str | None) -> str:
     return separator.join(map(str, value)) or separator
 
 
-def _write(request: ScoredRequest, folder: Path) -> None:
-    bad_rows = BadRows(request.on_bad_rows)
+def _write(request: ScoredRequest, bad_rows: BadRows, folder: Path) -> None:
     heads = [LabelReader(name, options) for name, options in request.heads.items()]
     width = sum(head.width for head in heads)
     text_of, part_of, labels, keys = array("q"), array("b"), array("d"), array("Q")
     offsets, number_of, content = array("q", [0]), dict[bytes, int](), hashlib.sha256()
-    files = dict.fromkeys((str(path.resolve()) for _, path in request.files), 0)
+    files = dict.fromkeys((str(path.resolve()) for _, path in request.paths()), 0)
     with ArrayFile(folder / "texts.npy", np.uint8) as texts:
-        for part, path in request.files:
+        for part, path in request.paths():
             for row in _rows(path, request, heads, bad_rows):
                 part_of.append(part)
                 if row is None:

@@ -9,6 +9,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 
 from datamodules.core.store import cache_folder, digest_of, file_digest, made_once, mapped_array
 from datamodules.demo import demo_collection
-from datamodules.files.rows import BadRow, BadRows, OnBadRows, kind_of, read_rejected, refuse
+from datamodules.files.rows import BadRow, BadRows, OnBadRows, accepted, kind_of, refuse
 from datamodules.files.splitting import PART_NAMES, TRAIN, Split
 from datamodules.search.cleaning import Cleaning, main_lines
 from datamodules.search.formats import (
@@ -255,15 +256,19 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
     folder = cache_folder("collections", [fingerprint, places, CACHE_VERSION])
     facts = {"fingerprint": fingerprint, "format": request.layout}
-    made_once(folder, lambda unfinished: _write(unfinished, reader, request, facts))
-    collection = Collection(folder)
-    refuse(read_rejected(folder), on_bad_rows)
-    return collection
+    make = partial(_write, reader, request, facts, BadRows(on_bad_rows))
+    return Collection(accepted(made_once(folder, make), on_bad_rows))
 
 
-def _write(folder: Path, reader: Reader, request: CollectionRequest, facts: dict[str, Any]) -> None:
+def _write(
+    reader: Reader,
+    request: CollectionRequest,
+    facts: dict[str, Any],
+    bad_rows: BadRows,
+    folder: Path,
+) -> None:
     """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
-    bad_rows, split = BadRows("reject"), request.split
+    split = request.split
     distinct = request.cleaning.distinct(reader.rows("documents", bad_rows), bad_rows)
     documents = write_texts(folder, "documents", distinct, bad_rows)
     queries = write_texts(folder, "queries", reader.rows("queries", bad_rows), bad_rows)

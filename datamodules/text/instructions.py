@@ -220,7 +220,7 @@ class InstructionRequest(CorpusRequest):
         for number, (part, path) in enumerate(paths):
             yield from ((part, number, row) for row in self.samples(path, bad_rows))
 
-    def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
+    def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder; bad rows are left out and listed in it, and a ValueError where there is
         no other or chats have no template."""
         of_files, found = list[int](), BadRows("reject")
@@ -248,7 +248,7 @@ class InstructionRequest(CorpusRequest):
                     yield text
 
         tokenizer = self.given or make_tokenizer(self.tokenizer, training_texts())
-        marker, bad_rows, content = self.marker(tokenizer), BadRows("reject"), hashlib.sha256()
+        marker, content = self.marker(tokenizer), hashlib.sha256()
         byte_lengths = tokenizer.byte_lengths()
         num_bytes = [0] * len(PART_NAMES)
         with part_files(folder, tokenizer.vocab_size) as files:

@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.core.plan import check_range
+from datamodules.core.planned import own_files_hint
 from datamodules.files.documents import parsed, visible_lines
 from datamodules.files.rows import JsonRow, RowFault, check_characters, placed
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
-from datamodules.files.tables import own_files_hint
 from datamodules.text.instructions import (
     Instruction,
     InstructionDataModule,
@@ -189,8 +189,8 @@ class PagesDataModule(InstructionDataModule):
             pages.
     """
 
-    too_long = "leave_out"
-    request_class = PageRequest
+    too_long, output_mark = "leave_out", "written"
+    request_class, predict_hint = PageRequest, own_files_hint
 
     def __init__(
         self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
@@ -225,16 +225,8 @@ class PagesDataModule(InstructionDataModule):
     def request_options(self) -> dict[str, Any]:
         return {"target": self.target, "max_prompt": self.max_prompt}
 
-    def predict_hint(self, command: str) -> str:
-        """Return the command for the pages of this run."""
-        return own_files_hint(command, self.store_request().files)
-
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_pages()], VALIDATION: [], TEST: []}
-
-    @property
-    def output_mark(self) -> str:
-        return "written"
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         for found in super().written_columns(results):

@@ -32,7 +32,14 @@ from datamodules.core.store import (
     text_hash,
 )
 from datamodules.files.documents import SUFFIXES, Document, read_documents, text_files
-from datamodules.files.rows import check_characters, kind_of, placed
+from datamodules.files.rows import (
+    BadRows,
+    OnBadRows,
+    accepted,
+    check_characters,
+    kind_of,
+    placed,
+)
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.tokenizers.text import (
@@ -140,15 +147,15 @@ class CorpusRequest:
         return of_files if split is None or split.by == "tail" else split.drawn(of_files, hashes)
 
     @abstractmethod
-    def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
+    def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder; return the tokenizer and facts of the store, with `fingerprint`.
 
         Raises:
             ValueError: there is no text, or a file or a text cannot be read.
         """
 
-    def open(self) -> TokenStore:
-        """Return the store, made at first use.
+    def open(self, on_bad_rows: OnBadRows = "error") -> TokenStore:
+        """Return the store, made at first use; see `accepted`.
 
         Raises:
             ValueError: as `write`.
@@ -157,13 +164,13 @@ class CorpusRequest:
         folder = self.folder()
 
         def make(temporary: Path) -> None:
-            tokenizer, facts = self.write(temporary)
+            tokenizer, facts = self.write(temporary, BadRows(on_bad_rows))
             (temporary / "tokenizer.json").write_text(json.dumps(tokenizer.to_dict()), "utf-8")
             (temporary / "facts.json").write_text(json.dumps(facts), "utf-8")
             if self.folder() != folder:
                 raise RuntimeError("a file of the data changed while it was read; start again.")
 
-        return TokenStore(made_once(folder, make))
+        return TokenStore(accepted(made_once(folder, make), on_bad_rows))
 
 
 @contextmanager
@@ -216,7 +223,7 @@ class TokenRequest(CorpusRequest):
             for path in paths:
                 yield from ((part, one) for one in read_documents(path, self.text_column))
 
-    def write(self, folder: Path) -> tuple[TextTokenizer, dict[str, Any]]:
+    def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder: files are read to divide them, to take a vocabulary from them where
         one is asked for, and to tokenise them."""
         started = time.monotonic()

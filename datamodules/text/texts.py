@@ -22,10 +22,9 @@ from datamodules.files.rows import (
     OnBadRows,
     hand_over_rejected,
     read_rejected,
-    refuse,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import Files, files_to_predict
+from datamodules.files.tables import Files
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
 from datamodules.text.prompts import (
     ChoiceDataset,
@@ -93,9 +92,7 @@ class LanguageModelDataModule(CorpusDataModule):
             made = None if has_gone else request.folder()
             if not (made and made.exists() and TokenStore(made).tokenizer.digest == given.digest):
                 request = replace(request, given=given)
-        store = request.open()
-        refuse(read_rejected(store.folder), self.on_bad_rows)
-        return store
+        return request.open(self.on_bad_rows)
 
     def prepare_data(self) -> None:
         """Tokenise into the cache; prediction needs no files of training."""
@@ -159,19 +156,13 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def predict_rows(self) -> Iterator[JsonRow]:
         """Yield the rows of `predict_files`; ValueError where none is named."""
-        return read_rows(self._predict_paths())
-
-    def _predict_paths(self) -> list[Path]:
-        return files_to_predict(self.predict_files, suffixes=self.predict_suffixes)
+        return read_rows(self.predict_paths)
 
     @property
     def default_output(self) -> str:
-        return f"{self._predict_paths()[0].stem}.{self.output_mark}.jsonl"
-
-    @property
-    def output_mark(self) -> str:
-        """Part of the output's name beside that of the input."""
-        return "scored" if self.model.options["generation"].mode == "score" else "completed"
+        is_scored = not self.output_mark and self.model.options["generation"].mode == "score"
+        mark = self.output_mark or ("scored" if is_scored else "completed")
+        return f"{self.predict_paths[0].stem}.{mark}.jsonl"
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Yield what is written beside each row."""
@@ -184,7 +175,7 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""
-        self.store = store = self.store_request().open()  # bad rows are listed, and no error
+        self.store = store = self.store_request().open("reject")
         limit, bad_rows = self.context_length + 1, read_rejected(store.folder)
         audit = Audit(self.noun, "tokens", limit=limit, bad_rows=bad_rows)
         audit.notes.append(("tokenizer", f"{store.tokenizer.vocab_size:,} tokens"))

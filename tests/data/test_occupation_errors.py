@@ -96,7 +96,7 @@ def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, capl
         found = [line.split(",")[1:4] for line in rejected[1:]]
         assert found == [["12", "", "text"], ["13", "9x", "code"]]
         assert "2 rows were rejected; they are listed" in caplog.text
-        assert len(open_store(data.store_request()).arrays["part"]) == 10
+        assert len(open_store(data.store_request(), "reject").arrays["part"]) == 10
         (tmp_path / "rejected.csv").unlink()
 
 

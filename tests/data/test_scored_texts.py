@@ -48,7 +48,7 @@ EXPECTED = [[1.5, 0, 1, 1, 0, 1], [NAN, 3, 0, NAN, 0, 0], [-3, NAN, NAN, 0, NAN,
 
 
 def opened(path: Path, heads=HEADS, **columns) -> ScoredStore:
-    return open_store(ScoredRequest(((0, path),), TextColumns(**columns), heads))
+    return open_store(ScoredRequest({0: [path]}, TextColumns(**columns), heads))
 
 
 def as_csv(rows: list[dict], mark: str) -> str:
@@ -215,7 +215,7 @@ def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
     }
     path = tmp_path / "mine.csv"
     path.write_text("text,level,sold,tags\na,1.0,1.0,cheap\nb,3,no,old\nc,2.0,0.0,\n")
-    request = ScoredRequest(((0, path),), TextColumns(), heads)
+    request = ScoredRequest({0: [path]}, TextColumns(), heads)
     store = open_store(request)
     assert store.heads["level"]["classes"] == ["1", "2", "3"]
     expected = [[0, 1, 0, 1], [2, 0, 1, 0], [1, 0, np.nan, np.nan]]
@@ -223,19 +223,18 @@ def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
     path.write_text(path.read_text().replace("b,3,no", "b,3.0,False"))
     for given in (heads, None):  # declared again, or of the checkpoint alone
         again = open_store(
-            ScoredRequest(((0, path),), TextColumns(), trained_heads(store.heads, given))
+            ScoredRequest({0: [path]}, TextColumns(), trained_heads(store.heads, given))
         )
         np.testing.assert_array_equal(again.labels, expected)
     path.write_text("text,level,sold,tags\na,4.0,1,old\n")
     with pytest.raises(ValueError, match=r'"4.0": head "level": must be one of 1, 2, 3; or'):
-        open_store(ScoredRequest(((0, path),), TextColumns(), trained_heads(store.heads, heads)))
+        open_store(ScoredRequest({0: [path]}, TextColumns(), trained_heads(store.heads, heads)))
 
 
 def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_path) -> None:
     path, out = tmp_path / "mine.csv", tmp_path / "out.csv"
     path.write_text("text,quality\nhello,7\n ,8\nworld,9\nhello,1\n")
-    request = ScoredRequest(((2, path),), TextColumns(), {}, "reject")
-    store = open_store(request)
+    store = open_store(ScoredRequest({2: [path]}, TextColumns(), {}), "reject")
     facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
     write_scored(store, facts, {"quality": np.array([[0.2, 0.8], [0.9, 0.1]])}, out)
     assert out.read_text().splitlines() == [
@@ -251,18 +250,27 @@ def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_pa
         _ = data.predict_output_path
     path.write_bytes("text;quality\nhello;7\nwør;8\n".encode("cp1252"))
     in_greek = {"quality": {"kind": "ordinal", "classes": ["κακό", "good"]}}
-    one = open_store(ScoredRequest(((2, path),), TextColumns(), {}, "reject"))
+    one = open_store(ScoredRequest({2: [path]}, TextColumns(), {}), "reject")
     write_scored(one, in_greek, {"quality": np.array([[0.9, 0.1]] * 2)}, tmp_path / "greek.csv")
     assert "wør;8;κακό;0.1" in (tmp_path / "greek.csv").read_text(encoding="utf-8")
     path.write_text("text,quality\nhello,7\n")
     with pytest.raises(RuntimeError, match="hold 1 rows, 4 were read before"):
         write_scored(store, facts, {"quality": np.zeros((2, 2))}, tmp_path / "other.csv")
+    assert not (tmp_path / "other.csv").exists()
+
+
+def test_a_file_of_the_training_may_be_scored_and_may_not_judge(tmp_path, caplog) -> None:
+    path = table(tmp_path / "mine.csv", range(40))
+    data_of({"train": path, "predict": path}).setup("fit")
+    assert "is named for training" not in caplog.text
+    data_of({"train": path, "test": path}).setup("fit")
+    assert "mine.csv is named for training and for validation or test" in caplog.text
 
 
 def test_a_separator_that_no_table_is_searched_for_is_given(tmp_path) -> None:
     path, out, table = tmp_path / "mine.csv", tmp_path / "out.csv", TableOptions(separator="^")
     path.write_text("text^quality\nhello, you^7\n")
-    store = open_store(ScoredRequest(((2, path),), TextColumns(), {}, table=table))
+    store = open_store(ScoredRequest({2: [path]}, TextColumns(), {}, table=table))
     facts = {"quality": {"kind": "ordinal", "classes": ["bad", "good"]}}
     write_scored(store, facts, {"quality": np.array([[0.2, 0.8]])}, out, table)
     assert out.read_text().splitlines()[1] == "hello, you^7^good^0.8"
@@ -283,6 +291,13 @@ def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path) -> None:
     assert audit.labels == {"trade": {"baker": 1, "smith": 1}}
     assert ("head", "trade: multiclass, 2 of 3 rows labelled") in audit.notes
     assert ("head", "grade: regression, 2 of 3 rows labelled; -3 to 1.5, mean -0.75") in audit.notes
+    (tmp_path / "new.csv").write_text('text\nA\nnew\n" "\n')
+    files = {"train": str(path), "predict": str(tmp_path / "new.csv")}
+    audit = ScoredTextDataModule(files=files, heads=heads).audit()
+    assert audit.files == {str(path): 3, str(tmp_path / "new.csv"): 2}
+    assert [len(part.keys) for part in audit.parts] == [3, 2]
+    assert list(audit.leaks()) == [("train", "predict", 1)]
+    assert [(row.line, row.kind) for row in audit.bad_rows] == [(5, "label"), (4, "label")]
 
 
 def test_the_columns_of_each_kind() -> None:
