@@ -40,13 +40,7 @@ from datamodules.core.plan import (
     iterate_micro_batches,
     iterate_whole_batches,
 )
-from datamodules.files.tables import (
-    SUFFIXES,
-    Files,
-    check_output,
-    files_to_predict,
-    output_like,
-)
+from datamodules.files.tables import SUFFIXES, Files, check_output, files_to_predict, output_like
 from datamodules.shards.order import planned_epoch
 
 RESERVED = frozenset(PlannedBatch.__annotations__)

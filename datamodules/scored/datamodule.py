@@ -19,14 +19,7 @@ from datamodules.core.store import text_hash
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import OnBadRows, hand_over_rejected, read_rejected
-from datamodules.files.splitting import (
-    PART_NAMES,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    SplitOptions,
-    stem_key,
-)
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
 from datamodules.files.tables import Files, TableOptions, expand_files
 from datamodules.scored.store import (
     SUFFIXES,
@@ -310,9 +303,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         store = self._open("predict", self.recipe)
         write_scored(store, self.recipe["heads"], results, path, self.table)
 
-    def store_request(
-        self, stage: str = "fit", recipe: dict[str, Any] | None = None
-    ) -> ScoredRequest:
+    def store_request(self, stage: str = "fit", recipe: Any = None) -> ScoredRequest:
         """Return all that the arrays of a stage depend on; prediction reads texts alone, and heads
         and classes in the recipe of a trained model win.
 
