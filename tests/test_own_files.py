@@ -11,7 +11,7 @@ from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import Table, cell_text
 from datamodules.occupations.store import CodeBookOptions, open_index
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
-from datamodules.pairs.datamodule import framed, source_rows
+from datamodules.text.pairs import framed, source_rows
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,

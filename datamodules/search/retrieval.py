@@ -35,7 +35,6 @@ from datamodules.search.candidates import (
 )
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
-from datamodules.search.prompts import prompts_of
 from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
@@ -47,6 +46,7 @@ from datamodules.text.encoding import (
     TextEncoding,
     TokenRows,
     joined,
+    prompts_of,
     sentences_of,
     write_token_rows,
 )

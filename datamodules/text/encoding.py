@@ -27,6 +27,9 @@ from datamodules.tokenizers.text import (
 ROWS_VERSION = 2  # of how texts become rows of tokens
 TEXTS_AT_ONCE = 1024
 RECIPE_KEY = "text_encoder_recipe"
+PROMPTS_FILE = "config_sentence_transformers.json"
+# Names that folders have for words before a query or a document.
+PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 # Numbers such as 3.5 and 1,000 are one word.
 WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:['’\-][^\W_]+)*")
@@ -157,6 +160,27 @@ class TextLimits:
         if self.stemmer or self.stopwords:
             return " ".join(terms_by(self.stemmer, self.stopwords)(text))
         return text.lower() if self.lower_case else text
+
+
+def prompts_of(folder: str | None) -> dict[str, Any]:
+    """Return `prompts` for a recipe, by "query" and "document", of a folder of
+    sentence-transformers; nothing where it has none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = Path(folder or "") / PROMPTS_FILE
+    if folder is None or not path.is_file():
+        return {}
+    try:
+        stored = {**(json.loads(path.read_text("utf-8")).get("prompts") or {})}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); copy the folder again.") from error
+    found = {
+        name: next((stored[theirs] for theirs in names if stored.get(theirs)), "")
+        for name, names in PROMPTS.items()
+    }
+    return {"prompts": found} if any(found.values()) else {}
 
 
 class TextEncoding:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from datamodules.search.prompts import PROMPTS_FILE
+from datamodules.text.encoding import PROMPTS_FILE
 from lit_models.blocks import EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import model_of, repeated_layers
 from lit_models.training.metrics import in_float32

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer, normalizers, processors
 from torch import Tensor, nn
 
 from datamodules.core.store import replacing
-from datamodules.search.prompts import PROMPTS_FILE
-from datamodules.text.encoding import TextEncoding
+from datamodules.text.encoding import PROMPTS_FILE, TextEncoding
 from lit_models.causal_lm.adapters import merged_weights
 from lit_models.causal_lm.export import json_text
 from lit_models.seo.encoders import (

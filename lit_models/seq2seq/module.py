@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import TERM, padded_texts
 from datamodules.core.planned import ModelFacts
-from datamodules.pairs.datamodule import PairBatch, cut, framed
+from datamodules.text.pairs import PairBatch, cut, framed
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm import export

@@ -10,7 +10,7 @@ import pytest
 
 from datamodules import Seq2SeqDataModule
 from datamodules.files.splitting import TextSplit
-from datamodules.pairs.datamodule import PairColumns
+from datamodules.text.pairs import PairColumns
 from datamodules.tokenizers.text import TokenizerOptions
 
 PAIRS = [("smd", "smith"), ("bkr", "baker"), ("wvr of wool", "wool weaver"), ("smd", "smith")]

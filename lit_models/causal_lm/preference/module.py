@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from datamodules.core.store import cache_folder, made_once
-from datamodules.preferences.datamodule import PAIRS
+from datamodules.text.preferences import PAIRS
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.training.ledger import is_distributed

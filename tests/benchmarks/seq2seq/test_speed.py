@@ -16,7 +16,7 @@ from datamodules import Seq2SeqDataModule
 from datamodules.core.batches import padded_texts
 from datamodules.core.planned import LoaderOptions
 from datamodules.demo import demo_titles, titles
-from datamodules.pairs.datamodule import framed
+from datamodules.text.pairs import framed
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitSeq2Seq
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, write

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from datamodules.search.prompts import prompts_of
 from datamodules.search.retrieval import TrainingMix
-from datamodules.text.encoding import TextEncoding
+from datamodules.text.encoding import TextEncoding, prompts_of
 from lit_models import LitRetriever
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.exchange.test_sentence_folders import PROMPTS, prompted_bert

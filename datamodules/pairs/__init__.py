@@ -1,1 +1,0 @@
-"""Source texts and the target texts that they become."""

@@ -1,1 +1,0 @@
-"""Pairs of answers, of which people prefer one, as planned batches."""
