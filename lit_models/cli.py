@@ -28,12 +28,13 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import ModelSummary
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import digest_of, write_whole
 from lit_models import config_files
-from lit_models.engines.launched import complete_rendezvous, in_launched_world
+from lit_models.engines import complete_rendezvous, in_launched_world
 from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, default_callbacks, rules
 from lit_models.training import run as runs
@@ -301,12 +302,7 @@ class UnisonoCLI(LightningCLI):
         own += [runs.ProgressLine()] if given.enable_progress_bar is not False else []
         own += [BitwiseSum()] if is_bitwise else []
         missing = missing_kinds(own, callbacks)
-        if given.logger is not False:
-            named = given.logger if isinstance(given.logger, list) else [given.logger]
-            named = [logger for logger in named if logger not in (None, True)]
-            step = (self.resumed_step or 0) if is_fit else None
-            defaults = runs.default_loggers(self.choice.folder, step)
-            kwargs["logger"] = [*missing_kinds(defaults, named), *named]
+        kwargs["logger"] = self._loggers((self.resumed_step or 0) if is_fit else None) or False
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         if isinstance(verdict.devices, list) and verdict.devices.count(0) > 1:
             kwargs["accelerator"] = GPUOfTask()
@@ -317,6 +313,15 @@ class UnisonoCLI(LightningCLI):
         if given.limit_val_batches == 0:
             trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data
         return trainer
+
+    def _loggers(self, resumed_step: int | None) -> list[Logger]:
+        """Returns those that are named, and of the default ones those of other kinds; of a training
+        that goes on from a step these replace what lies behind it."""
+        given = self.config_init[self.subcommand].trainer.logger
+        named = given if isinstance(given, list) else [given]
+        named = [logger for logger in named if isinstance(logger, Logger)]
+        defaults = runs.default_loggers(self.choice.folder, resumed_step)
+        return [] if given is False else [*missing_kinds(defaults, named), *named]
 
     def _unasked_precision(self, strategy: str | None) -> str | None:
         """Returns what `fit` takes where trainer.precision is not given: a run that goes on keeps
@@ -358,12 +363,16 @@ class UnisonoCLI(LightningCLI):
         self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
         ledger = ledger_of(self.trainer)
         is_stopped = self.trainer.interrupted or (ledger is not None and ledger.is_stopping)
-        is_trained = self.trainer.global_step > 0
-        if not is_trained:
-            # Spawned processes may have trained; this one knows of it by the files alone.
-            is_trained = bool(self.trainer.fast_dev_run) or newest_checkpoint(folder) is not None
+        newest = None if self.trainer.global_step else newest_checkpoint(folder)
+        if newest is not None:
+            # Spawned processes have trained: this one knows of it by the files alone. What it logs
+            # follows their last step, and is no resume that would replace it.
             is_stopped = is_stopped or stop_reason(folder) is not None
-        if is_stopped or not is_trained:
+            content = read_checkpoint(newest, mmap=True, every_byte=False)
+            if "loops" in content:  # else of weights alone
+                self.trainer.fit_loop.load_state_dict(content["loops"]["fit_loop"])
+            self.trainer.loggers = self._loggers(None)
+        if is_stopped or not (newest or self.trainer.global_step or self.trainer.fast_dev_run):
             return
         tested: dict[str, float] = {}
         if self.options.test_after_fit:

@@ -1,5 +1,6 @@
 """The command line: errors on one screen, configs found, explicit values win, runs kept apart."""
 
+import csv
 import inspect
 import json
 import os
@@ -28,6 +29,7 @@ from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.run import Topology
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
+from tests.distributed.launch import run
 
 ZERO = "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
 LIST = "must be a mapping of options, .* got the list"
@@ -310,6 +312,18 @@ def test_test_after_fit_tests_the_best_checkpoint(unisono, toy_config):
     assert "report: unisono report runs/toy\n" in output
 
 
+@pytest.mark.slow
+def test_what_spawned_processes_log_is_followed_by_the_test(toy_config):
+    options = ("--trainer.devices=2", "--trainer.strategy=ddp_spawn", "--test_after_fit=true")
+    where = (f"--config={toy_config}", f"--trainer.default_root_dir={Path('runs').absolute()}")
+    done = run("-m", "lit_models", "fit", *where, *options)
+    assert done.returncode == 0, done.stdout
+    rows = csv.DictReader(Path("runs/metrics.csv").read_text().splitlines())
+    found = [(name, row["step"]) for row in rows for name in row if row[name] and "/loss" in name]
+    steps = [("train/loss", str(step)) for step in range(1, 8)]
+    assert found == [*steps, ("val/loss", "6"), ("test/loss", "7")]
+
+
 def test_auto_without_a_run_is_refused_for_test(unisono, toy_config):
     status, output = unisono("test", "--config", "toy.yaml", "--ckpt_path=auto")
     assert status == 2
@@ -320,7 +334,7 @@ def test_auto_passes_a_damaged_checkpoint_over_and_says_so(unisono, toy_config):
     assert unisono("fit", "--config=toy.yaml", "--trainer.max_epochs=2")[0] == 0
     last = Path("runs/toy/checkpoints/last.ckpt")
     last.write_bytes(last.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match="last.ckpt is damaged .*; the one before it is used"):
+    with pytest.warns(UserWarning, match="last.ckpt is damaged .*; the newest sound one is used"):
         status, output = unisono(
             "fit", "--config=toy.yaml", "--ckpt_path=auto", "--trainer.max_epochs=3"
         )

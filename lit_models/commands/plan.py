@@ -21,6 +21,7 @@ from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError
 from lit_models.training.exact import ExactModule
 from lit_models.training.memory import GIB, state_bytes
+from lit_models.training.progress import budgeted_steps
 from lit_models.training.rules import check_share, strategy_of
 
 
@@ -104,8 +105,8 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             f"`unisono plan` reads the plan of the data, and {type(data).__name__} has none; give "
             "a config of one of Unisono's datamodules."
         )
-    found = Forecast(counts, trainer)
-    limits = ("max_epochs", "max_steps")
+    found = Forecast(counts)
+    limits = ("max_epochs", "max_steps", "limit_train_batches")
     logging.disable(logging.INFO)  # Lightning's lines on devices
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -126,10 +127,10 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
 
 class Forecast(pl.Callback):
     """Looks at everything that a training has before its first step, and ends it there. `counts`
-    are numbers of devices, `values` those of the config's trainer."""
+    are numbers of devices."""
 
-    def __init__(self, counts: list[int], values: dict[str, Any]) -> None:
-        self.counts, self.values = counts, values
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
         self.columns: list[dict[str, Any]] = []  # one for each number of devices: label -> value
         self.refused: list[str] = []  # why a run on a number of devices would be refused
         self.summary = ""  # sizes of data and network, in words
@@ -145,13 +146,7 @@ class Forecast(pl.Callback):
             "is that of weights, gradients and two moments, as AdamW has them; activations come "
             "on top."
         )
-        steps, limit = epoch.num_steps, self.values.get("limit_train_batches")
-        if isinstance(limit, float) and limit <= 1:
-            steps = max(1, int(steps * limit))
-        elif limit is not None:  # 3.0 is 3 batches, to Lightning too
-            steps = min(steps, int(limit))
-        by_epochs = (trainer.max_epochs or -1) * steps
-        total = min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
+        steps, total = data.steps_per_epoch, budgeted_steps(trainer)
         whole, rest = divmod(total or 0, steps)
         groups = trainer.optimizers[0].param_groups
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]

@@ -1,9 +1,13 @@
-"""Launchers that may start a run again in another world."""
+"""Launchers that may start a run again in another world, and what a command line leaves to them."""
 
 import importlib
+import os
+from collections.abc import Mapping
 
-from lit_models.config_files import one_word_each
+from lit_models.config_files import given_value, one_word_each
 from lit_models.errors import UsageError
+
+AUTO = "--trainer.num_nodes=auto"
 
 
 def launch(argv: list[str]) -> int:
@@ -17,3 +21,44 @@ def launch(argv: list[str]) -> int:
     if named != {"--engine=ray"}:
         raise UsageError(f"{' '.join(named) or given[0]}: the only engine is --engine=ray.")
     return int(importlib.import_module("lit_models.engines.on_ray").launch(argv))
+
+
+def in_launched_world(argv: list[str], environ: Mapping[str, str]) -> list[str]:
+    """Returns a command line with the nodes, and devices of each, of its launcher's world where
+    they are not given or `auto`: those of torchrun, which may start the same command again in
+    another world; if nodes are `auto` those of SLURM; else one node."""
+    given = {name: given_value(argv, f"trainer.{name}") for name in ("num_nodes", "devices")}
+    is_auto = given["num_nodes"] == "auto"
+    argv = [word for word in argv if word != AUTO]  # the parser knows numbers alone
+    world = {"num_nodes": 1} if is_auto else {}
+    if "TORCHELASTIC_RUN_ID" in environ:
+        on_node = int(environ["LOCAL_WORLD_SIZE"])
+        world = {"num_nodes": int(environ["WORLD_SIZE"]) // on_node, "devices": on_node}
+    elif is_auto and "SLURM_STEP_ID" in environ:
+        nodes = int(environ.get("SLURM_NNODES") or 1)
+        world = {"num_nodes": nodes, "devices": int(environ["SLURM_NTASKS"]) // nodes}
+    left = [name for name in world if given[name] in (None, "auto")]
+    return argv + [f"--trainer.{name}={world[name]}" for name in left]
+
+
+def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
+    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
+
+    Raises:
+        ValueError: a variable is missing, or the numbers contradict each other.
+    """
+    is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
+    if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
+        return
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = {name: environ.get(name) for name in names}
+    rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
+    if not all(given.values()) or rank >= world_size or world_size % num_nodes:
+        raise ValueError(
+            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
+            f"on each of {num_nodes} node(s); got "
+            f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
+            "unset RANK."
+        )
+    environ["NODE_RANK"], environ["LOCAL_RANK"] = map(str, divmod(rank, world_size // num_nodes))

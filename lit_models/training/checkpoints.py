@@ -9,6 +9,7 @@ all ranks, and a marker that is written last makes it a checkpoint:
 
 import copy
 import itertools
+import math
 import pickle
 import re
 import threading
@@ -150,7 +151,7 @@ def _reason(error: Exception) -> str:
 
 def damage(path: Path, every_byte: bool = True) -> str | None:
     """Return what is wrong with a checkpoint, file or folder of shards, `None` if it is sound;
-    without `every_byte` no checksums are compared."""
+    without `every_byte` no checksums of tensors are compared."""
     if path.is_dir():
         if not (path / MARKER).is_file():
             kind = "a save that was not finished, or neither checkpoint nor export"
@@ -179,6 +180,9 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip() if every_byte else None
+            for name in [] if every_byte else archive.namelist():
+                if name.endswith("/data.pkl"):  # where its tensors lie
+                    archive.read(name)
     except zipfile.BadZipFile:
         return "it is cut short or no checkpoint"
     return f"the checksum of its record {broken} is wrong" if broken else None
@@ -251,20 +255,25 @@ def plain_data(path: Path, mmap: bool = False) -> Any:
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
-    """Return the newest sound checkpoint of a run, if any; the first process compares the bytes."""
+    """Return the newest sound checkpoint of a run, if any: of the last attempt and step, or without
+    a ledger by the time of its file. The first process compares the bytes."""
 
-    def written_at(path: Path) -> tuple[bool, int]:
-        written = path / MARKER if (path / MARKER).is_file() else path
+    def age(path: Path) -> tuple[bool, float, int, int]:
+        attempt, step = math.inf, 0  # of a damaged one, so that it is told of
+        if damage(path, every_byte=False) is None:
+            content = read_checkpoint(path, mmap=True, every_byte=False)
+            ledger = content.get("ledger", {})
+            attempt, step = ledger.get("attempt", 0), content["global_step"] if ledger else 0
         # The best one last: it lacks what follows its validation, such as EarlyStopping.
-        return path.name != "best.ckpt", written.stat().st_mtime_ns
+        return path.name != "best.ckpt", attempt, step, path.stat().st_mtime_ns
 
     files = (run_folder / "checkpoints").glob("[!.]*.ckpt")
-    for path in sorted(files, key=written_at, reverse=True):
+    for path in sorted(files, key=age, reverse=True):
         fault = damage(path, is_first_process())
         if fault is None:
             compared.add(path.absolute())
             return path
-        rank_zero_warn(f"{path} is damaged ({fault}); the one before it is used.")
+        rank_zero_warn(f"{path} is damaged ({fault}); the newest sound one is used.")
     return None
 
 

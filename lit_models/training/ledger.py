@@ -276,7 +276,8 @@ class Ledger(Callback):
         """Write the lines of all steps in a checkpoint before the checkpoint is."""
         self._finish(trainer)
         steps = trainer.datamodule.steps_per_epoch if trainer.state.fn == "fit" else None
-        checkpoint["ledger"] = {"hash": self._hash, "phase": self.phase, "steps_per_epoch": steps}
+        place = {"attempt": self.attempt, "hash": self._hash, "phase": self.phase}
+        checkpoint["ledger"] = {**place, "steps_per_epoch": steps}
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Go on where the run stands; say where a limit cuts the epochs otherwise than there."""

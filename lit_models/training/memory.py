@@ -210,10 +210,8 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
     It calls no wrapper of the module: under ddp nothing is communicated, so that a rank that runs
     out of memory leaves no other one waiting.
     """
-    plugin, data = trainer.precision_plugin, trainer.datamodule
-    batch = data.on_before_batch_transfer(plugin.convert_input(batch), 0)
-    batch = data.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
-    batch = data.on_after_batch_transfer(batch, 0)
+    plugin = trainer.precision_plugin
+    batch = trainer.strategy.batch_to_device(plugin.convert_input(batch), dataloader_idx=0)
     if hasattr(module, "step_record"):
         module.step_record = StepRecord()
     # Masks that are keyed by sample take more memory than those of a generator.

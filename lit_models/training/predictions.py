@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
@@ -109,8 +108,7 @@ class PredictionWriter(Callback):
             num_samples = len(dataset.lengths)
             data.write_predictions(merged(self._folder, num_samples), output)
             shutil.rmtree(self._folder)
-            text = f"{num_samples:,} {dataset.noun} predicted, written to {output}"
-            Console(highlight=False).print(text, soft_wrap=True)
+            print(f"{num_samples:,} {dataset.noun} predicted, written to {output}", flush=True)
 
     def _flush(self) -> None:
         if not self._batches or self._folder is None:

@@ -34,8 +34,6 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_only
-from rich.console import Console
-from rich.table import Table
 
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import remove, write_whole
@@ -435,11 +433,7 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
         lines.append(("dropout", "keyed by seed, epoch and sample"))
     rates = [f"{rate:.3g}" for rate in sorted(set(facts["learning_rates"]), reverse=True)[:3]]
     lines.append(("learning rate", f"{', '.join(rates)} at this step"))
-    table = Table.grid(padding=(0, 2))
-    for label, value in lines:
-        if value:
-            table.add_row(label, value)
-    Console(stderr=False, highlight=False).print(table)
+    print("\n".join(f"{label:<16}  {value}" for label, value in lines if value), flush=True)
 
 
 class AppendingCSVLogger(Logger):

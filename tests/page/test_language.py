@@ -1,4 +1,4 @@
-"""The view of language models: it shows what the module says, as it says it."""
+"""The views of language models and of a lens: they show what the module says, as it says it."""
 
 import asyncio
 import shutil
@@ -10,9 +10,10 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from datamodules.text.prompts import ChoiceDataset, read_prompts, rows_in_memory
-from lit_models import LitCausalLM
+from lit_models import LitCausalLM, LitConsistencyLens
 from lit_models.causal_lm.generation import GenerationOptions
-from lit_models.page.views import LEGEND
+from lit_models.page.views import CONTROLS, LEGEND
+from tests.activation_dumps import stories
 from tests.page.conftest import fit
 
 TEXT = "user: the cat sat on the mat, and who else? assistant: the <b>dog</b> sat.\n" * 99
@@ -84,3 +85,36 @@ def test_nats_of_tokens_are_the_score_of_the_text_and_who_hears_tokens_ends_them
     (text,), (whole,) = (module.generate(["the "], f, **OPTIONS) for f in (hear, None))
     assert heard == [1, 2, 3]
     assert text == whole[:3] != whole
+
+
+@pytest.mark.slow
+def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, visited):
+    documents = stories(tmp_path, 90)
+    options = [f"--data.train_files={documents}", "--data.global_batch_size=4"]
+    fit(tmp_path, "consistency_lens/debug.yaml", "runs/lens", *options)
+    path = tmp_path / "runs/lens/checkpoints/best.ckpt"
+    module = LitConsistencyLens.load_from_checkpoint(path)
+
+    async def visit(user):
+        await user.open("/lens")
+        user.find(ui.textarea).elements.pop().set_value("and the at a")
+        user.find(kind=ui.button, content="tokens").click()
+        await user.should_see(ui.toggle, retries=600)
+        user.find(ui.number).elements.pop().set_value(0)  # samples that are no draws
+        user.find(ui.toggle).elements.pop().set_value(2)
+        await user.should_see("shuffled words", retries=600)
+        found = sorted(user.find(TextElement).elements, key=lambda element: element.id)
+        terms, values = ([e.text for e in found if e.tag == tag] for tag in ("dt", "dd"))
+        assert terms[:4] == ["explanation", *(f"sample {number}" for number in (1, 2, 3))]
+        assert terms[4:] == [name.replace("_", " ") for name in CONTROLS]
+        assert len(set(values[:4])) == 1
+        assert values[0].startswith(f"{module.explain(['and the at'])[0]} (FVE ")
+        assert values[-1] == "0.000"  # of the mean
+
+    async def visit_alone(user):
+        await user.open("/lens")
+        user.find(kind=ui.button, content="tokens").click()
+        await user.should_see("start it again with --also", retries=600)
+
+    visited(tmp_path / "runs", visit, *tmp_path.glob("*.jsonl"))
+    visited(tmp_path / "runs", visit_alone)

@@ -1,16 +1,32 @@
-"""The views of runs: the table, one run, several over each other; the door of the page."""
+"""The views of runs: the table, one run, several over each other. The door of the page: who may
+ask, what an upload says, what a stranger's run may name."""
 
+import asyncio
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 from nicegui import ui
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from lit_models.errors import UsageError
-from lit_models.page.shelf import Shelf
+from lit_models.page.shelf import Model, Shelf
+from lit_models.page.views import COOKIE, MOST_BYTES, Guard
 from tests.commands.run_folders import CONFIG, run_folder
 
 HOSTILE = '<b>" onclick="alert(1)'
+HERE, FOREIGN = "http://testserver", {"origin": "http://testserver.evil.example"}
+DATA = "data:\n  class_path: datamodules.OccupationDataModule\n  init_args:\n    train_files: "
+ASKED = [
+    ("GET", {"origin": HERE}, 200),
+    ("GET", FOREIGN, 403),
+    ("GET", {"origin": "http://["}, 403),
+    ("POST", {"content-length": "0"}, 200),
+    ("POST", {"transfer-encoding": "chunked"}, 413),
+    ("PUT", {"transfer-encoding": "chunked"}, 413),
+    ("POST", {"content-length": str(MOST_BYTES + 1)}, 413),
+]
 
 
 def runs_of(folder: Path) -> Path:
@@ -61,3 +77,41 @@ def test_a_place_without_runs_is_refused_with_the_way_out(tmp_path):
         Shelf(tmp_path)
     with pytest.raises(UsageError, match="there is no"):
         Shelf(tmp_path / "gone")
+
+
+def door(token: str = "") -> TestClient:
+    return TestClient(Guard(PlainTextResponse("in"), token), follow_redirects=False)
+
+
+@pytest.mark.parametrize(("method", "headers", "status"), ASKED)
+def test_other_pages_and_uploads_of_no_fitting_length_stay_out(method, headers, status):
+    assert door().request(method, "/", headers=headers).status_code == status
+
+
+def test_another_page_opens_no_socket():
+    with pytest.raises(WebSocketDenialResponse), door().websocket_connect("/", headers=FOREIGN):
+        pass
+
+
+@pytest.mark.parametrize("cookie", [b"", b"secre", b"secretly", b"s\xe9cret", b"secret"])
+def test_the_token_opens_the_page_and_nothing_like_it_does(cookie):
+    headers = {b"cookie": COOKIE.encode() + b"=" + cookie}
+    answer = door("secret").get("/", headers=headers)
+    assert answer.status_code == (200 if cookie == b"secret" else 401)
+    answer = door("secret").get(f"{HERE}//evil.example?token=secret")
+    assert answer.headers["location"] == "/evil.example"  # of this page, not of another
+
+
+@pytest.mark.parametrize("named", ["{}", "{}/*.jsonl", "~/plan.json", "outside", "runs/link.csv"])
+def test_the_run_of_a_stranger_names_nothing_outside(tmp_path, monkeypatch, named):
+    outside, runs = tmp_path / "outside", tmp_path / "runs"
+    run_folder(outside)  # some files
+    run = run_folder(runs / "a", config=f"{CONFIG}{DATA}'{named.format(outside)}'")
+    (runs / "link.csv").symlink_to(outside / "plan.json")
+    monkeypatch.setenv("HOME", str(outside))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_models.cli.built", lambda *given: "read")
+    model = Model("a", "LitOccupationCoder", run, run)
+    with pytest.raises(ValueError, match="lies outside of what this page was given"):
+        asyncio.run(Shelf(runs).data(model))
+    assert asyncio.run(Shelf(runs, [outside]).data(model)) == "read"

@@ -1,4 +1,5 @@
-"""The view of search: four ways side by side on a folder of pages, and one document of it."""
+"""The views of search, four ways side by side on a folder of pages and one document of it, and of
+pages, of a scorer; what writers call one is seen in a real browser."""
 
 from contextlib import chdir
 from pathlib import Path
@@ -78,3 +79,17 @@ def test_an_unknown_model_and_one_without_its_run_are_sentences(place, visited):
     with chdir(place):
         visited(place / "runs", visit_runs)
         visited(place / "runs" / "retriever" / "checkpoints" / "last.ckpt", visit_weights)
+
+
+def test_a_scorer_says_what_it_makes_of_a_page(tmp_path, visited):
+    fit(tmp_path, "seo/scorer_debug.yaml", "runs/scorer", "--trainer.max_steps=1")
+
+    async def visit(user: User) -> None:
+        await user.open("/pages")
+        user.find(ui.textarea).type("<b>Salt</b> from the sea, sold by the pound.")
+        user.find(ui.button).click()
+        await user.should_see("predicted_num_parameters", **MANY)
+        await user.should_see("probability_has_default", **MANY)
+        await user.should_not_see("error")
+
+    visited(tmp_path / "runs", visit)

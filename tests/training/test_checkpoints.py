@@ -96,6 +96,20 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(files, harm
         assert newest_checkpoint(files.parent) == files / "previous.ckpt"
 
 
+@pytest.mark.parametrize(
+    ("last", "previous", "newest"),
+    [((1, 14), (1, 7), "last"), ((1, 7), (1, 14), "previous"), ((2, 3), (1, 14), "last")],
+)
+def test_the_newest_checkpoint_is_of_the_last_attempt_whatever_the_times(
+    files, last, previous, newest
+):
+    for name, (attempt, step) in {"last": last, "previous": previous, "best": (9, 99)}.items():
+        ledger = {"ledger": {"attempt": attempt}, "global_step": step}
+        torch.save({"state_dict": {}, **ledger}, files / f"{name}.ckpt")
+        os.utime(files / f"{name}.ckpt", (0, 0) if name == newest else None)
+    assert newest_checkpoint(files.parent) == files / f"{newest}.ckpt"
+
+
 def test_code_in_a_checkpoint_is_never_run(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -270,7 +284,8 @@ def save(path, step):
     content = {"state_dict": {"weight": {"_sharded_tensor": "w"}, "tied": {"_sharded_tensor": "w"}}}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        write_folder({**content, "global_step": step}, {"w": torch.ones(4, 3)}, path)
+        content |= {"global_step": step, "ledger": {"attempt": 1}}
+        write_folder(content, {"w": torch.ones(4, 3)}, path)
     finally:
         dist.destroy_process_group()
 
@@ -310,7 +325,7 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     assert read_checkpoint(path.with_name("previous.ckpt"))["global_step"] == 4
     assert len(os.listdir(path.parent)) == 2
     save(path.with_name("next.ckpt"), 16)
-    os.utime(path)  # a copy or an index touches the folder, not the marker
+    os.utime(path)  # as a copy or an index does
     assert newest_checkpoint(tmp_path) == path.with_name("next.ckpt")
 
 

@@ -27,7 +27,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.cli import ParsedCLI
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
-from lit_models.engines.launched import complete_rendezvous
+from lit_models.engines import complete_rendezvous
 from lit_models.training import AveragedWeights, FailureReport, default_callbacks, sharding, status
 from lit_models.training.rules import STRATEGY_CLASSES, check
 from lit_models.training.sharding import TensorSplit, check_tensor_plan, planned_layers
