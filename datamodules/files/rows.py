@@ -127,7 +127,7 @@ def read_rejected(folder: Path) -> list[BadRow]:
 def accepted(folder: Path, mode: OnBadRows) -> Path:
     """Returns a folder of the cache, which both modes share; a ValueError names the first of the
     rows that `settle` wrote into it, where they are an error."""
-    refuse(read_rejected(folder), mode)
+    refuse(() if mode == "reject" else read_rejected(folder), mode)
     return folder
 
 

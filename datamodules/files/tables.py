@@ -9,7 +9,7 @@ import importlib.util
 import io
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -125,9 +125,9 @@ def expand_files(
                 "and the suffix."
             )
         found += matches
-    for place, path in enumerate(found):
+    for path, times in Counter(found).items():
         check_file(path, option, suffixes)
-        if path in found[:place]:
+        if times > 1:
             raise ValueError(f"{option} names {path} twice; its rows would count double.")
     return found
 

@@ -4,7 +4,6 @@ Shapes: N rows, D distinct texts, W numbers per row.
 """
 
 import hashlib
-import logging
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,6 @@ from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import TableOptions, cell_text, value_rows, write_beside
 from datamodules.text.prompts import read_rows, write_rows
 
-log = logging.getLogger(__name__)
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 NO, YES = ("0", "false", "no"), ("1", "true", "yes")
@@ -46,6 +44,7 @@ MOST_LEVELS = 100
 DIGITS = 6  # of a prediction
 SUFFIXES = (*TABLES, *JSON_SUFFIXES)
 STORE_VERSION = 7
+LINES_AT_ONCE = 8192
 REJECTED = -1
 NUM_BINS = 5  # of the numbers of a regression
 
@@ -253,7 +252,7 @@ class ScoredRequest:
         """The cache folder of these arrays; reads the files' digests."""
         facts = {
             "version": STORE_VERSION,
-            "files": [[n, str(p.resolve()), file_digest(p)] for n, p in self.paths()],
+            "files": [[n, str(p), file_digest(p)] for n, p in self.paths()],
             "columns": asdict(self.columns),
             "heads": [[name, asdict(head)] for name, head in self.heads.items()],
             "table": asdict(self.table),
@@ -348,7 +347,7 @@ def _write(request: ScoredRequest, bad_rows: BadRows, folder: Path) -> None:
     width = sum(head.width for head in heads)
     text_of, part_of, labels, keys = array("q"), array("b"), array("d"), array("Q")
     offsets, number_of, content = array("q", [0]), dict[bytes, int](), hashlib.sha256()
-    files = dict.fromkeys((str(path.resolve()) for _, path in request.paths()), 0)
+    files = dict.fromkeys((str(path) for _, path in request.paths()), 0)
     with ArrayFile(folder / "texts.npy", np.uint8) as texts:
         for part, path in request.paths():
             for row in _rows(path, request, heads, bad_rows):
@@ -369,7 +368,7 @@ def _write(request: ScoredRequest, bad_rows: BadRows, folder: Path) -> None:
                 keys.append(text_hash(group or stem_key(text)))
                 labels.extend(numbers)
                 content.update(digest)
-                files[str(path.resolve())] += 1
+                files[str(path)] += 1
     bad_rows.settle(folder)
     if not number_of:
         raise ValueError(f"{', '.join(files)}: no row can be used.")
@@ -429,8 +428,9 @@ def write_with(
     texts [n], -1 = a rejected row."""
     files, text_of_row = list(map(Path, store.files)), store.text_of_row
     if path.suffix.lower() in JSON_SUFFIXES:
-        of_rows = (added(text_of_row[n : n + 1]) for n in range(len(text_of_row)))
-        found = ({name: values[0].as_py() for name, values in row.items()} for row in of_rows)
+        starts = range(0, len(text_of_row), LINES_AT_ONCE)
+        tables = (pa.table(added(text_of_row[n : n + LINES_AT_ONCE])) for n in starts)
+        found = (row for table in tables for row in table.to_pylist())
         write_rows(read_rows(files), found, path)
         return
     number = len(text_of_row)

@@ -253,7 +253,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
         content["names"] = [str(path.relative_to(reader.folder)) for path in reader.pages]
     fingerprint = digest_of(content)
     # Messages name the files, so that the same ones elsewhere are another folder.
-    places = {role: [str(path.resolve()) for path in paths] for role, paths in files.items()}
+    places = {role: [str(path) for path in paths] for role, paths in files.items()}
     folder = cache_folder("collections", [fingerprint, places, CACHE_VERSION])
     facts = {"fingerprint": fingerprint, "format": request.layout}
     make = partial(_write, reader, request, facts, BadRows(on_bad_rows))

@@ -280,21 +280,23 @@ def test_a_separator_that_no_table_is_searched_for_is_given(tmp_path) -> None:
     assert audit.files == {str(path): 1}
 
 
-def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path) -> None:
-    path = tmp_path / "mine.csv"
+def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("mine.csv")
     path.write_text("text,grade,trade\na,1.5,smith\nb,,\na,-3,baker\nc,good,smith\n")
     heads = {"grade": LabelOptions("regression"), "trade": LabelOptions("multiclass")}
     audit = ScoredTextDataModule(files={"train": str(path)}, heads=heads).audit()
     assert audit.files == {str(path): 3}
     assert audit.parts[0].num_duplicates == 1
-    assert [(row.line, row.value) for row in audit.bad_rows] == [(5, "good")]
+    found = [(row.file, row.line, row.value) for row in audit.bad_rows]
+    assert found == [("mine.csv", 5, "good")]
     assert audit.labels == {"trade": {"baker": 1, "smith": 1}}
     assert ("head", "trade: multiclass, 2 of 3 rows labelled") in audit.notes
     assert ("head", "grade: regression, 2 of 3 rows labelled; -3 to 1.5, mean -0.75") in audit.notes
-    (tmp_path / "new.csv").write_text('text\nA\nnew\n" "\n')
-    files = {"train": str(path), "predict": str(tmp_path / "new.csv")}
+    Path("new.csv").write_text('text\nA\nnew\n" "\n')
+    files = {"train": "mine.csv", "predict": "new.csv"}
     audit = ScoredTextDataModule(files=files, heads=heads).audit()
-    assert audit.files == {str(path): 3, str(tmp_path / "new.csv"): 2}
+    assert audit.files == {"mine.csv": 3, "new.csv": 2}
     assert [len(part.keys) for part in audit.parts] == [3, 2]
     assert list(audit.leaks()) == [("train", "predict", 1)]
     assert [(row.line, row.kind) for row in audit.bad_rows] == [(5, "label"), (4, "label")]
