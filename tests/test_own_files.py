@@ -160,7 +160,7 @@ def test_a_column_of_the_training_is_left_out_of_an_evaluation_as_the_error_says
     assert (columns.text, columns.language) == ("job", None)
     path = Path(table(tmp_path / "jobs.csv", [("smith", "1880")], ("job", "year")))
     with pytest.raises(ValueError, match="with --data.columns.language, or none with =null"):
-        Columns("job", "language").text_columns(Table(path))
+        Columns("job", "language").named(Table(path), "text", "language")
 
 
 def test_pairs_of_other_columns_and_texts_of_other_characters_are_named(tmp_path, unisono):

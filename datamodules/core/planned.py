@@ -40,7 +40,7 @@ from datamodules.core.plan import (
     iterate_micro_batches,
     iterate_whole_batches,
 )
-from datamodules.files.tables import SUFFIXES, Files, check_output, files_to_predict, output_like
+from datamodules.files.tables import SUFFIXES, Files, check_output, expand_files, output_like
 from datamodules.shards.order import planned_epoch
 
 RESERVED = frozenset(PlannedBatch.__annotations__)
@@ -318,7 +318,10 @@ class PlannedDataModule(LightningDataModule):
     @property
     def predict_paths(self) -> list[Path]:
         """The files to predict; a ValueError where none is named."""
-        return files_to_predict(self.predict_files, self.predict_option, self.predict_suffixes)
+        option, suffixes = self.predict_option, self.predict_suffixes
+        if not (found := expand_files(self.predict_files, option, suffixes)):
+            raise ValueError(f"predict needs files: name them with --{option}=mine{suffixes[0]}.")
+        return found
 
     @property
     def default_output(self) -> str:

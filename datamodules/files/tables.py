@@ -132,13 +132,6 @@ def expand_files(
     return found
 
 
-def files_to_predict(files: Files, option: str, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files as `expand_files`; a ValueError where none is named."""
-    if not (found := expand_files(files, option, suffixes)):
-        raise ValueError(f"predict needs files: name them with --{option}=mine{suffixes[0]}.")
-    return found
-
-
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
     if path.exists() and not path.is_file():  # a pipe could be read once only

@@ -148,13 +148,13 @@ class Columns:
             )
         return found
 
-    def text_columns(self, table: Table) -> list[str]:
-        """The columns of text and language; raises ValueError where the table lacks one."""
-        table.check([self.text], "columns.text")
-        if self.language is None:
-            return [self.text]
-        table.check([self.language], "columns.language")
-        return [self.text, self.language]
+    def named(self, table: Table, *options: str) -> list[str]:
+        """The columns of these options that name one; ValueError where the table lacks it."""
+        values = {option: getattr(self, option) for option in options}
+        names = {option: name for option, name in values.items() if name is not None}
+        for option, name in names.items():
+            table.check([name], f"columns.{option}")
+        return list(names.values())
 
 
 @dataclass(frozen=True)
@@ -228,16 +228,9 @@ class RowReader:
         """Yields the sound rows of a table with codes, in order; of a table that `columns.split`
         divides with their part."""
         table, columns = Table(path, self.table), self.columns
-        codes = columns.code_columns(table)
-        wanted = [*columns.text_columns(table), *codes]
-        split = columns.split if is_divided else None
-        if split is not None:
-            table.check([split], "columns.split")
-            wanted.append(split)
-        if columns.source is not None:
-            table.check([columns.source], "columns.source")
-            wanted.append(columns.source)
-        for line, row in table.rows(list(dict.fromkeys(wanted)), self.bad_rows.add):
+        codes, split = columns.code_columns(table), columns.split if is_divided else None
+        wanted = columns.named(table, "text", "language", *(["split"] if split else ()), "source")
+        for line, row in table.rows(list(dict.fromkeys([*wanted, *codes])), self.bad_rows.add):
             try:
                 raw = row[columns.text]
                 text = self._normalised(raw)
@@ -257,7 +250,8 @@ class RowReader:
         """Yields normalised text, `None` where there is none, and language of every row to code;
         what is not as it should be stays as it is, see `notes`."""
         table, columns = Table(path, self.table), self.columns
-        for _, row in table.rows(columns.text_columns(table), self.bad_rows.add):
+        wanted = columns.named(table, "text", "language")
+        for _, row in table.rows(wanted, self.bad_rows.add):
             text = self._normalised(row[columns.text])
             if not text:
                 self.num_without_text += 1
@@ -597,7 +591,7 @@ def open_index(
     """
     tables = [Table(path, table) for path in files]
     for one in tables:
-        columns.text_columns(one)
+        columns.named(one, "text", "language")
     check_same_columns(tables)
     key = {
         "version": INDEX_VERSION,
