@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_720,
+    "lit_models": 26_710,
     "lit_models/training": 5_680,
     "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 2_900,
@@ -18,7 +18,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "datamodules": 14_980,
     "tests": 38_560,
 }
-MOST_FILES, MOST_IN_A_FOLDER = 166, 20  # of the product
+MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 
 

@@ -144,8 +144,7 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         except (ValueError, TypeError) as error:
             notes.append(f"{name}.json is damaged ({error}): what it would say is left out.")
     run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
-    speeds = folder / "throughput.jsonl"
-    run.throughput = json_lines(speeds) if speeds.exists() else []
+    run.throughput = json_lines(folder / "throughput.jsonl")
     try:
         config = newest_config(folder)
     except FileNotFoundError:

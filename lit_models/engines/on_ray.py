@@ -250,7 +250,8 @@ def sweep(run: list[str], root: Path, spaces: dict[str, Any], trials: int, has_g
         return math.inf if math.isnan(row[0][1]) else sign * row[0][1]
 
     for (step, value), record, config in sorted(rows, key=order):
-        given = "  ".join(f"{name}={shown(value)}" for name, value in config.items())
+        values = {n: shown(v) if isinstance(v, float) else v for n, v in config.items()}
+        given = "  ".join(f"{name}={text}" for name, text in values.items())
         print(f"{record.monitor[0]} {shown(value)} at step {step:,.0f}  {record.folder}  {given}")
     for result in results:
         if result.error:

@@ -1,4 +1,5 @@
-"""What the page was given to show: run folders, exported folders, checkpoints."""
+"""What the page was given to show: run folders, exported folders, checkpoints, and what each way of
+searching finds in a collection. Torch is imported where it is needed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 from datamodules.core.store import cache_root
 from lit_models.config_files import newest_config, read_config
 from lit_models.errors import UsageError
+
+MOST_ASKED = 64  # queries that an index is tuned by
 
 
 class Model(NamedTuple):
@@ -121,3 +124,41 @@ class Shelf:
         UNTRUSTED.check_spec(model.run, "data", config["data"])
         self._check(model, config["data"])
         return import_module("lit_models.cli").built(config, "data")
+
+
+class Finder:
+    """What each way finds in a collection: BM25, a LitRetriever, which encodes it here, and both
+    fused, or a LitRanker. `grades`: text of a judged query -> number of a document -> grade."""
+
+    def __init__(self, module: Any, data: Any) -> None:
+        from datamodules.search.candidates import FIRST_DEPTH, Bm25Options, open_bm25
+
+        self.module, self.data, self.documents = module, data, data.collection.documents
+        self.depth = FIRST_DEPTH
+        self.bm25 = open_bm25(data.collection, data.bm25 or Bm25Options())
+        self.grades: dict[str, dict[int, float]] = {}
+        for judged in (data.judged("validation", True), data.judged("test", True)):
+            for place, query in enumerate(data.queries(judged.queries)):
+                self.grades[query.text] = dict(zip(*judged.judged(place), strict=True))
+        if hasattr(module, "encode"):
+            vectors = module.encode([document.whole for document in self.documents], False)
+            asked = [query.text for query in data.collection.queries][:MOST_ASKED]
+            self.index = module.index(vectors, module.encode(asked, True), self.depth)
+
+    def find(self, query: str) -> dict[str, Any]:
+        """Return way -> what the datamodule shows of its ten best documents."""
+        found: dict[str, Any] = {"BM25": (first := self.bm25.search([query], self.depth))}
+        if hasattr(self.module, "encode"):
+            found["Retriever"] = own = self.module.search([query], self.index, self.depth)
+            if (weight := self.module.fusion_weight()) is not None:
+                found[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
+        elif size := min(self.data.candidates.top, (first.documents >= 0).sum()):
+            numbers, prior = (values[0, :size] for values in first)
+            texts = [self.documents[number].whole for number in numbers]
+            scores = self.module.rank(query, texts, prior if self.module.adds_prior else None)
+            order = scores.argsort(descending=True).tolist()
+            found["Re-ranked"] = numbers[None, order], scores[None, order]
+        for way, hits in found.items():
+            best = zip(*(values[0, :10].tolist() for values in hits), strict=True)
+            found[way] = [self.data.shown(query, *hit) for hit in best if hit[0] >= 0]
+        return found

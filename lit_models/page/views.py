@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from datamodules.files.tables import Table, write_table
 from lit_models.commands import report
-from lit_models.page.shelf import Model, Shelf
+from lit_models.page.shelf import Finder, Model, Shelf
 
 for field in (ui.input, ui.number, ui.select, ui.textarea):
     field.default_props("outlined dense")
@@ -444,8 +444,6 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
     model = chosen_model(shelf, args, "LitRetriever", "LitRanker")
     state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Any]()
-    from lit_models.page.finder import Finder  # with torch, as the data
-
     folder = data.collection_request.folder
     for one in (*shelf.models("LitRanker").values(), model):
         with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen

@@ -138,12 +138,12 @@ def plan_hash(request: Row, repeats_first_epoch: bool, lengths: Any) -> str:
 
 
 def json_lines(path: Path) -> list[Row]:
-    """Return the JSON objects of the whole lines of a file; a kill tears the last.
+    """Return the JSON objects of the whole lines of a file, if it exists; a kill tears the last.
 
     Raises:
         ValueError: a whole line that is no JSON object.
     """
-    whole, *_ = path.read_bytes().rpartition(b"\n")
+    whole, *_ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
     rows = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
@@ -163,18 +163,16 @@ def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueEr
 
 
 def complete_lines(path: Path) -> list[Row]:
-    """Return the JSON objects of a file's lines, if it exists, and cut off a last line that a kill
-    tore. Raises ValueError for a whole line that is no JSON."""
-    if not path.exists():
-        return []
+    """As `json_lines`; cut off a last line that a kill tore."""
     rows = json_lines(path)
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     return rows
 
 
 def stop_reason(run: Path) -> str | None:
     """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
-    rows = json_lines(run / FILE_NAME) if (run / FILE_NAME).exists() else []
+    rows = json_lines(run / FILE_NAME)
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 

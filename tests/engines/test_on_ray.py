@@ -19,7 +19,7 @@ from lit_models.engines import on_ray
 from lit_models.engines.jobs import world_sizes
 from lit_models.engines.on_ray import launch, space
 from lit_models.errors import UsageError
-from tests.distributed.launch import PATIENCE_S, ended, started
+from tests.distributed.launch import PATIENCE_S, ended, run, started
 from tests.engines.worlds import assert_undisturbed, wait_for_world
 
 RUN = (
@@ -59,16 +59,25 @@ def test_an_evaluation_is_of_the_run_whose_config_is_given_and_of_no_later_names
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for run in (Path("debug"), Path("debug-2")):
-        (run / "checkpoints").mkdir(parents=True)
-        torch.save({"state_dict": {}}, run / "checkpoints" / "last.ckpt")
-        (run / "ledger.jsonl").touch()
+    for folder in (Path("debug"), Path("debug-2")):
+        (folder / "checkpoints").mkdir(parents=True)
+        torch.save({"state_dict": {}}, folder / "checkpoints" / "last.ckpt")
+        (folder / "ledger.jsonl").touch()
     Path("debug/config.yaml").write_text(find_config("occupation_coder/debug.yaml").read_text())
     for name in ("ray", "DataParallelTrainer"):
         monkeypatch.setattr(on_ray, name, asked := mock.MagicMock())
     launch(["test", "--config=debug/config.yaml", "--ckpt_path=auto", "--engine=ray"])
     argv = asked.call_args.kwargs["train_loop_config"]["argv"]
     assert chosen_run(argv).ckpt_path == str(tmp_path / "debug/checkpoints/last.ckpt")
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_a_table_of_its_trials_of_words_too(tmp_path, toy_config):
+    tune = '{"model.optimizer.lr": "choice(0.01)", "model.optimizer": "choice(torch.optim.SGD)"}'
+    options = (f"--config={toy_config}", f"--trainer.default_root_dir={tmp_path / 'runs'}")
+    done = run("-m", "lit_models", "fit", *options, "--engine=ray", f"--engine.tune={tune}")
+    assert done.returncode == 0, done.stdout
+    assert "model.optimizer.lr=0.01  model.optimizer=torch.optim.SGD\n" in done.stdout
 
 
 @pytest.mark.slow
