@@ -19,6 +19,7 @@ NUM_NAMED = 5  # faults in an error
 ENOUGH = 10_000  # rows: a wrong column makes all of them bad
 MOST_SHOWN = 60  # characters of a value
 REJECTED_FILE = "rejected.csv"
+MISSING = ("", "na", "n/a", "nan", "null", "none")  # cells without a value, in lower case
 OnBadRows = Literal["error", "reject"]
 T = TypeVar("T")
 V = TypeVar("V")

@@ -26,7 +26,7 @@ from datamodules.core.store import (
     made_once,
     write_arrays,
 )
-from datamodules.files.rows import BadRows, OnBadRows, RowFault, accepted
+from datamodules.files.rows import MISSING, BadRows, OnBadRows, RowFault, accepted
 from datamodules.files.splitting import PART_NAMES, TRAIN, SplitOptions, parse_part, split_by_stem
 from datamodules.files.tables import Table, TableOptions, check_file, check_same_columns
 from datamodules.tokenizers.codes import (
@@ -100,9 +100,6 @@ def language_code(raw: str) -> str:
     )
 
 
-NO_CODE_MARKS = ("", "na", "n/a", "nan", "null", "none")
-
-
 @dataclass
 class Columns:
     """Which columns of the tables hold what.
@@ -150,8 +147,7 @@ class Columns:
 
     def named(self, table: Table, *options: str) -> list[str]:
         """The columns of these options that name one; ValueError where the table lacks it."""
-        values = {option: getattr(self, option) for option in options}
-        names = {option: name for option, name in values.items() if name is not None}
+        names = {one: name for one in options if (name := getattr(self, one)) is not None}
         for option, name in names.items():
             table.check([name], f"columns.{option}")
         return list(names.values())
@@ -310,7 +306,7 @@ class RowReader:
 
     def _parse_code(self, cell: str) -> str | RowFault | None:
         raw, kind = cell.strip(), "code"
-        if raw.lower() in NO_CODE_MARKS and (self.book is None or raw not in self.book):
+        if raw.lower() in MISSING and (self.book is None or raw not in self.book):
             return None
         try:
             code = self.system.parse(raw)

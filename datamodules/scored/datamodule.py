@@ -178,6 +178,11 @@ class ScoredTextDataModule(EncodedTextDataModule):
         self.columns, self.heads = columns, heads
         self.split, self.chunks = split or SplitOptions(), chunks
         self.on_bad_rows, self.table = on_bad_rows, table
+        if unknown := named.keys() - {*PART_NAMES, "predict"}:
+            raise ValueError(
+                f"data.files names {', '.join(sorted(unknown))}; its parts are train, validation, "
+                "test and predict."
+            )
         if self.files[VALIDATION] and not self.files[TRAIN]:
             raise ValueError("data.files names validation without train; name both.")
 
@@ -202,9 +207,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             return ScoredTextDataset(store, encoding, chunks)
         rows = np.flatnonzero(divided(store, self.split) == PART_NAMES.index(stage))
         then, now = recipe["split"], {"rows": store.fingerprint, **asdict(self.split)}
-        changed = [
-            f"{name}: {then[name]} -> {now[name]}" for name in now if now[name] != then[name]
-        ]
+        changed = [f"{n}: {then[n]} -> {now[n]}" for n in now if now[n] != then[n]]
         if changed and (store.file_part[rows] == TRAIN).any():
             raise ValueError(
                 f"the model was trained on another division of rows ({', '.join(changed)}), so "

@@ -26,6 +26,7 @@ from datamodules.core.store import (
 )
 from datamodules.files.rows import (
     JSON_SUFFIXES,
+    MISSING,
     BadRows,
     OnBadRows,
     RowFault,
@@ -38,7 +39,6 @@ from datamodules.files.tables import TableOptions, cell_text, value_rows, write_
 from datamodules.text.prompts import read_rows, write_rows
 
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
-MISSING = ("", "na", "n/a", "nan", "null", "none")
 NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
 DIGITS = 6  # of a prediction

@@ -119,6 +119,8 @@ def test_options_that_contradict_each_other_are_refused(options, message) -> Non
 def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
     with pytest.raises(ValueError, match="chunks.most must be at least 1, got 0"):
         ChunkOptions(most=0)
+    with pytest.raises(ValueError, match="data.files names dev; its parts are train, validation"):
+        ScoredTextDataModule(files={"train": "a.csv", "dev": "b.csv"})
     (tmp_path / "a.csv").write_text("text,x\na,1\n")
     with pytest.raises(ValueError, match="data.heads is empty: name what is learnt"):
         ScoredTextDataModule(files={"train": str(tmp_path / "a.csv")}).setup("fit")
