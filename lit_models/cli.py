@@ -171,16 +171,15 @@ class UnisonoCLI(LightningCLI):
     """Runs one verb, whose config files are found already, in the run folder of a choice; its
     checkpoint's values lie below all given ones."""
 
+    verdict: rules.Verdict  # once the command line is parsed
+
     def __init__(self, argv: list[str], choice: runs.Run) -> None:
         self.argv, self.choice = argv, choice
-        self.verdict: rules.Verdict | None = None
         trust = config_files.given_value(argv, TRUST) is True
         self.classes = StoredClasses(trust, config_files.given_words(argv))
-        self.checkpoint_model: dict[str, Any] = {}
-        self.resumed_step: int | None = None
-        if choice.ckpt_path is not None:
-            stored = stored_values(choice.ckpt_path, self.classes)
-            self.checkpoint_model, self.resumed_step = stored
+        path = choice.ckpt_path
+        stored = ({}, None) if path is None else stored_values(path, self.classes)
+        self.checkpoint_model, self.resumed_step = stored
         config_files.read_in_parsers()
         super().__init__(
             LightningModule,
@@ -269,7 +268,6 @@ class UnisonoCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         given, verdict = self.config_init[self.subcommand].trainer, self.verdict
-        assert verdict is not None
         is_fit, strategy = self.subcommand == "fit", given.strategy
         name, _ = rules.strategy_of(self.options.trainer.strategy)
         is_bitwise = self.options.exactness == "bitwise"
@@ -328,7 +326,7 @@ class UnisonoCLI(LightningCLI):
         its own, and GPUs take bf16-mixed unless bits are promised; `None` is Lightning's."""
         path, verdict = self.choice.ckpt_path, self.verdict
         begun = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
-        if begun or verdict is None or verdict.accelerator not in ("gpu", "cuda"):
+        if begun or verdict.accelerator not in ("gpu", "cuda"):
             return begun.get("precision")
         is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start
         is_slow = is_rank and not torch.cuda.is_bf16_supported(including_emulation=False)

@@ -31,8 +31,6 @@ def export(
         trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
     """
     # torch is loaded by the command alone, not by its help.
-    from rich.console import Console
-
     from lit_models.training.checkpoints import read_checkpoint
     from lit_models.training.export import START_ONLY, Layout, class_of, paths_in, write_exported
     from lit_models.training.hyperparameters import StoredClasses
@@ -78,19 +76,18 @@ def export(
     }
     write_exported(to, config, layout)
 
-    console = Console(highlight=False, soft_wrap=True)
     name = class_path.rpartition(".")[2]
-    console.print(f"exported  {to}: {name}, {weights} weights of step {step}")
+    print(f"exported  {to}: {name}, {weights} weights of step {step}")
     num_parameters = sum(tensor.numel() for tensor in layout.weights.values())
     num_bytes = sum(file.stat().st_size for file in to.iterdir())
-    console.print(
+    print(
         f"size      {num_parameters:,} parameters in {len(layout.weights)} tensors, "
         f"{num_bytes / 1e6:,.1f} MB"
     )
     for path in sorted(paths_in(init_args)):
-        console.print(f"[yellow]needs[/yellow]     {path}: read when the module is built; keep it")
+        print(f"needs     {path}: read when the module is built; keep it")
     if layout.reader:
-        console.print(f"read      {layout.reader.format(folder=to)}")
+        print(f"read      {layout.reader.format(folder=to)}")
     if not adapter:
-        console.print(f'load      {name}.from_exported("{to}"), or --model.init_from={to}')
+        print(f'load      {name}.from_exported("{to}"), or --model.init_from={to}')
     return 0

@@ -1,5 +1,4 @@
-"""`unisono submit` for each kind of cluster: what its file says, what it refuses, and what of a
-command line a launcher's own world fills in."""
+"""`unisono submit` for each kind of cluster, and what a launcher's own world fills in."""
 
 import os
 import subprocess

@@ -76,8 +76,8 @@ def test_a_sweep_ends_with_a_table_of_its_trials_of_words_too(tmp_path, toy_conf
     tune = '{"model.optimizer.lr": "choice(0.01)", "model.optimizer": "choice(torch.optim.SGD)"}'
     options = (f"--config={toy_config}", f"--trainer.default_root_dir={tmp_path / 'runs'}")
     done = run("-m", "lit_models", "fit", *options, "--engine=ray", f"--engine.tune={tune}")
-    assert done.returncode == 0, done.stdout
-    assert "model.optimizer.lr=0.01  model.optimizer=torch.optim.SGD\n" in done.stdout
+    row = "model.optimizer.lr=0.01  model.optimizer=torch.optim.SGD\n"
+    assert (done.returncode, row in done.stdout) == (0, True), done.stdout
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""The views of runs: the table, one run, several over each other. The door of the page: who may
-ask, what an upload says, what a stranger's run may name."""
+"""The views of runs, the table, one run, several over each other; the door of the page."""
 
 import asyncio
 from pathlib import Path

@@ -100,9 +100,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(files, harm
     ("last", "previous", "newest"),
     [((1, 14), (1, 7), "last"), ((1, 7), (1, 14), "previous"), ((2, 3), (1, 14), "last")],
 )
-def test_the_newest_checkpoint_is_of_the_last_attempt_whatever_the_times(
-    files, last, previous, newest
-):
+def test_the_newest_checkpoint_is_of_the_last_attempt_and_step(files, last, previous, newest):
     for name, (attempt, step) in {"last": last, "previous": previous, "best": (9, 99)}.items():
         ledger = {"ledger": {"attempt": attempt}, "global_step": step}
         torch.save({"state_dict": {}, **ledger}, files / f"{name}.ckpt")
