@@ -285,8 +285,7 @@ class UnisonoCLI(LightningCLI):
         if is_fit and is_bitwise:
             with usage_errors():
                 bitwise.check_run(name, precision, verdict.world_size)
-        if isinstance(strategy, str):
-            kwargs["strategy"] = replicated(strategy) or strategy
+        kwargs["strategy"] = (isinstance(strategy, str) and replicated(strategy)) or strategy
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # Before the rehearsal of the default ones: the real dropout.

@@ -440,6 +440,7 @@ def test_gpus_train_in_bf16_mixed_unless_something_else_is_asked_for_or_begun(
         raise RuntimeError("no trainer is needed")
 
     monkeypatch.setattr(LightningCLI, "instantiate_trainer", noted)
+    monkeypatch.setattr("tests.toy.LitToy.takes_half_weights", True)  # with which fsdp goes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_half)
     if of_run is not None:
@@ -448,6 +449,7 @@ def test_gpus_train_in_bf16_mixed_unless_something_else_is_asked_for_or_begun(
     gpu = [f"--config={toy_config}", "--trainer.accelerator=gpu", *given]
     assert "no trainer is needed" in unisono("fit", *gpu)[1]
     assert asked.get("precision", "as given") == precision
+    assert isinstance(asked["strategy"], FullyShardedStrategy) == (precision == "bf16-mixed")
     (topology,) = (c for c in asked["callbacks"] if isinstance(c, Topology))
     device = torch.device("cpu" if asked["accelerator"] == "cpu" else "cuda")
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda x: asked.update(matmul=x))

@@ -168,9 +168,7 @@ def test_bitwise_sums_give_the_same_bits_twice(files, tmp_path, name):
 @needs_cuda
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
 @pytest.mark.parametrize("compiles", [False, True])
-def test_the_loss_by_chunks_is_that_of_float64(
-    monkeypatch: pytest.MonkeyPatch, compiles: bool
-) -> None:
+def test_the_loss_by_chunks_is_that_of_float64(monkeypatch, compiles):
     memory = torch.cuda.get_device_properties(0).total_memory
     monkeypatch.setattr(loss, "CHUNKS_IN_GPU", memory // 300_000)  # four of 1,000 float32
     given = [torch.randn(300, 64).bfloat16(), torch.randn(1000, 64).mul(0.1).bfloat16()]

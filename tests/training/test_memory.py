@@ -4,8 +4,8 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,11 +41,7 @@ class Built(LightningModule):
 def memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Bytes of each GPU, of which the tests choose."""
     of_gpu: dict[int, int] = {0: GIB, 1: GIB}
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda index: SimpleNamespace(total_memory=of_gpu[index]),
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: Mock(total_memory=of_gpu[i]))
     return of_gpu
 
 
