@@ -24,10 +24,11 @@ from typing import Any, Literal, NoReturn
 import torch
 import torch.distributed as dist
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import ModelSummary
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
@@ -97,18 +98,6 @@ class UnisonoParser(LightningArgumentParser):
         say(screen(explained(message, getattr(ex, "subcommand_parser", None) or self)))
         raise SystemExit(USAGE)
 
-    def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """As jsonargparse's, which makes the text "None" of a null inside a dataclass."""
-        config = super().parse_args(args, *others, **options)
-        for name, value in config_files.options(args or []):
-            *path, last = name.split(".")
-            node: Any = config.get(args[0]) if value in ("null", "~") else None
-            for part in path:
-                node = node.get("init_args", node).get(part) if hasattr(node, "get") else None
-            if hasattr(node, "get") and node.get(last) == "None":  # no list, as of callbacks
-                node[last] = None
-        return config
-
 
 class GPUOfTask(CUDAAccelerator):
     """The one GPU that a cluster shows each of its tasks, number 0 in all of them."""
@@ -136,29 +125,28 @@ class Options:
     exact_dropout: bool = False
 
 
-class RunConfig(SaveConfigCallback):
+class RunConfig(Callback):
     """Writes `config.yaml`; one that differs from those already there is `config-2.yaml`, …
 
     Lightning's own refuses to start in a folder that has one, or replaces it. It is written when
     the run begins: a start that fails leaves none.
     """
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet."""
+    def __init__(self, text: str) -> None:
+        self.text, self.is_written = text, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.already_saved or not trainer.is_global_zero:
+        if self.is_written or trainer.fast_dev_run or not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
-        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
         verb = trainer.state.fn.value if trainer.state.fn else "fit"
         stem = "config" if verb == "fit" else f"config-{verb}"
         number, path = 1, folder / f"{stem}.yaml"
-        while path.exists() and path.read_text(encoding="utf-8") != text:
+        while path.exists() and path.read_text(encoding="utf-8") != self.text:
             number += 1
             path = folder / f"{stem}-{number}.yaml"
-        write_whole(path, text)
-        self.already_saved = True
+        write_whole(path, self.text)
+        self.is_written = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":  # not in the trial before a training
@@ -173,8 +161,8 @@ class UnisonoCLI(LightningCLI):
 
     verdict: rules.Verdict  # once the command line is parsed
 
-    def __init__(self, argv: list[str], choice: runs.Run) -> None:
-        self.argv, self.choice = argv, choice
+    def __init__(self, argv: list[str], choice: runs.Run, is_stage: bool = False) -> None:
+        self.argv, self.choice, self.is_stage = argv, choice, is_stage
         trust = config_files.given_value(argv, TRUST) is True
         self.classes = StoredClasses(trust, config_files.given_words(argv))
         path = choice.ckpt_path
@@ -184,7 +172,7 @@ class UnisonoCLI(LightningCLI):
         super().__init__(
             LightningModule,
             LightningDataModule,
-            save_config_callback=RunConfig,
+            save_config_callback=None,  # a RunConfig
             parser_class=UnisonoParser,
             seed_everything_default=0,  # a random one would differ between ranks of torchrun
             subclass_mode_model=True,
@@ -196,6 +184,16 @@ class UnisonoCLI(LightningCLI):
     def options(self) -> Any:
         """The parsed options of the verb."""
         return self.config[self.argv[0]]
+
+    @functools.cached_property
+    def config_text(self) -> str:
+        """The options as config.yaml has them, once all are settled."""
+        return self.verb_parser.dump(self.options, skip_none=False, skip_validation=True)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options in plain values, as config.yaml has them."""
+        return dict(yaml.load(self.config_text, config_files.PLAIN_LOADER))
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(allow_abbrev=False, **kwargs)
@@ -210,15 +208,30 @@ class UnisonoCLI(LightningCLI):
         if self.checkpoint_model:
             parser.set_defaults({"model": self.checkpoint_model})
 
+    def parse_verb(self) -> None:
+        """Parses once: the parser above that of the verb would check all that it has checked."""
+        verb, *words = self.argv
+        if any(name == "print_config" for name, _ in config_files.options(words)):
+            self.parser.parse_args(self.argv)  # which prints, and exits
+        config = self.verb_parser.parse_args(words)
+        for name, value in config_files.options(words):  # a dataclass has "None" for a null
+            *path, last = name.split(".")
+            node: Any = config if value in ("null", "~") else None
+            for part in path:
+                node = node.get("init_args", node).get(part) if hasattr(node, "get") else None
+            if hasattr(node, "get") and node.get(last) == "None":  # no list, as of callbacks
+                node[last] = None
+        self.config = Namespace(subcommand=verb, **{verb: config})
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(self.argv)
-        if self.argv[0] != "fit" or self.choice.ckpt_path is not None:
+        self.parse_verb()
+        if self.is_stage or self.argv[0] != "fit" or self.choice.ckpt_path is not None:
             return
         with usage_errors():
             started = start_values(self.options.model, self.classes)
         if started:  # weights fit the network that they were trained in
             self.verb_parser.set_defaults({"model": started})
-            self.config = parser.parse_args(self.argv)
+            self.parse_verb()
 
     def _parse_ckpt_path(self) -> None:
         """Says what differs from the checkpoint; in Lightning's its values win over explicit ones.
@@ -256,6 +269,7 @@ class UnisonoCLI(LightningCLI):
         config.ckpt_path = None  # a saved config starts a run of its own
         with usage_errors():
             self.verdict = rules.check(config, os.environ, StrategyRegistry.available_strategies())
+        self.config_dump = self.values  # for hyperparameters; Lightning's own checks all once more
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
@@ -290,11 +304,10 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # Before the rehearsal of the default ones: the real dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        facts = [self.verb_parser.dump(self.options, skip_none=False, skip_validation=True)]
         # Another torch may compute other bits; what is left out each rank chooses by its GPU.
-        facts += [runs.code_facts(), str(torch.__version__), str(name), str(precision)]
+        facts = [self.config_text, runs.code_facts(), f"{torch.__version__} {name} {precision}"]
         choice = replace(self.choice, digest=digest_of(facts)[:12])
-        own += [*self._default_callbacks(), runs.RunFolder(choice)]
+        own += [*self._default_callbacks(), runs.RunFolder(choice), RunConfig(self.config_text)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
         own += [runs.ProgressLine()] if given.enable_progress_bar is not False else []
         own += [BitwiseSum()] if is_bitwise else []
@@ -441,21 +454,9 @@ class ParsedCLI(UnisonoCLI):
     """
 
     def __init__(self, argv: list[str], is_stage: bool = False) -> None:
-        self.is_stage = is_stage
         with usage_errors():
             argv = in_launched_world([argv[0], *config_files.expand_configs(argv[1:])], {})
-        super().__init__(argv, runs.Run("runs"))
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The config of the run, in plain values, as config.yaml has them."""
-        return dict(yaml.safe_load(self.verb_parser.dump(self.options, skip_none=False)))
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        if self.is_stage:
-            self.config = parser.parse_args(self.argv)
-        else:
-            super().parse_arguments(parser, args)
+        super().__init__(argv, runs.Run("runs"), is_stage)
 
     def before_instantiate_classes(self) -> None:
         """Look at nothing of this machine: the run has another one."""

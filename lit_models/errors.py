@@ -191,10 +191,11 @@ def explained(message: str, parser: Any) -> str:
         wrong = wrong.partition("=")[0]
         name = wrong.lstrip("-")
         return unknown_option(name, _keys_of(parser), f"--{_as_typed(name)}".removesuffix(name))
-    if found := re.search(r"(?:^Option|accept (?:nested )?option) '([^']+)'", message):
-        paths = config_paths(sys.argv[1:])
-        places = [f"{path}:{line}: " for path in paths if (line := line_of(path, found[1]))]
-        return "".join(places[-1:]) + unknown_option(found[1], _keys_of(parser))
+    refused = r"(?:^Option|(?:Group '(\w+)' does not )?accept (?:nested )?option) '([^']+)'"
+    if found := re.search(refused, message):
+        name, paths = ".".join(filter(None, found.groups())), config_paths(sys.argv[1:])
+        places = [f"{path}:{line}: " for path in paths if (line := line_of(path, name))]
+        return "".join(places[-1:]) + unknown_option(name, _keys_of(parser))
     if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
         return _bad_value(_as_typed(found[1]), found[2].strip())
     if "arguments are required" in message:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import errno
-import hashlib
+import functools
 import io
 import json
 import os
@@ -36,7 +36,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.planned import PlannedDataModule
-from datamodules.core.store import remove, write_whole
+from datamodules.core.store import content_digest, digest_of, remove, write_whole
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.progress import budgeted_steps
@@ -338,19 +338,17 @@ def command_line() -> str:
     return shlex.join([*(["unisono"] if is_own else ["python", str(program)]), *sys.argv[1:]])
 
 
+@functools.cache  # that of a process is what it began with
 def code_facts() -> dict[str, str]:
     """Return the version of the package, and a digest of its source files' names and bytes."""
     root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
     paths = [p for name in ("datamodules", "lit_models") for p in (root / name).rglob("*.py")]
-    for path in sorted(paths):
-        digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    sources = [[p.relative_to(root).as_posix(), content_digest(p)] for p in sorted(paths)]
     try:
         number = version("unisono")
     except PackageNotFoundError:  # run from a checkout that was never installed
         number = "of unknown version"
-    return {"version": number, "digest": digest.hexdigest()[:16]}
+    return {"version": number, "digest": digest_of(sources)[:16]}
 
 
 class Topology(Callback):

@@ -96,4 +96,4 @@ def test_a_plan_that_cannot_be_meant_ends_with_the_status_of_usage(options, says
 def test_a_plan_needs_a_module_and_data(capsys):
     with pytest.raises(SystemExit):
         plan()
-    assert "fit.data, fit.model; give the" in capsys.readouterr().err
+    assert "required: data, model; give the" in capsys.readouterr().err
