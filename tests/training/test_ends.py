@@ -96,20 +96,25 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.fixture(scope="module", params=LENGTHS)
+def whole(request, tmp_path_factory):
+    """The length of an undisturbed run, and what came of it."""
+    folder, length = tmp_path_factory.mktemp("whole"), LENGTHS[request.param]
+    run(folder, **length)
+    return length, facts(folder)
+
+
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_resumed_run_ends_its_epochs_as_one_that_went_on(tmp_path, event, length):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(whole, **LENGTHS[length])
-    options, callback = EVENTS[event]
+def test_a_resumed_run_ends_its_epochs_as_one_that_went_on(whole, tmp_path, event):
+    (length, expected), (options, callback) = whole, EVENTS[event]
     try:
-        assert run(cut, callback, **options, **LENGTHS[length]).global_step < 3 * STEPS
+        assert run(tmp_path, callback, **options, **length).global_step < 3 * STEPS
     except PowerCut:
         assert isinstance(callback, CutAt)
-    trainer = run(cut, **options, **LENGTHS[length])
+    trainer = run(tmp_path, **options, **length)
     assert trainer.global_step == 3 * STEPS  # as EarlyStopping says
-    expected, found = facts(whole), facts(cut)
-    torch.testing.assert_close(found.pop("weights"), expected.pop("weights"))
+    found = facts(tmp_path)
+    torch.testing.assert_close(found["weights"], expected["weights"])
     assert found["rows"] == [(step, pytest.approx(loss)) for step, loss in expected["rows"]]
     assert found["rates"] == pytest.approx(expected["rates"])
     assert len({*found["rates"]}) == 2
