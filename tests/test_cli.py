@@ -62,7 +62,6 @@ MISTAKES = [
     (["--model.optimizer.lr=abc"], "model.optimizer.lr must be a number, got abc"),
     (["--model.optimizer.class_path=torch.optim.SDG"], "class `torch.optim.SDG`. Did.*optim.SGD"),
     (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
-    (["--trainer.devices=two"], "`devices` selected .* should be an int > 0"),
     (
         ["--data.micro_batch_size=1", "--trainer.accumulate_grad_batches=2"],
         "1 devices x micro_batch_size 1 x accumulate_grad_batches 2 = 2.*global_batch_size 8",

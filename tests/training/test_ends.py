@@ -96,12 +96,11 @@ EVENTS = {
 }
 
 
-@pytest.fixture(scope="module", params=LENGTHS)
+@pytest.fixture(scope="module", params=LENGTHS.values(), ids=LENGTHS)
 def whole(request, tmp_path_factory):
     """The length of an undisturbed run, and what came of it."""
-    folder, length = tmp_path_factory.mktemp("whole"), LENGTHS[request.param]
-    run(folder, **length)
-    return length, facts(folder)
+    run(folder := tmp_path_factory.mktemp("whole"), **request.param)
+    return request.param, facts(folder)
 
 
 @pytest.mark.parametrize("event", EVENTS)
