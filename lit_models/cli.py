@@ -64,6 +64,7 @@ QUIET = {
 NOISE = (
     *("💡 Tip", "GPU available: ", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
+    "You are using a CUDA device",  # and TF32 is chosen, or bits are promised
     *DEPRECATIONS,
 )
 BRIEF_HELP = """\
