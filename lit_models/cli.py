@@ -62,7 +62,7 @@ QUIET = {
     **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
 }
 NOISE = (
-    *("💡 Tip", "GPU available: ", "TPU available: ", "HPU available: "),
+    *("💡 Tip", "GPU available", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
     "You are using a CUDA device",  # and TF32 is chosen, or bits are promised
     *DEPRECATIONS,
