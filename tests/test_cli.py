@@ -36,7 +36,9 @@ LIST = "must be a mapping of options, .* got the list"
 MISTAKES = [
     (["--trainer.max_epocs", "3"], "--trainer.max_epocs.*Did you mean.*--trainer.max_epochs"),
     (["--trainer.max_ep=1"], "no option `--trainer.max_ep`.*--trainer.max_epochs"),
+    (["--seeed=1"], "no option `--seeed`.*--seed_everything"),
     (["--model.init_form=x"], "no option `init_form`.*init_from"),
+    (["--data.globalbatch_size=3"], "Did you mean global_batch_size"),
     (["--model.optimzer.lr=3"], "`--model.optimzer.lr`.*Did you mean.*--model.optimizer.lr"),
     (["--model=tests.toy.LitTooy"], "no class `tests.toy.LitTooy`.*tests.toy.LitToy"),
     (["--model=LitOccupationCodr"], "Did you mean.*lit_models.LitOccupationCoder"),
@@ -62,6 +64,7 @@ MISTAKES = [
     (["--model.optimizer.lr=abc"], "model.optimizer.lr must be a number, got abc"),
     (["--model.optimizer.class_path=torch.optim.SDG"], "class `torch.optim.SDG`. Did.*optim.SGD"),
     (["--trainer.accelerator=gpuu"], "invalid accelerator name:.*gpuu"),
+    (["--trainer.devices=two"], "`devices` selected .* should be an int > 0"),
     (
         ["--data.micro_batch_size=1", "--trainer.accumulate_grad_batches=2"],
         "1 devices x micro_batch_size 1 x accumulate_grad_batches 2 = 2.*global_batch_size 8",

@@ -15,7 +15,7 @@ from datamodules import (
     TextOptions,
 )
 from datamodules.core.planned import ModelFacts
-from datamodules.occupations.store import open_store
+from datamodules.occupations.store import ALIASES, ISO_639_1, language_code, open_store
 from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
@@ -184,3 +184,34 @@ def test_the_real_tables_are_read_whole():
     assert len(parts) == 6010 + 1484 + descriptions - specials
     assert not data.store.arrays["is_seen_text"][parts == 2].any()
     assert len(data.recipe["code_book"]["codes"]) == descriptions
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        ("en", "en"),
+        (" EN ", "en"),
+        ("English", "en"),
+        ("en-GB", "en"),
+        ("en_US", "en"),
+        ("se", "sv"),
+        ("ge", "de"),
+        ("dk", "da"),
+        ("swe", "sv"),
+        ("nb", "no"),
+        ("Nynorsk", "no"),
+        ("gr", "el"),
+        ("Dutch", "nl"),
+        ("unknown", "unk"),
+        ("", "unk"),
+        ("nan", "unk"),
+    ],
+)
+def test_codes_aliases_and_names_are_understood(raw, code):
+    assert language_code(raw) == code
+
+
+def test_every_iso_code_is_itself_or_a_known_alias_of_another():
+    changed = {code for code in ISO_639_1 if language_code(code) != code}
+    assert changed == {"na", "nb", "nn"}
+    assert set(ALIASES.values()) <= ISO_639_1

@@ -168,6 +168,24 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
     assert table["confidence_set_3"] == ["0.125000", "", ""]
 
 
+def test_nothing_is_overwritten(tmp_path):
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    kept = text_file(tmp_path / "out.csv", "kept")
+    with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
+        write_coded_table(index, BOOK, results_of(index), kept)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "t.csv"]
+    assert kept.read_text() == "kept"
+
+
+def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
+    path = text_file(tmp_path / "t.csv", TABLE)
+    index = open_index([path], COLUMNS, RECIPE)
+    text_file(path, TABLE + "7,new,en,\n")
+    with pytest.raises(RuntimeError, match="hold 7 rows, 6 were read before: a table changed"):
+        write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_an_input_column_with_a_name_of_the_output_is_renamed(caplog):
     added = ["code_1", "description_1", "confidence_1", "confidence_set"]
     assert free_names(["text", "code_1", "x"], added) == ["text", "input_code_1", "x"]

@@ -1,4 +1,4 @@
-"""The views of language models and of a lens: they show what the module says, as it says it."""
+"""The views of models that write and of a lens: they show what the module says, as it says it."""
 
 import asyncio
 import shutil
@@ -10,7 +10,7 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from datamodules.text.prompts import ChoiceDataset, read_prompts, rows_in_memory
-from lit_models import LitCausalLM, LitConsistencyLens
+from lit_models import LitCausalLM, LitConsistencyLens, LitSeq2Seq
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.page.views import CONTROLS, LEGEND
 from tests.activation_dumps import stories
@@ -118,3 +118,29 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
 
     visited(tmp_path / "runs", visit, *tmp_path.glob("*.jsonl"))
     visited(tmp_path / "runs", visit_alone)
+
+
+@pytest.mark.slow
+def test_the_view_shows_each_text_with_what_it_becomes(tmp_path, visited):
+    fit(tmp_path, "seq2seq/debug.yaml", "runs/a", "--trainer.max_steps=2")
+    module = LitSeq2Seq.load_from_checkpoint(tmp_path / "runs/a/checkpoints/last.ckpt")
+    expected = module.translations(["smyth", "bkr"], num_beams=2)
+
+    async def visit(user):
+        await user.open("/")
+        await user.should_see("Translate", retries=50)
+        await user.open("/translate")
+        await user.should_see("texts, one on each line", retries=50)
+        user.find(ui.textarea).elements.pop().set_value("smyth\n\nbkr")
+        user.find(ui.number).elements.pop().set_value(2)
+        user.find(kind=ui.button, content="translate").click()
+        await user.should_see(ui.table, retries=50)
+        rows = user.find(ui.table).elements.pop().rows
+        assert [row["text"] for row in rows] == ["smyth", "bkr"]
+        found = [(row["becomes"], row["probability"]) for row in rows]
+        assert found == [(text, f"{share:.1%}") for text, share in expected]
+        user.find(ui.textarea).elements.pop().set_value(" ")
+        user.find(kind=ui.button, content="translate").click()
+        await user.should_see("0 texts: write 1 to", retries=50)
+
+    visited(tmp_path / "runs", visit)
