@@ -308,7 +308,7 @@ class UnisonoCLI(LightningCLI):
         # Another torch may compute other bits; what is left out each rank chooses by its GPU.
         facts = [self.config_text, runs.code_facts(), f"{torch.__version__} {name} {precision}"]
         choice = replace(self.choice, digest=digest_of(facts)[:12])
-        own += [*self._default_callbacks(), runs.RunFolder(choice), RunConfig(self.config_text)]
+        own += [*self._default_callbacks(), runs.RunFolder(choice)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
         own += [runs.ProgressLine()] if given.enable_progress_bar is not False else []
         own += [BitwiseSum()] if is_bitwise else []
@@ -319,8 +319,9 @@ class UnisonoCLI(LightningCLI):
             kwargs["accelerator"] = GPUOfTask()
         if not any(isinstance(callback, ModelSummary) for callback in callbacks):
             kwargs["enable_model_summary"] = bool(given.enable_model_summary)  # else the banner's
-        # The ledger before those that ask it whether a step has ended.
-        trainer = super().instantiate_trainer(callbacks=[*missing, *callbacks], **kwargs)
+        # The ledger before those that ask it whether a step has ended; the config once all begin.
+        callbacks = [*missing, *callbacks, RunConfig(self.config_text)]
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         if given.limit_val_batches == 0:
             trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data
         return trainer

@@ -265,6 +265,12 @@ def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(unisono, toy_config)
     assert expected | {"checkpoints"} <= files
 
 
+def test_a_start_that_fails_leaves_no_config(unisono, toy_config):
+    options = ("--trainer.callbacks+=LearningRateMonitor", "--trainer.logger=false")
+    assert "Cannot use `LearningRateMonitor`" in unisono("fit", "--config", "toy.yaml", *options)[1]
+    assert not Path("runs/toy/config.yaml").exists()
+
+
 def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(unisono, toy_config):
     status, output = unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto")
     assert (status, "a fresh start" in output) == (0, True), output

@@ -331,13 +331,11 @@ class PlannedDataModule(LightningDataModule):
     @property
     def predict_output_path(self) -> Path:
         """Where a prediction goes; a ValueError where no such file can be written."""
-        if self.predict_output is None:
-            path = self.run_folder / self.default_output
-        else:
-            path = Path(self.predict_output).expanduser()
-            if not path.name.lower().endswith(self.output_suffixes):
-                suffixes = " or ".join(self.output_suffixes)
-                raise ValueError(f'{path} ends in "{path.suffix}"; name a file in {suffixes}.')
+        given = self.predict_output
+        path = self.run_folder / self.default_output if given is None else Path(given).expanduser()
+        if not path.name.lower().endswith(self.output_suffixes):
+            suffixes = " or ".join(self.output_suffixes)
+            raise ValueError(f'{path} ends in "{path.suffix}"; name a file in {suffixes}.')
         if self.table is not None:
             check_output(path, self.predict_paths, self.table)
         return path

@@ -246,8 +246,7 @@ class RowReader:
         """Yields normalised text, `None` where there is none, and language of every row to code;
         what is not as it should be stays as it is, see `notes`."""
         table, columns = Table(path, self.table), self.columns
-        wanted = columns.named(table, "text", "language")
-        for _, row in table.rows(wanted, self.bad_rows.add):
+        for _, row in table.rows(columns.named(table, "text", "language"), self.bad_rows.add):
             text = self._normalised(row[columns.text])
             if not text:
                 self.num_without_text += 1

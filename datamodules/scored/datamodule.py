@@ -207,7 +207,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
             return ScoredTextDataset(store, encoding, chunks)
         rows = np.flatnonzero(divided(store, self.split) == PART_NAMES.index(stage))
         then, now = recipe["split"], {"rows": store.fingerprint, **asdict(self.split)}
-        changed = [f"{n}: {then[n]} -> {now[n]}" for n in now if now[n] != then[n]]
+        changed = [
+            f"{name}: {then[name]} -> {now[name]}" for name in now if now[name] != then[name]
+        ]
         if changed and (store.file_part[rows] == TRAIN).any():
             raise ValueError(
                 f"the model was trained on another division of rows ({', '.join(changed)}), so "
@@ -306,7 +308,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
         store = self._open("predict", self.recipe)
         write_scored(store, self.recipe["heads"], results, path, self.table)
 
-    def store_request(self, stage: str = "fit", recipe: Any = None) -> ScoredRequest:
+    def store_request(
+        self, stage: str = "fit", recipe: dict[str, Any] | None = None
+    ) -> ScoredRequest:
         """Return all that the arrays of a stage depend on; prediction reads texts alone, and heads
         and classes in the recipe of a trained model win.
 

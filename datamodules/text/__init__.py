@@ -1,1 +1,1 @@
-"""Texts, chats, pages and prompts as batches of tokens for language models."""
+"""Texts, chats, pages, pairs and prompts as batches of tokens for models that write."""

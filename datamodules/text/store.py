@@ -32,14 +32,7 @@ from datamodules.core.store import (
     text_hash,
 )
 from datamodules.files.documents import SUFFIXES, Document, read_documents, text_files
-from datamodules.files.rows import (
-    BadRows,
-    OnBadRows,
-    accepted,
-    check_characters,
-    kind_of,
-    placed,
-)
+from datamodules.files.rows import BadRows, OnBadRows, accepted, check_characters, kind_of, placed
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, TextSplit
 from datamodules.files.tables import Files
 from datamodules.tokenizers.text import (

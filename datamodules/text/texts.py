@@ -160,8 +160,9 @@ class LanguageModelDataModule(CorpusDataModule):
 
     @property
     def default_output(self) -> str:
-        is_scored = not self.output_mark and self.model.options["generation"].mode == "score"
-        mark = self.output_mark or ("scored" if is_scored else "completed")
+        mark = self.output_mark
+        if not mark:
+            mark = "scored" if self.model.options["generation"].mode == "score" else "completed"
         return f"{self.predict_paths[0].stem}.{mark}.jsonl"
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:

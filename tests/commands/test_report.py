@@ -12,13 +12,7 @@ import pytest
 from lit_models.commands import report as reports
 from lit_models.errors import UsageError
 from lit_models.training.run import code_facts, command_line
-from tests.commands.run_folders import (
-    CONFIG,
-    METRICS,
-    page_of,
-    run_folder,
-    text_of,
-)
+from tests.commands.run_folders import CONFIG, METRICS, page_of, run_folder, text_of
 
 OTHER = (
     CONFIG.replace("seed_everything: 1", "seed_everything: 2")

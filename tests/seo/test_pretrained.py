@@ -16,12 +16,7 @@ from lit_models.seo.encoders import PretrainedEncoder
 from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import write_collection
-from tests.seo.small_collection import (
-    VOCABULARY,
-    bert_folder,
-    ranker,
-    ranking_data,
-)
+from tests.seo.small_collection import VOCABULARY, bert_folder, ranker, ranking_data
 from tests.toy import toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
