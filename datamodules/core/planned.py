@@ -408,7 +408,10 @@ class PlannedDataModule(LightningDataModule):
                 if isinstance(limit, float):
                     if limit == 1.0:
                         continue
-                    limit = max(1, int(self.plan(stage, 0).num_steps * limit))
+                    steps = self.plan(stage, 0).num_steps
+                    if name == "val_check_interval":  # a share of the limited epoch
+                        steps = self.steps_per_epoch
+                    limit = max(1, int(steps * limit))
                 batching = self.batching if stage == "train" else self.evaluation_batching
                 setattr(self.trainer, name, limit * batching.accumulate_grad_batches)
 

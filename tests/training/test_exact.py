@@ -81,18 +81,18 @@ def test_limits_and_intervals_count_optimizer_steps_and_an_overfitted_run_repeat
             if not trainer.sanity_checking:
                 self.steps += (trainer.global_step,)
 
-    for name, micro in (("one", None), ("four", 2)):
+    for name, micro, interval in (("one", None, 2), ("four", 2, 0.5)):
         counter = Validations()
         trainer = toy_trainer(
             tmp_path / name,
-            limit_train_batches=6,
-            val_check_interval=3,
+            limit_train_batches=4,
+            val_check_interval=interval,
             max_epochs=1,
             callbacks=[*default_callbacks(), counter],
         )
         trainer.fit(LitToy(), ToyData(micro_batch_size=micro))
-        assert trainer.global_step == 6
-        assert counter.steps == (3, 6)
+        assert trainer.global_step == 4
+        assert counter.steps == (2, 4)
     toy_trainer(tmp_path / "overfitted", overfit_batches=2).fit(LitToy(), ToyData())
     digests = [line["digest"] for line in ledger_lines(tmp_path / "overfitted")]
     assert digests[:2] == digests[2:]
