@@ -31,7 +31,7 @@ from lit_models.training.ledger import Ledger, StepRecord, agree
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
 from lit_models.training.optim import follow_rates, gradients
-from lit_models.training.progress import check_callbacks
+from lit_models.training.progress import check_trainer
 from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, local_parts
 from lit_models.training.strategies import EVALUATION_STEPS, leave_group
@@ -122,7 +122,7 @@ class ExactModule(LightningModule):
         """Add the own callbacks that the trainer lacks: a plain script gets them too."""
         if self.trainer.state.fn == "fit":
             follows_plan(self, self.trainer.datamodule)
-            check_callbacks(self.trainer)
+            check_trainer(self.trainer)
         # The first hook of a call, before the data are read.
         self._trained_recipe = None
         path = self.trainer.ckpt_path

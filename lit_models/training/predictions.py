@@ -216,10 +216,9 @@ class ErrorTable(Callback):
             sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
             known = (sure, {1.0: "yes", 0.0: "no"}.get(seen, ""))
             samples.append((texts, (*known, str(int(number)), f"{loss:.3g}")))
-        table = as_table(samples)
         path = Path(trainer.default_root_dir) / "errors-test.csv"
-        write_table(path, table)
-        print(f"errors: {path} ({len(table) - 1} samples, the largest loss first)")
+        write_table(path, as_table(samples))
+        print(f"errors: {path} ({len(samples)} samples, the largest loss first)")
 
 
 def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:

@@ -24,8 +24,14 @@ REFUSED: dict[type, str] = {
 }
 
 
-def check_callbacks(trainer: Trainer) -> None:
-    """Refuse, with a ValueError, callbacks of Lightning that would train something else unseen."""
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse, with a ValueError, what would train something else unseen, or hang: callbacks of
+    Lightning, and validations by the clock."""
+    if not hasattr(trainer, "val_check_interval"):  # which Lightning keeps no time in
+        raise ValueError(
+            "trainer.val_check_interval is a time, and each rank has a clock of its own; give "
+            "optimizer steps, or a share of an epoch."
+        )
     for callback in trainer.callbacks:
         for kind, why in REFUSED.items():
             if isinstance(callback, kind):

@@ -169,7 +169,6 @@ class Throughput(Callback):
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         figures = {f"throughput/{name}_seconds": value for name, value in line["split"].items()}
-        for name in line.keys() - {"attempt", "step", "split"}:
-            figures[f"throughput/{name}"] = line[name]
+        figures |= {f"throughput/{n}": line[n] for n in line.keys() - {"attempt", "step", "split"}}
         for logger in trainer.loggers:
             logger.log_metrics(figures, line["step"])

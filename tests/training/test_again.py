@@ -26,10 +26,11 @@ from tests.toy import CutAt, LitToy, PowerCut, ToyData, ledger_lines, toy_traine
 from tests.training.test_ends import Told
 
 STEPS = 7  # of an epoch
-REFUSED = {
-    "Scheduler would put more samples in a step": GradientAccumulationScheduler({1: 2}),
-    "StochasticWeightAveraging copies": StochasticWeightAveraging(0.1),
-    "EMAWeightAveraging copies": EMAWeightAveraging(),
+REFUSED: dict[str, dict[str, Any]] = {
+    "Scheduler would put more samples": {"callbacks": [GradientAccumulationScheduler({1: 2})]},
+    "StochasticWeightAveraging copies": {"callbacks": [StochasticWeightAveraging(0.1)]},
+    "EMAWeightAveraging copies": {"callbacks": [EMAWeightAveraging()]},
+    "val_check_interval is a time": {"val_check_interval": "00:00:10:00"},
 }
 
 
@@ -65,9 +66,9 @@ def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_pat
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_callbacks_that_would_train_something_else_are_refused(tmp_path, message):
+def test_what_would_train_something_else_or_hang_is_refused(tmp_path, message):
     with pytest.raises(ValueError, match=message):
-        toy_trainer(tmp_path, callbacks=[REFUSED[message]]).fit(LitToy(), ToyData())
+        toy_trainer(tmp_path, **REFUSED[message]).fit(LitToy(), ToyData())
     assert not list(tmp_path.iterdir())
 
 
