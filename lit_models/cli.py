@@ -330,7 +330,8 @@ class UnisonoCLI(LightningCLI):
         """Returns those that are named, and of the default ones those of other kinds; of a training
         that goes on from a step these replace what lies behind it."""
         given = self.config_init[self.subcommand].trainer.logger
-        named = [g for g in (given if isinstance(given, list) else [given]) if isinstance(g, Logger)]
+        named = given if isinstance(given, list) else [given]
+        named = [logger for logger in named if isinstance(logger, Logger)]
         defaults = runs.default_loggers(self.choice.folder, resumed_step)
         return [] if given is False else [*missing_kinds(defaults, named), *named]
 

@@ -25,8 +25,7 @@ REFUSED: dict[type, str] = {
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse, with a ValueError, what would train something else unseen, or hang: callbacks of
-    Lightning, and validations by the clock."""
+    """Refuse, with a ValueError, what would train something else unseen, or let ranks wait."""
     if not hasattr(trainer, "val_check_interval"):  # which Lightning keeps no time in
         raise ValueError(
             "trainer.val_check_interval is a time, and each rank has a clock of its own; give "
