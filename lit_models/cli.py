@@ -37,10 +37,9 @@ from datamodules.core.store import digest_of, write_whole
 from lit_models import config_files
 from lit_models.engines import complete_rendezvous, in_launched_world
 from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
-from lit_models.training import bitwise, default_callbacks, rules
+from lit_models.training import bitwise, checkpoints, default_callbacks, rules
 from lit_models.training import run as runs
 from lit_models.training.bitwise import BitwiseSum
-from lit_models.training.checkpoints import checkpoint_to_use, newest_checkpoint, read_checkpoint
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
@@ -357,6 +356,8 @@ class UnisonoCLI(LightningCLI):
         is_planned = isinstance(data, PlannedDataModule)
         left_out: tuple[type[Callback], ...] = () if is_exact else (Ledger, Preemption)
         left_out += () if is_planned else (Rehearsal, PredictionWriter, ErrorTable)
+        if self.config_init[self.subcommand].trainer.enable_checkpointing is False:
+            left_out += (checkpoints.LastCheckpoint, checkpoints.BestCheckpoint)
         if not (is_exact or (is_planned and self.subcommand != "fit")):
             written = "" if is_planned else ", and no predictions are written"
             what = (
@@ -373,14 +374,14 @@ class UnisonoCLI(LightningCLI):
         folder = Path(self.choice.folder)
         self.trainer.fit(**self._from_choice(kwargs))
         self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
-        ledger = ledger_of(self.trainer)
-        is_stopped = self.trainer.interrupted or (ledger is not None and ledger.is_stopping)
-        newest = None if self.trainer.global_step else newest_checkpoint(folder)
+        is_told = getattr(ledger_of(self.trainer), "is_stopping", False)
+        is_stopped = self.trainer.interrupted or is_told
+        newest = None if self.trainer.global_step else checkpoints.newest_checkpoint(folder)
         if newest is not None:
             # Spawned processes have trained: this one knows of it by the files alone. What it logs
             # follows their last step, and is no resume that would replace it.
             is_stopped = is_stopped or stop_reason(folder) is not None
-            content = read_checkpoint(newest, mmap=True, every_byte=False)
+            content = checkpoints.read_checkpoint(newest, mmap=True, every_byte=False)
             if "loops" in content:  # else of weights alone
                 self.trainer.fit_loop.load_state_dict(content["loops"]["fit_loop"])
             self.trainer.loggers = self._loggers(None)
@@ -392,10 +393,10 @@ class UnisonoCLI(LightningCLI):
             best = next((path for path in paths if path), None)
             where = {"ckpt_path": best, "weights_only": True, "verbose": False}
             tested = self._show(self.trainer.test(self.model, self.datamodule, **where))
-        path = checkpoint_to_use(folder)  # which fast_dev_run does not keep
+        path = checkpoints.checkpoint_to_use(folder)  # which fast_dev_run does not keep
         if path is None or self.trainer.fast_dev_run or not is_first_process():
             return
-        content = read_checkpoint(path, mmap=True, every_byte=False)
+        content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
         states = content.get("callbacks", {}).values() if path.name == "best.ckpt" else ()
         kept = [s for s in states if s.get("best_model_score") is not None][:1]
         words = [f"{s['monitor']} {figure(float(s['best_model_score']))}" for s in kept]
@@ -515,7 +516,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     Raises:
         FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
     """
-    content = read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
+    content = checkpoints.read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
     values, step = dict(content.get("hyper_parameters", {})), content.get("global_step")
     class_path = values.pop("_class_path", None)
     values.pop("_instantiator", None)
@@ -578,7 +579,7 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
 def chosen_run(argv: list[str]) -> runs.Run:
     """Returns the run that a command line means, whose configs are found; see `decide`."""
     is_fit, root = argv[0] == "fit", config_files.run_root(argv)
-    newest = newest_checkpoint if is_fit else checkpoint_to_use
+    newest = checkpoints.newest_checkpoint if is_fit else checkpoints.checkpoint_to_use
     is_asked = config_files.given_option(argv, config_files.ROOT) is not None
     folders = [path.parent for path in reversed(config_files.config_paths(argv))]
     own = None if is_fit or is_asked else next(filter(runs.holds_run, folders), None)
@@ -615,8 +616,7 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
     try:
         runs.check_writable(Path(run.folder))
         passed_on = forward_signals()
-        ledger = ledger_of(kind(argv, run).trainer)
-        is_stopped = ledger is not None and ledger.is_stopping
+        is_stopped = getattr(ledger_of(kind(argv, run).trainer), "is_stopping", False)
         if USR1 in passed_on:  # a handler would be gone before Python has ended
             signal.signal(USR1, signal.SIG_IGN)
         has_group = dist.is_available() and dist.is_initialized()

@@ -355,6 +355,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_
         "--trainer.callbacks.every_n_steps=3",
         "--trainer.callbacks.every_epoch=false",
         "--trainer.callbacks.every_n_minutes=null",
+        "--trainer.log_every_n_steps=0",
         "--trainer.logger=false",
     )
     assert status == 0, output
@@ -370,6 +371,12 @@ def test_a_logger_of_the_config_joins_the_default_ones(unisono, toy_config):
     assert status == 0, output
     assert Path("runs/toy/metrics.csv").exists()
     assert list(Path("mine").rglob("metrics.csv"))
+
+
+def test_a_run_that_shall_keep_no_checkpoints_keeps_none(unisono, toy_config):
+    status, output = unisono("fit", "--config=toy.yaml", "--trainer.enable_checkpointing=false")
+    assert status == 0, output
+    assert not Path("runs/toy/checkpoints").exists()
 
 
 def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(

@@ -391,7 +391,7 @@ class Ledger(Callback):
         interval, steps = trainer.log_every_n_steps, budgeted_steps(trainer)
         if interval == DEFAULT_LOG_INTERVAL and steps is not None:
             interval = max(1, min(interval, steps // 50))  # 50 points of a short run
-        if trainer.is_global_zero and facts["step"] % interval == 0:
+        if trainer.is_global_zero and interval and facts["step"] % interval == 0:
             shown = {"loss": loss, "learning_rate": facts["learning_rate"]}
             shown |= {} if norm is None else {"grad_norm": self.latest["grad_norm"]}
             shown["samples_per_second"] = samples / max(facts["seconds"], 1e-9)

@@ -105,7 +105,7 @@ class Throughput(Callback):
         self._write(trainer)
         epoch = 0 if trainer.overfit_batches else trainer.current_epoch
         self._steps.append((epoch, batch["step_index"] if load is not None else 0))
-        if step % trainer.log_every_n_steps == 0:
+        if trainer.log_every_n_steps and step % trainer.log_every_n_steps == 0:
             self._end_interval(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
