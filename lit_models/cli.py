@@ -27,7 +27,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import ModelSummary
+from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
@@ -309,9 +309,9 @@ class UnisonoCLI(LightningCLI):
         choice = replace(self.choice, digest=digest_of(facts)[:12])
         own += [*self._default_callbacks(), runs.RunFolder(choice)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
-        own += [runs.ProgressLine()] if given.enable_progress_bar is not False else []
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        own += [] if has_bar or given.enable_progress_bar is False else [runs.ProgressLine()]
         own += [BitwiseSum()] if is_bitwise else []
-        missing = missing_kinds(own, callbacks)
         kwargs["logger"] = self._loggers((self.resumed_step or 0) if is_fit else None) or False
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         if isinstance(verdict.devices, list) and verdict.devices.count(0) > 1:
@@ -319,7 +319,7 @@ class UnisonoCLI(LightningCLI):
         if not any(isinstance(callback, ModelSummary) for callback in callbacks):
             kwargs["enable_model_summary"] = bool(given.enable_model_summary)  # else the banner's
         # The ledger before those that ask it whether a step has ended; the config once all begin.
-        callbacks = [*missing, *callbacks, RunConfig(self.config_text)]
+        callbacks = [*missing_kinds(own, callbacks), *callbacks, RunConfig(self.config_text)]
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         if given.limit_val_batches == 0:
             trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data

@@ -351,6 +351,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_
     status, output = unisono(
         "fit",
         "--config=toy.yaml",
+        "--trainer.callbacks+=TQDMProgressBar",
         "--trainer.callbacks+=lit_models.training.LastCheckpoint",
         "--trainer.callbacks.every_n_steps=3",
         "--trainer.callbacks.every_epoch=false",
@@ -374,8 +375,7 @@ def test_a_logger_of_the_config_joins_the_default_ones(unisono, toy_config):
 
 
 def test_a_run_that_shall_keep_no_checkpoints_keeps_none(unisono, toy_config):
-    status, output = unisono("fit", "--config=toy.yaml", "--trainer.enable_checkpointing=false")
-    assert status == 0, output
+    assert unisono("fit", "--config=toy.yaml", "--trainer.enable_checkpointing=false")[0] == 0
     assert not Path("runs/toy/checkpoints").exists()
 
 

@@ -231,7 +231,7 @@ class FailureReport(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, _: Any, batch: Any, *others: Any) -> None:
         is_training = trainer.training  # looked up once: it compares texts
-        verb = "fit" if is_training else str(trainer.state.stage)
+        verb = "fit" if is_training else trainer.state.stage.value
         step = trainer.global_step + is_training
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
         self._batch = batch

@@ -101,13 +101,13 @@ def test_a_failure_of_a_gpu_that_answers_nothing_any_more_is_reported(tmp_path: 
     """Tensors of the device `meta` cannot be read either."""
 
     class Broken(LitToy):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
             batch["sample_id"] = batch["sample_id"].to("meta")
             raise RuntimeError("CUDA error: device-side assert triggered")
 
     with pytest.raises(RuntimeError, match="device-side assert") as error:
         toy_trainer(tmp_path).fit(Broken(), ToyData())
-    assert "step 1, samples unknown" in error.value.__notes__[0]
+    assert "rank 0, validate, epoch 0, step 0, samples unknown" in error.value.__notes__[0]
     assert "meta" in json.loads((tmp_path / FAILURE).read_text())["samples_unknown"]
 
 
