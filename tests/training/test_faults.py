@@ -107,7 +107,7 @@ def test_a_failure_of_a_gpu_that_answers_nothing_any_more_is_reported(tmp_path: 
 
     with pytest.raises(RuntimeError, match="device-side assert") as error:
         toy_trainer(tmp_path).fit(Broken(), ToyData())
-    assert "rank 0, validate, epoch 0, step 0, samples unknown" in error.value.__notes__[0]
+    assert "rank 0, sanity_check, epoch 0, step 0, samples unknown" in error.value.__notes__[0]
     assert "meta" in json.loads((tmp_path / FAILURE).read_text())["samples_unknown"]
 
 
