@@ -32,9 +32,8 @@ class StrictLoader(PLAIN_LOADER):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in lines:
-                    problem = (
-                        f"the key `{key.value}` stands twice, first in line {lines[key.value]}"
-                    )
+                    first = lines[key.value]
+                    problem = f"the key `{key.value}` stands twice, first in line {first}"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)

@@ -125,9 +125,7 @@ def test_an_unknown_command_names_the_nearest(unisono):
 
 
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}])
-def test_memory_of_a_gpu_may_grow_in_place_unless_the_user_says_otherwise(
-    unisono, toy_config, given
-):
+def test_memory_of_a_gpu_may_grow_in_place_unless_the_user_forbids_it(unisono, toy_config, given):
     others = {k: v for k, v in os.environ.items() if not k.endswith("_ALLOC_CONF")}
     with mock.patch.dict(os.environ, {**others, **given}, clear=True):
         assert unisono("fit", "--help")[0] == 0
@@ -218,9 +216,7 @@ class PlainData(LightningDataModule):
 """
 
 
-def test_plain_classes_of_the_working_folder_train_with_one_warning(
-    unisono, toy_config, monkeypatch
-):
+def test_plain_classes_of_the_working_folder_train_with_a_warning(unisono, toy_config, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     Path("own_plain.py").write_text(PLAIN)
     quiet = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
@@ -379,9 +375,7 @@ def test_a_run_that_shall_keep_no_checkpoints_keeps_none(unisono, toy_config):
     assert not Path("runs/toy/checkpoints").exists()
 
 
-def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
-    capsys, tmp_path, monkeypatch
-):
+def test_an_error_of_a_library_is_a_screen_and_its_traceback_a_file(capsys, tmp_path, monkeypatch):
     from lit_models.training.rules import check_strategy
 
     def fail() -> None:

@@ -51,9 +51,7 @@ def test_a_config_parses(unisono, tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", FINE_TUNING)
-def test_a_recipe_of_fine_tuning_needs_the_weights_to_start_from(
-    unisono, tmp_path, monkeypatch, name
-):
+def test_a_recipe_of_fine_tuning_needs_weights_to_start_from(unisono, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     status, output = unisono("fit", "--config", name)
     assert status == 2

@@ -11,9 +11,7 @@ import lit_models.seo
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("occupation_coder", "causal_lm", "consistency_lens", "seo", "seq2seq")
 MAY_USE_CAUSAL_LM = ("consistency_lens", "seo", "seq2seq")
-SOURCES = sorted(
-    p for folder in ("lit_models", "datamodules") for p in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(p for top in ("lit_models", "datamodules") for p in (ROOT / top).rglob("*.py"))
 MOST_DEEP = 10
 NETWORK_FILES = (
     "network.py",

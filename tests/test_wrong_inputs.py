@@ -162,9 +162,7 @@ def folder(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothing(
-    unisono, folder, name
-):
+def test_a_wrong_input_is_a_screen_with_the_way_out_and_overwrites_nothing(unisono, folder, name):
     argv, files, message = WRONG[name]
     for path, content in files.items():
         place(Path(path), content)
@@ -182,7 +180,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(unisono, folder):
     os.mkfifo("pipe.csv")
     status, output = unisono(*FIT, "--data.train_files=pipe.csv")
     assert status == 1
-    assert "pipe.csv is a folder, a pipe or a device" in " ".join(output.split())
+    assert "pipe.csv is a folder, pipe or device" in " ".join(output.split())
 
 
 def test_one_file_for_training_and_test_and_one_label_are_told(unisono, folder, caplog):
@@ -203,9 +201,7 @@ def test_one_file_for_training_and_test_and_one_label_are_told(unisono, folder, 
         ("MASTER_ADDR", "node7.invalid", "MASTER_ADDR=node7.invalid is no machine that can be"),
     ],
 )
-def test_a_launchers_variable_that_cannot_be_is_named(
-    unisono, folder, monkeypatch, name, value, message
-):
+def test_a_launchers_wrong_variable_is_named(unisono, folder, monkeypatch, name, value, message):
     monkeypatch.setenv(name, value)
     status, output = unisono(*FIT)
     assert (status, message in " ".join(output.split())) == (2, True), output

@@ -257,10 +257,7 @@ class ActivationDataModule(DocumentsDataModule):
     output_suffixes = (*JSON_SUFFIXES, ".parquet")
 
     def __init__(
-        self,
-        activations: Files = None,
-        predict_output: str | None = None,
-        **documents: Any,
+        self, activations: Files = None, predict_output: str | None = None, **documents: Any
     ) -> None:
         super().__init__(**documents)
         named = [activations] if isinstance(activations, str) else activations or []

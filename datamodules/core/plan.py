@@ -140,9 +140,7 @@ def make_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
     """
     size, total = request.global_batch_size, request.num_samples
     if len(lengths) != total:
-        raise ValueError(
-            f"the plan needs one length per sample: {total} samples, {len(lengths)} lengths."
-        )
+        raise ValueError(f"a plan of {total} samples needs as many lengths, got {len(lengths)}.")
     order = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
     if request.shuffle:
         keys = hash_ids(order, _key(request.seed, epoch, 0))
@@ -175,11 +173,7 @@ class MicroBatch:
 
 
 def deal(
-    ids: np.ndarray,
-    lengths: np.ndarray,
-    num_replicas: int,
-    replica: int,
-    num_micro_batches: int,
+    ids: np.ndarray, lengths: np.ndarray, num_replicas: int, replica: int, num_micro_batches: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the (ids, weights) of each micro-batch that one replica takes from one step.
 
@@ -296,8 +290,7 @@ def derive_batching(
             f"{num_replicas} devices x micro_batch_size {micro_batch_size} x "
             f"accumulate_grad_batches {accumulation} = "
             f"{num_replicas * micro_batch_size * accumulation} samples, fewer than "
-            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out and it is "
-            "derived."
+            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out."
         )
     return Batching(global_batch_size, share, accumulation)
 

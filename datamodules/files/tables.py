@@ -121,8 +121,7 @@ def expand_files(
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         if not matches:
             raise FileNotFoundError(
-                f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the folder '
-                "and the suffix."
+                f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the path.'
             )
         found += matches
     for path, times in Counter(found).items():
@@ -135,9 +134,7 @@ def expand_files(
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raises unless this is a file with one of these suffixes."""
     if path.exists() and not path.is_file():  # a pipe could be read once only
-        raise ValueError(
-            f"{option}: {path} is a folder, a pipe or a device; name files, such as {path}/*.csv."
-        )
+        raise ValueError(f"{option}: {path} is a folder, pipe or device; name files: {path}/*.csv.")
     if not path.exists():
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
@@ -279,9 +276,7 @@ def _say(path: Path, found: str) -> None:
     if found:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-        rank_zero_info(
-            f"{path.name} is read with {found}; of occupation tables, data.table can name another"
-        )
+        rank_zero_info(f"{path.name} is read with {found}; data.table can name another")
 
 
 def _encoding_of(path: Path) -> str:
@@ -326,8 +321,7 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
                 if "\0" in line:
                     raise ValueError(
                         f"{path}:{number}: a NUL byte: this is a binary file such as .parquet or "
-                        ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv "
-                        "(UTF-8)."
+                        ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv."
                     )
                 yield line
     except UnicodeDecodeError as error:
@@ -428,9 +422,7 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except Exception as error:  # zip, XML and key errors alike
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"{path} is damaged or no Excel file ({reason}); write or copy it again."
-        ) from error
+        raise ValueError(f"{path} is no sound Excel file ({reason}); copy it again.") from error
     try:
         sheets, names = book.sheetnames, list[str]()
         if sheet is not None and sheet not in sheets:

@@ -361,10 +361,8 @@ class OccupationDataModule(PlannedDataModule):
             audit.warnings += code_warnings(codes)
         conflicts = [text for text, sets in code_sets.items() if len(sets) > 1]
         if conflicts:
-            audit.warnings.append(
-                f"{len(conflicts):,} texts have different codes in different rows, such as "
-                f'"{conflicts[0][:40]}"'
-            )
+            like = f'such as "{conflicts[0][:40]}"'
+            audit.warnings.append(f"{len(conflicts):,} texts have different codes in rows, {like}")
         return audit
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
@@ -393,9 +391,7 @@ class OccupationDataModule(PlannedDataModule):
             path = options.book.path or str(files[TRAIN][0].with_name("codes.csv"))
             options.book = replace(options.book, path=path)
         if options.book.descriptions_as_examples and options.book.path is None:
-            raise ValueError(
-                "descriptions_as_examples needs a code book; name it with data.code_book.path."
-            )
+            raise ValueError("descriptions_as_examples needs a code book: data.code_book.path.")
         return options
 
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:

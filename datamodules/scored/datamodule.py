@@ -250,8 +250,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             known = ~np.isnan(values)
             if not known.any(0).all():
                 raise ValueError(
-                    f'head "{name}" has no label in the training rows; give it some, or leave it '
-                    "out."
+                    f'head "{name}" has no label in the training rows; add some, or leave it out.'
                 )
             if facts["kind"] == "regression":
                 mean, std = float(values[known].mean()), float(values[known].std())

@@ -102,9 +102,7 @@ class CollectionRequest:
         if self.layout == "pages":
             return PagesReader(folder, self.files, main_lines if self.cleaning.main_text else None)
         if self.cleaning.main_text:
-            raise ValueError(
-                "collection.cleaning.main_text is for a folder of pages; leave it out."
-            )
+            raise ValueError("collection.cleaning.main_text is for pages alone; leave it out.")
         _, reader = READERS["beir" if self.folder is None else self.layout]
         return reader(folder, self.files)
 
@@ -275,9 +273,7 @@ def _write(
     for texts in (documents, queries):
         if not len(texts):
             refuse(bad_rows.rows)
-            raise ValueError(
-                f"the files hold no {texts.name}; check that they are those of the collection."
-            )
+            raise ValueError(f"the files hold no {texts.name}; name those of a collection.")
     judged = _judged(reader.judgements(bad_rows), documents, queries, bad_rows)
     drawn_for = split.without(judged)  # parts that no file names get training queries, by their lot
     training = judged.get(TRAIN, {})

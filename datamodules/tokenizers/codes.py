@@ -23,9 +23,7 @@ PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
 DIGITS = "0123456789"
 MOST_CODES = 5  # of one record, of which the loss tries every order
 NUM_ERRORS_SHOWN = 20
-LOST_ZEROS = (
-    'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
-)
+LOST_ZEROS = 'code "{}" seems to have lost its leading zeros ("{}"); keep code columns as text.'
 _AROUND = ".,;:()[]"
 _NO_APOSTROPHES = dict.fromkeys(map(ord, APOSTROPHES))
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
@@ -162,8 +160,7 @@ class CodeSystem:
             number = decimal[1]
             right = number if number in self.specials else number.zfill(self.length or 0)
             raise ValueError(
-                f'code "{code}" was written as a decimal number; keep code columns as text '
-                f'(here "{right}").'
+                f'code "{code}" was written as a decimal number; keep codes as text ("{right}").'
             )
         for place, symbol in enumerate(code if self.alphabet else "", start=1):
             if symbol not in str(self.alphabet):
@@ -175,9 +172,7 @@ class CodeSystem:
         if self.length is not None and len(code) != self.length:
             if len(code) < self.length and re.fullmatch(r"\d+", code):
                 raise ValueError(LOST_ZEROS.format(code, code.zfill(self.length)))
-            raise ValueError(
-                f'code "{code}" has {len(code)} symbols, every code has {self.length}.'
-            )
+            raise ValueError(f'code "{code}" has {len(code)} symbols, each has {self.length}.')
         return code
 
 
@@ -368,8 +363,7 @@ def build_code_book(
                 code, text = system.parse(row["code"]), row["description"].strip()
                 if (first := descriptions.setdefault(code, text)) != text:
                     raise ValueError(
-                        f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one '
-                        "line."
+                        f'code "{code}" has two descriptions, "{first}" and "{text}"; keep one.'
                     )
             except ValueError as error:
                 errors.append(f"{book_path}:{line}: {error}")

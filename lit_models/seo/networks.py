@@ -40,9 +40,7 @@ class TemperatureOptions:
     def __post_init__(self) -> None:
         low, high = TEMPERATURES
         if not low < self.start < high:
-            raise ValueError(
-                f"temperature.start must lie between {low} and {high}, got {self.start}."
-            )
+            raise ValueError(f"temperature.start must be between {low} and {high}: {self.start}.")
 
 
 class Temperature(nn.Module):

@@ -94,9 +94,7 @@ def plain_speed(documents: list[np.ndarray]) -> float:
     return BATCH * width * len(seconds) / sum(seconds)
 
 
-def test_full_rows_beside_the_trainer_of_transformers_and_a_plain_loop(
-    tmp_path, accelerate, figures
-):
+def test_full_rows_beside_a_plain_loop_and_transformers_trainer(tmp_path, accelerate, figures):
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     documents = [rng.integers(VOCABULARY, size=LONGEST) for _ in range(400)]

@@ -248,9 +248,7 @@ def test_a_training_goes_on_from_shards(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_refuses_another_function_than_its_checkpoints(
-    tmp_path, monkeypatch, unisono
-):
+def test_an_evaluation_refuses_another_function_than_its_checkpoint(tmp_path, monkeypatch, unisono):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     lora = ["--model.lora.targets=[q_proj]", "--model.lora.rank=2", "--model.lora.alpha=16"]

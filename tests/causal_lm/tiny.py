@@ -124,9 +124,7 @@ def completed(network, prompts, options, keys=None, tokenizer=TOKENIZER):
 
 
 def model(lora: LoraOptions | None = None, **options: Any) -> LitCausalLM:
-    own = {
-        name: options.pop(name) for name in list(options) if name in DecoderConfig.__match_args__
-    }
+    own = {key: options.pop(key) for key in list(options) if key in DecoderConfig.__match_args__}
     return LitCausalLM(SGD, network=DecoderConfig(**{**SMALL, **own}), lora=lora, **options)
 
 

@@ -32,9 +32,7 @@ BAD = "smith,en,2110\n,en,83110\ntailor,xy,79100\nfarmer,en,6111x\nfarmer,en\n"
 def data(tmp_path: Path) -> dict:
     (tmp_path / "train.csv").write_text(HEADER + SOUND)
     (tmp_path / "bad.csv").write_text(HEADER + SOUND + BAD)
-    (tmp_path / "book.csv").write_text(
-        "code,description\n83110,Smith\n79100,Tailor\n61110,Farmer\n"
-    )
+    (tmp_path / "book.csv").write_text("code,description\n83110,Smith\n79100,Tailor\n61110,Farmer")
     return {
         "class_path": "datamodules.OccupationDataModule",
         "init_args": {

@@ -173,9 +173,7 @@ def test_a_step_is_that_of_the_lineage_of_the_final_weights(tmp_path, replayed, 
     assert "has no step 10: it has steps 1 to 9." in " ".join(output.split())
 
 
-def test_the_coders_samples_are_shown_as_texts_and_codes(
-    folder_with_run, tmp_path, replayed, monkeypatch
-):
+def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, tmp_path, replayed, monkeypatch):
     shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     run = Path("runs/mine")

@@ -104,11 +104,9 @@ def test_no_value_begins_a_line_of_the_script(submit, option: str, message: str)
 
 
 def test_a_line_break_in_an_option_of_the_run_is_kept_quoted(submit) -> None:
-    status, output = submit(
-        "--trainer.fast_dev_run=false", "--data.predict_output=a\n\n\n#SBATCH b"
-    )
+    status, output = submit("--trainer.fast_dev_run=false", "--data.predict_output=a\n\n#SBATCH b")
     assert status == 0, output
-    assert "'--data.predict_output=a\n\n\n#SBATCH b'" in commands(JOB) + JOB.read_text()
+    assert "'--data.predict_output=a\n\n#SBATCH b'" in commands(JOB) + JOB.read_text()
 
 
 def test_a_script_says_what_was_asked_for(submit) -> None:

@@ -32,9 +32,7 @@ BASES = {
     "lora": BaseOptions(lora=LoraOptions(["q_proj", "up_proj"], rank=2)),
     "frozen": BaseOptions(is_frozen=True),
 }
-OPTIONS = {
-    name: LensOptions(3, verbalizer=base, reconstructor=base) for name, base in BASES.items()
-}
+OPTIONS = {key: LensOptions(3, verbalizer=base, reconstructor=base) for key, base in BASES.items()}
 JOBS: dict[str, tuple[str, LensOptions]] = {
     name + end: (strategy, options)
     for name, options in OPTIONS.items()

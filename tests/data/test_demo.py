@@ -83,9 +83,7 @@ def test_a_python_without_its_documentation_names_the_way_out(tmp_path, monkeypa
 @pytest.fixture(scope="module")
 def stories(story_folder: Path) -> Rows:
     return {
-        part: [
-            json.loads(line) for line in (story_folder / f"{part}.jsonl").read_text().splitlines()
-        ]
+        part: [json.loads(row) for row in (story_folder / f"{part}.jsonl").read_text().splitlines()]
         for part in PARTS
     }
 

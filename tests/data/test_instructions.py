@@ -111,10 +111,7 @@ def test_chats_are_known_by_their_keys(make, tmp_path, name):
         ({**alpaca, "input": "The red one."}, asked),
         ({**alpaca, "system": "Be brief.", "history": None}, TWO_TURNS[:3]),
         ({"messages": TWO_TURNS[1:], "system": "Be brief."}, TWO_TURNS),
-        (
-            {"instruction": "Cow?", "output": "No", "history": [["Hen?", "Yes"]]},
-            TWO_TURNS[1:],
-        ),
+        ({"instruction": "Cow?", "output": "No", "history": [["Hen?", "Yes"]]}, TWO_TURNS[1:]),
     ]
     data = make(*(row for row, _ in alike), name=name, **options)
     if name.endswith(".json"):  # one list, with a byte order mark
@@ -440,7 +437,7 @@ def test_files_without_any_sound_row_are_refused(make):
     ("options", "message"),
     [
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples apart'),
+        ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples; take documents'),
     ],
 )
 def test_wrong_options_are_refused(options, message):

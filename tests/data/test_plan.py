@@ -44,9 +44,7 @@ def test_every_epoch_holds_every_sample_once(num_samples, size, window, epoch):
     accumulation=st.integers(1, 5),
 )
 @settings(max_examples=80, deadline=None)
-def test_dealing_gives_each_sample_to_one_replica_with_weight_one(
-    num_samples, size, replicas, accumulation
-):
+def test_dealing_gives_each_sample_once_with_weight_one(num_samples, size, replicas, accumulation):
     lengths = lengths_of(num_samples)
     plan = planning.make_plan(request(num_samples, size), lengths, 0)
     batching = planning.derive_batching(replicas, size, "auto", accumulation)
@@ -145,7 +143,7 @@ def test_sizes_that_contradict_each_other_are_refused(given_values, message):
 
 
 def test_lengths_of_other_samples_are_refused():
-    with pytest.raises(ValueError, match="3 samples, 2 lengths"):
+    with pytest.raises(ValueError, match="3 samples needs as many lengths, got 2"):
         planning.make_plan(request(3), np.array([1, 2]), 0)
 
 

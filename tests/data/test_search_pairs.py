@@ -134,10 +134,7 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection):
             lambda: HardNegatives(1, "bm25", depth=3, skip=3),
             r"negatives.skip must be 0 to 2, got 3",
         ),
-        (
-            lambda: HardNegatives(1, "run"),
-            r"negatives\.run None; a run goes with source run, and only",
-        ),
+        (lambda: HardNegatives(1, "run"), r"negatives\.run None; source run alone has a run"),
     ],
 )
 def test_wrong_options_are_refused(make, message):
@@ -162,9 +159,7 @@ def kept(ids: np.ndarray, key: int) -> list[int]:
     [("bytes", {}), ("bpe", {}), ("words", {}), ("words", {"stemmer": "english"})],
     ids=["bytes", "bpe", "words", "stems"],
 )
-def test_a_pair_draws_its_documents_its_sentence_and_its_tokens_in_this_order(
-    collection, tokenizer, text
-):
+def test_a_pair_draws_documents_sentence_and_tokens_in_this_order(collection, tokenizer, text):
     dataset = pairs(collection, DRAWS, HardNegatives(2), tokenizer, **text)
     epoch, ways = 4, Counter[str]()
     encoding, encode = dataset.encoding, dataset.encoding.ids

@@ -67,9 +67,7 @@ def lens_documents(folder: Path, min_position: int = 4) -> dict[str, Any]:
 
 
 def consistency_lens(
-    folder: Path,
-    options: dict[str, Any],
-    layers: list[int] | None = None,
+    folder: Path, options: dict[str, Any], layers: list[int] | None = None
 ) -> tuple[ExactModule, PlannedDataModule]:
     data = ActivationDataModule(
         **lens_documents(folder),

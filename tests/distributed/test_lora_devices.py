@@ -44,9 +44,7 @@ def fit(folder: Path, name: str, targets: list[str], devices: int, strategy: str
         *(pytest.param(*case, marks=pytest.mark.soak) for case in OTHERS),
     ],
 )
-def test_a_model_is_tuned_on_two_devices_and_read_by_transformers(
-    kind, strategy, targets, tmp_path
-):
+def test_a_model_tuned_on_two_devices_is_read_by_transformers(kind, strategy, targets, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     write_documents(tmp_path / "documents.jsonl", number=40)

@@ -156,7 +156,7 @@ def test_a_temperature_begins_where_it_should_and_stays_between_its_bounds(start
 
 @pytest.mark.parametrize("start", [0.0, 0.001, 2.0])
 def test_a_temperature_outside_its_bounds_is_refused(start: float) -> None:
-    with pytest.raises(ValueError, match=r"temperature\.start must lie between 0\.005 and 1"):
+    with pytest.raises(ValueError, match=r"temperature\.start must be between 0\.005 and 1"):
         networks.TemperatureOptions(start)
 
 

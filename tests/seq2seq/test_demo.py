@@ -37,9 +37,7 @@ def test_the_demo_beats_the_nearest_target_of_its_training(tmp_path, unisono):
     assert status == 0, output
     with (run / "metrics.csv").open(newline="") as file:
         (score,) = [float(v) for row in csv.DictReader(file) if (v := row["test/exact_match"])]
-    data = Seq2SeqDataModule(
-        tokenizer=TokenizerOptions(kind="characters"), split=TextSplit(0.05, 0.05)
-    )
+    data = Seq2SeqDataModule(tokenizer=TokenizerOptions("characters"), split=TextSplit(0.05, 0.05))
     data.prepare_data()
     data.setup("fit")
     parts = [data.part_dataset(PART_NAMES.index(name)) for name in ("train", "test")]

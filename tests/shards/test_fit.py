@@ -32,9 +32,7 @@ def test_a_folder_of_shards_trains_a_language_model(unisono, tmp_path, monkeypat
     assert status == Status.PROVEN, output
 
 
-def test_a_mixture_is_exact_in_the_forecast_the_ledger_and_the_proof(
-    unisono, tmp_path, monkeypatch
-):
+def test_a_mixture_is_exact_in_forecast_ledger_and_proof(unisono, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     web, books = (write_folder(tmp_path / name, seed=seed) for seed, name in enumerate("ab"))
     sources = {"web": {"files": web, "weight": 0.5}, "books": {"files": books, "tokens": 9000}}
@@ -54,10 +52,8 @@ def test_a_mixture_is_exact_in_the_forecast_the_ledger_and_the_proof(
     for name in ("web", "books"):
         own = [line["sources"][name] for line in steps]
         for place, word in enumerate(("samples", "targets")):
-            of_epoch = sum(
-                c[place] for c, line in zip(own, steps, strict=True) if not line["epoch"]
-            )
-            assert forecast[f"{word} of {name}"] == f"{of_epoch:,}"
+            total = sum(c[place] for c, step in zip(own, steps, strict=True) if not step["epoch"])
+            assert forecast[f"{word} of {name}"] == f"{total:,}"
     assert abs(sum(c[1] for c in own) / 2 - 9000) < 64
     status, output = unisono("verify", "runs/causal_lm-debug")
     assert status == Status.PROVEN, output

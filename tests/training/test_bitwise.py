@@ -166,9 +166,7 @@ def test_a_resume_with_another_cut_is_refused(tmp_path):
         fit(tmp_path, micro_batch_size=4, ckpt_path=last)
 
 
-def test_the_command_line_turns_it_on_and_topology_and_banner_say_so(
-    unisono, toy_config, monkeypatch
-):
+def test_an_option_turns_it_on_and_topology_and_banner_say_so(unisono, toy_config, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     options = ["--exactness=bitwise", "--data.micro_batch_size=2", "--model.dropout=0.2"]
     options += ["--exact_dropout=true", "--trainer.default_root_dir=run"]

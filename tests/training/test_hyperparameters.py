@@ -224,7 +224,7 @@ def test_all_our_constructors_say_the_types_of_their_arguments():
                 kind
             ):
                 assert typing.get_type_hints(kind.__init__), kind
-    with pytest.raises(TypeError, match="keeps no arguments of a datamodule"):
+    with pytest.raises(TypeError, match="keeps no arguments of data; call Occup"):
         datamodules.OccupationDataModule.load_from_checkpoint("x.ckpt")
 
 

@@ -224,9 +224,7 @@ def as_text(value: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("strategy", "in_backward"), [("auto", False), ("fsdp", True)])
-def test_a_device_that_runs_out_of_memory_takes_less(
-    tmp_path, own_environment, strategy, in_backward
-):
+def test_a_device_out_of_memory_takes_less(tmp_path, own_environment, strategy, in_backward):
     module = TooLong()
     module.in_backward = in_backward
     fit(tmp_path, ToyData(), module, most=10**6, strategy=strategy)

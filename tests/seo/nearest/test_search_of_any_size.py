@@ -45,9 +45,7 @@ def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, f
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_an_index_is_made_once_and_the_same_by_any_threads(
-    kind, faiss, tmp_path, monkeypatch, caplog
-):
+def test_an_index_is_made_once_and_equal_by_any_threads(kind, faiss, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(nearest, "ROUNDS", 2)
     for number in (1, 2, torch.get_num_threads()):  # the last as before
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / str(number)))
