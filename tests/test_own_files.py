@@ -169,7 +169,7 @@ def test_pairs_of_other_columns_and_texts_of_other_characters_are_named(tmp_path
     assert (status, '"source" holds no text; fill it in' in output) == (1, True), output
     path = text_file(tmp_path / "b.jsonl", '{"source": "smd"}\n{"source": ""}\n')
     status, output = unisono("check", "--config=seq2seq/demo.yaml", f"--data.predict_files={path}")
-    assert (status, "predict    1 different texts" in output, "b.jsonl:2:" in output) == (1, 1, 1)
+    assert (status, "0 different predict pairs" in output, "b.jsonl:2:" in output) == (1, 1, 1)
     tokenizer = make_tokenizer(TokenizerOptions(kind="characters"), ["smed"])
     stored = SimpleNamespace(num_bytes=[1], text=["smed på"].__getitem__, fingerprint="a")
     with pytest.raises(ValueError, match='"smed på": the tokenizer does not know the character'):

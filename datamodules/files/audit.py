@@ -28,6 +28,8 @@ class AuditPart:
     keys: np.ndarray | Sequence[int]  # [N] integers, equal for equal examples
     # What else is counted, by its name in the table.
     columns: dict[str, int | str] = field(default_factory=dict)
+    # [N] as `keys`, of what is known where an example is to be predicted; `None`: these.
+    questions: np.ndarray | None = None
 
     @property
     def num_duplicates(self) -> int:
@@ -60,7 +62,10 @@ class Audit:
     def leaks(self) -> Iterator[tuple[str, str, int]]:
         """Yield two parts, and how many different examples of the second are in the first."""
         for first, second in combinations(self.parts, 2):
-            both = np.intersect1d(np.asarray(first.keys), np.asarray(second.keys))
+            keys = first.keys
+            if second.name == "predict" and first.questions is not None:
+                keys = first.questions
+            both = np.intersect1d(np.asarray(keys), np.asarray(second.keys))
             yield first.name, second.name, len(both)
 
     def show(self, console: "Console") -> None:

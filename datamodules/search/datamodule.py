@@ -154,6 +154,9 @@ class SearchDataModule(EncodedTextDataModule):
             audit.labels[f"{name} grades"] = dict(zip(names, counts.tolist(), strict=True))
             if count := len(queries) - len(np.unique(judgements.query[is_relevant])):
                 audit.warnings.append(f"{name} queries with no document above grade 0: {count:,}")
+        if (asked := self.queries_of_file()) is not None:
+            part = AuditPart("predict", asked.table.lengths, _contents(asked.table))
+            audit.parts.append(part)
         documents, lengths = _contents(collection.documents), collection.documents.lengths
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"

@@ -13,18 +13,19 @@ import numpy as np
 
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
+from datamodules.core.store import text_hash
 from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault, refuse, sound_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.prompts import SHAPES, asked, is_answer, objects_of
+from datamodules.text.prompts import ASSISTANT, SHAPES, asked, is_answer, objects_of
 from datamodules.text.store import CorpusRequest, TokenStore, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 TooLong = Literal["cut", "leave_out"]
 EMPTY = "{} is empty: only end-of-text could be learnt; fill it in, or delete the row."
-STORE_VERSION = 8
+STORE_VERSION = 9
 ROWS_PER_BATCH = 1024
 
 
@@ -48,6 +49,14 @@ class Instruction(NamedTuple):
         """Equal for exact duplicates, and within a group."""
         said = self.messages or (self.prompt, self.completion)
         return self.group or json.dumps(said, sort_keys=True, ensure_ascii=False)
+
+    @property
+    def question(self) -> str:
+        """Equal for what asks the same, with an answer or without one, and within a group."""
+        asking = list(self.messages)
+        while asking and asking[-1]["role"] == ASSISTANT:
+            asking.pop()
+        return self.group or json.dumps(asking or self.prompt, sort_keys=True)
 
 
 class MarkedText(NamedTuple):
@@ -264,6 +273,7 @@ class InstructionRequest(CorpusRequest):
                     arrays["texts"].add(np.frombuffer(extra, np.uint8))
                     places = {"starts": arrays["tokens"].length, "num_positions": len(ids) - 1}
                     places |= {"hashes": hashes[index], "text_ends": arrays["texts"].length}
+                    places["questions"] = text_hash(row.question)
                     for name, value in {**places, "files": file, "lines": row.line}.items():
                         arrays[name].add(np.array([value]))
                     arrays["tokens"].add(ids)
@@ -408,6 +418,10 @@ class InstructionDataModule(LanguageModelDataModule):
 
     def request_options(self) -> dict[str, Any]:
         return {"separator": self.separator}
+
+    def question(self, row: JsonRow) -> str:
+        prompt, messages = asked(row.values)
+        return Instruction("", 0, prompt or "", "", messages or ()).question
 
     def demo_files(self) -> dict[int, list[Path]]:
         return {TRAIN: [demo.demo_instructions()], VALIDATION: [], TEST: []}

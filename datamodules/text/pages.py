@@ -213,14 +213,19 @@ class PagesDataModule(InstructionDataModule):
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction; rows may lack the target."""
-        rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
-        dataset = PromptDataset(page_prompts(rows, tokenizer, self.target, self.max_prompt))
+        dataset = super().build_prompts()
         if num_cut := int((dataset.num_cut > 0).sum()):
             rank_zero_only(log.warning)(
                 f"{num_cut} of {len(dataset.num_cut)} prompts are longer than the "
                 f"{self.max_prompt} tokens that data.context_length leaves: the page's end is cut."
             )
         return dataset
+
+    def prompts(self, rows: Iterable[JsonRow], tokenizer: TextTokenizer) -> Iterator[list[Prompt]]:
+        return page_prompts(rows, tokenizer, self.target, self.max_prompt)
+
+    def question(self, row: JsonRow) -> str:
+        return page_of(row, self.target).text
 
     def request_options(self) -> dict[str, Any]:
         return {"target": self.target, "max_prompt": self.max_prompt}

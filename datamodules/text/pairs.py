@@ -21,8 +21,8 @@ from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded_texts
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, own_files_hint
-from datamodules.core.store import cache_folder, made_once
-from datamodules.files.audit import Audit
+from datamodules.core.store import cache_folder, made_once, text_hash
+from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     BadRows,
@@ -347,10 +347,10 @@ class Seq2SeqDataModule(LanguageModelDataModule):
 
         write_with(self.sources(), added, path, self.table, found)
 
-    def audit(self) -> Audit:
-        audit = super().audit()
-        if self.predict_files is not None:
-            store = self.sources("reject")
-            audit.bad_rows += read_rejected(store.folder)
-            audit.notes.append(("predict", f"{len(store.num_bytes):,} different texts"))
-        return audit
+    def audit_predict(self, audit: Audit) -> None:
+        store = self.sources("reject")
+        texts = store.text_of_row[store.text_of_row >= 0]
+        lengths = source_rows(store, self.tokenizer).sizes[texts]
+        keys = [text_hash(store.text(text).strip()) for text in texts]
+        audit.parts.append(AuditPart("predict", lengths, np.array(keys, np.uint64)))
+        audit.bad_rows += read_rejected(store.folder)

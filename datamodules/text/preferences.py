@@ -203,4 +203,5 @@ class PreferenceDataModule(InstructionDataModule):
         hashes = self.store.hashes(number)[dataset.firsts]
         of_answers = int((dataset.ends - dataset.begins).sum())
         columns: dict[str, int | str] = {"tokens of answers": of_answers}
-        return AuditPart(PART_NAMES[number], dataset.lengths, hashes, columns)
+        questions = dataset.stream.questions[dataset.firsts]
+        return AuditPart(PART_NAMES[number], dataset.lengths, hashes, columns, questions)

@@ -50,7 +50,7 @@ SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announ
 # Of a part: the type of each array; that of tokens depends on the vocabulary.
 STREAM_ARRAYS: dict[str, Any] = {
     **{"tokens": None, "starts": np.int64, "num_positions": np.int64, "hashes": np.uint64},
-    **{"is_trained": bool, "files": np.int32, "lines": np.int64},
+    **{"is_trained": bool, "files": np.int32, "lines": np.int64, "questions": np.uint64},
     **{"texts": np.uint8, "text_ends": np.int64},
 }
 T = TypeVar("T")
@@ -68,6 +68,7 @@ class TokenStream:
     is_trained: Any = None
     files: Any = None  # [D] int32, index in the store's `files`
     lines: Any = None  # [D] int64
+    questions: Any = None  # [D] uint64, equal for those that ask the same
     texts: Any = None  # [m] uint8, text that is kept beside the tokens of all samples, in UTF-8
     text_ends: Any = None  # [D] int64, where that of each sample ends
     place: tuple[Path, int] | None = None

@@ -3,7 +3,7 @@
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +14,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from datamodules import demo
 from datamodules.core.batches import TERM
 from datamodules.core.planned import PlannedDataset, Stage
+from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
     JSON_SUFFIXES,
     SUFFIXES,
+    BadRow,
     JsonRow,
     OnBadRows,
     hand_over_rejected,
@@ -28,7 +30,9 @@ from datamodules.files.tables import Files
 from datamodules.text.packing import BlockDataset, RowDataset, TokenDataset
 from datamodules.text.prompts import (
     ChoiceDataset,
+    Prompt,
     PromptDataset,
+    asked,
     read_prompts,
     read_rows,
     write_rows,
@@ -149,10 +153,20 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction."""
-        rows, tokenizer = self.predict_rows(), self.prompt_tokenizer()
-        options, limit = (self.model.options[name] for name in ("generation", "max_positions"))
-        prompts = read_prompts(rows, tokenizer, self.separator, options.mode, limit)
-        return (ChoiceDataset if options.mode == "score" else PromptDataset)(prompts)
+        prompts = self.prompts(self.predict_rows(), self.prompt_tokenizer())
+        return (ChoiceDataset if self.is_scored else PromptDataset)(prompts)
+
+    def prompts(self, rows: Iterable[JsonRow], tokenizer: TextTokenizer) -> Iterator[list[Prompt]]:
+        """Return the tokens of rows to predict, see `read_prompts`."""
+        mode, limit = "score" if self.is_scored else "generate", "max_positions"
+        options = (self.separator, mode, self.model.options.get(limit))
+        return read_prompts(rows, tokenizer, *options)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a prediction scores choices instead of going on."""
+        generation = self.model.options.get("generation")  # `None` of another model
+        return generation is not None and generation.mode == "score"
 
     def predict_rows(self) -> Iterator[JsonRow]:
         """Yield the rows of `predict_files`; ValueError where none is named."""
@@ -160,9 +174,7 @@ class LanguageModelDataModule(CorpusDataModule):
 
     @property
     def default_output(self) -> str:
-        mark = self.output_mark
-        if not mark:
-            mark = "scored" if self.model.options["generation"].mode == "score" else "completed"
+        mark = self.output_mark or ("scored" if self.is_scored else "completed")
         return f"{self.predict_paths[0].stem}.{mark}.jsonl"
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
@@ -185,12 +197,34 @@ class LanguageModelDataModule(CorpusDataModule):
             audit.warnings += dataset.losses
             if len((part := self.audit_part(number, dataset)).lengths):
                 audit.parts.append(part)
+        if self.predict_files is not None:
+            self.audit_predict(audit)
         return audit
+
+    def audit_predict(self, audit: Audit) -> None:
+        """Add what is in the files to predict, and what is wrong with them."""
+        lengths, keys = list[int](), list[int]()
+        for row in self.predict_rows():
+            try:
+                (prompts,) = self.prompts([row], self.tokenizer)
+            except ValueError as error:
+                rule = str(error).removeprefix(f"{row.place}: ")
+                audit.bad_rows.append(BadRow(str(row.file), row.line, "", rule, "prompt"))
+            else:
+                lengths.append(sum(len(prompt.ids) for prompt in prompts))
+                keys.append(text_hash(self.question(row)))
+        if keys:
+            audit.parts.append(AuditPart("predict", lengths, np.array(keys, np.uint64)))
+
+    def question(self, row: JsonRow) -> str:
+        """Return what a row to predict asks, as the samples of training do."""
+        return asked(row.values)[0] or ""
 
     def audit_part(self, number: int, dataset: Any) -> AuditPart:
         """Return what a part of the store holds, and what `part_dataset` uses of it."""
         stream, num_rows = self.store.stream(number), len(dataset.lengths)
         part = AuditPart(PART_NAMES[number], stream.num_positions + 1, stream.hashes)
+        part.questions = stream.questions
         if num_rows:
             num_tokens = int(part.lengths.sum())
             # Of UTF-8 that the tokens spell, if they do.

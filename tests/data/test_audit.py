@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import datamodules
 from datamodules import (
     InstructionDataModule,
     PagesDataModule,
     RankingDataModule,
+    RetrievalDataModule,
     TextDataModule,
     TextSplit,
     TokenizerOptions,
@@ -73,6 +75,46 @@ def test_overlap_counts_different_samples(tmp_path):
     assert list(audit.leaks()) == [("train", "validation", 2)]
     assert [part.num_duplicates for part in audit.parts] == [0, 1]
     assert "2 different validation samples are also in train" in shown(audit)
+
+
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ho"}]
+PAGE = {"text": "Hens.", "title": "Hen"}
+TO_PREDICT = {  # rows of training, and to predict: one that is known, two new ones, bad ones
+    "TextDataModule": ([{"text": "Hi"}], [{"prompt": "Hi"}, {"prompt": "a"}, {"prompt": "b"}, {}]),
+    "InstructionDataModule": (
+        [sample("Hi", "ho"), {"messages": CHAT}],
+        [{"messages": CHAT[:1]}, {"prompt": "ho"}, {"prompt": ""}, {"prompt": 3}],
+    ),
+    "PreferenceDataModule": (
+        [{"prompt": "Hi", "chosen": "ho", "rejected": "no"}],
+        [{"prompt": "Hi"}, {"prompt": "ho"}, {"prompt": "no"}, {"messages": []}],
+    ),
+    "PagesDataModule": ([PAGE], [{"text": "Hens."}, {"text": "Hen"}, {"text": "Cow"}, {"text": 1}]),
+    "Seq2SeqDataModule": (
+        [{"source": "Hi ", "target": "ho"}],
+        [{"source": " Hi"}, {"source": "ho"}, {"source": "hi"}, {"source": ""}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TO_PREDICT)
+def test_what_is_to_be_predicted_is_counted_with_what_was_trained_on(tmp_path, name):
+    files = [rows_file(tmp_path / f"{n}.jsonl", rows) for n, rows in enumerate(TO_PREDICT[name])]
+    options = {"train_files": files[0], "predict_files": files[1], "tokenizer": CHATS}
+    audit = getattr(datamodules, name)(**options, split=TextSplit(validation_share=0)).audit()
+    predict = audit.parts[-1]
+    assert (predict.name, len(predict.lengths)) == ("predict", 3)
+    assert list(audit.leaks()) == [("train", "predict", 1)]
+    assert [(Path(bad.file).name, bad.line) for bad in audit.bad_rows] == [("1.jsonl", 4)]
+
+
+def test_queries_to_predict_are_counted_with_those_that_were_trained_on(tmp_path):
+    folder, asked = write_beir(tmp_path / "beir"), tmp_path / "asked.txt"
+    asked.write_text("what is  LIFT\nnew\n")
+    collection = CollectionRequest(str(folder), split=Split(validation_share=0.0))
+    audit = RetrievalDataModule(collection=collection, predict_queries=str(asked)).audit()
+    assert [(part.name, len(part.keys)) for part in audit.parts][-1] == ("predict", 2)
+    assert ("train", "predict", 1) in audit.leaks()
 
 
 def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path):
