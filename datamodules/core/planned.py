@@ -324,7 +324,7 @@ class PlannedDataModule(LightningDataModule):
     @property
     def default_output(self) -> str:
         """Name of a prediction in the run folder, where the user names none."""
-        return output_like(self.predict_paths, self.output_mark)
+        return output_like(self.predict_paths, self.output_mark, self.output_suffixes)
 
     @property
     def predict_output_path(self) -> Path:

@@ -1,7 +1,9 @@
 """Folders and files that are complete under their name, or not there; arrays in them."""
 
 import errno
+import gzip
 import hashlib
+import io
 import json
 import os
 import platform
@@ -9,7 +11,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from glob import escape
 from pathlib import Path
@@ -205,6 +207,7 @@ def new_file(
     """Give a file that gets its name when all went well; errors of the storage have that name.
 
     Args:
+        path: what is written to a name in .gz is packed.
         mode: `w` for text in UTF-8, `wb` for bytes.
         way_out: what to do where the name is taken; `None` replaces the file.
 
@@ -219,8 +222,11 @@ def new_file(
     check()
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with replacing(path) as unfinished:
-        with naming(path), open(unfinished, mode, **text) as file:
-            yield file
+        with naming(path), ExitStack() as stack:
+            file: Any = stack.enter_context(open(unfinished, "wb"))
+            if path.suffix.lower() == ".gz":  # without name and time: equal content, equal bytes
+                file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+            yield stack.enter_context(io.TextIOWrapper(file, **text)) if text else file
         check()
 
 

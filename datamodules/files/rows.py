@@ -26,6 +26,7 @@ V = TypeVar("V")
 log = logging.getLogger(__name__)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
+JSON_OUTPUT = (*JSON_SUFFIXES, *(f"{suffix}.gz" for suffix in JSON_SUFFIXES))
 LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
 SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
 PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # first bytes -> Arrow's name

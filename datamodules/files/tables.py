@@ -4,7 +4,6 @@ import codecs
 import csv
 import difflib
 import glob
-import gzip
 import importlib.util
 import io
 import logging
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from datamodules.core.store import new_file
 from datamodules.files.rows import (
+    JSON_OUTPUT,
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
     BadRow,
@@ -39,6 +39,7 @@ SNIFFED_LINES = 1000
 EXCEL_SUFFIX = ".xlsx"
 PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
 SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
+ROW_SUFFIXES = (*SUFFIXES, *JSON_OUTPUT)  # of tables and lines of JSON
 BLOCK = 1 << 20
 MOST_LINES_OF_ROW = 1000
 MOST_EXCEL_ROWS = 1 << 20
@@ -532,9 +533,6 @@ def write_batches(
                     writer.write_batch(batch)
         elif suffix == EXCEL_SUFFIX:
             _write_sheet(path, file, first.schema.names, rest)
-        elif path.suffix.lower() == ".gz":  # without name and time: equal tables have equal bytes
-            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-                _write_text(packed, first.schema.names, rest, dialect)
         else:
             _write_text(file, first.schema.names, rest, dialect)
 
@@ -664,12 +662,13 @@ def check_installed(path: Path) -> None:
         raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or use a csv.")
 
 
-def output_like(files: Sequence[Path], mark: str) -> str:
-    """The name of predictions by default: `mine.csv` becomes `mine.MARK.csv`."""
+def output_like(files: Sequence[Path], mark: str, suffixes: Sequence[str]) -> str:
+    """The name of predictions by default: `mine.csv` becomes `mine.MARK.csv`, with the first of
+    these suffixes where no such file is written."""
     name, kind = files[0].name, kind_of(files[0])
     end = name.lower().rindex(kind)
-    suffix = name[end:].lower()
-    return f"{name[:end]}.{mark}{suffix if suffix in SUFFIXES else kind}"
+    found = [suffix for suffix in (name[end:].lower(), kind) if suffix in suffixes]
+    return f"{name[:end]}.{mark}{[*found, *suffixes][0]}"
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:

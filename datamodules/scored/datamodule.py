@@ -20,9 +20,8 @@ from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import OnBadRows, hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions, stem_key
-from datamodules.files.tables import Files, TableOptions, expand_files
+from datamodules.files.tables import ROW_SUFFIXES, Files, TableOptions, expand_files
 from datamodules.scored.store import (
-    SUFFIXES,
     LabelOptions,
     ScoredRequest,
     ScoredStore,
@@ -156,8 +155,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
         ValueError: options are in conflict.
     """
 
-    predict_option, predict_suffixes = "data.files.predict", SUFFIXES
-    output_mark, predict_hint = "scored", own_files_hint
+    predict_option, output_mark = "data.files.predict", "scored"
+    predict_suffixes = output_suffixes = ROW_SUFFIXES
+    predict_hint = own_files_hint
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         if stage == "predict":
             return ScoredRequest({TEST: self.predict_paths}, self.columns, {}, self.table)
         files = {
-            part: expand_files(named, f"data.files.{PART_NAMES[part]}", SUFFIXES)
+            part: expand_files(named, f"data.files.{PART_NAMES[part]}", ROW_SUFFIXES)
             for part, named in self.files.items()
         }
         columns, heads = self.columns, self.heads

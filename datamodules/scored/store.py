@@ -32,9 +32,9 @@ from datamodules.files.rows import (
     RowFault,
     accepted,
     check_characters,
+    kind_of,
 )
 from datamodules.files.splitting import TRAIN, SplitOptions, split_by_stem, stem_key
-from datamodules.files.tables import SUFFIXES as TABLES
 from datamodules.files.tables import TableOptions, cell_text, value_rows, write_beside
 from datamodules.text.prompts import read_rows, write_rows
 
@@ -42,7 +42,6 @@ Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
 NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
 DIGITS = 6  # of a prediction
-SUFFIXES = (*TABLES, *JSON_SUFFIXES)
 STORE_VERSION = 7
 LINES_AT_ONCE = 8192
 REJECTED = -1
@@ -427,7 +426,7 @@ def write_with(
     """As `write_beside`, and for lines of JSON too; `added` gives the columns of rows of these
     texts [n], -1 = a rejected row."""
     files, text_of_row = list(map(Path, store.files)), store.text_of_row
-    if path.suffix.lower() in JSON_SUFFIXES:
+    if kind_of(path) in JSON_SUFFIXES:
         starts = range(0, len(text_of_row), LINES_AT_ONCE)
         tables = (pa.table(added(text_of_row[n : n + LINES_AT_ONCE])) for n in starts)
         found = (row for table in tables for row in table.to_pylist())

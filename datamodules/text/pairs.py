@@ -20,11 +20,10 @@ from torch import Tensor
 from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM, PlannedBatch, padded, padded_texts
 from datamodules.core.plan import check_range
-from datamodules.core.planned import PlannedDataModule, PlannedDataset, own_files_hint
+from datamodules.core.planned import PlannedDataset, own_files_hint
 from datamodules.core.store import cache_folder, made_once, text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
-    JSON_SUFFIXES,
     BadRows,
     OnBadRows,
     RowFault,
@@ -33,7 +32,7 @@ from datamodules.files.rows import (
     read_rejected,
 )
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import SUFFIXES, Files, TableOptions, cell_text, value_rows
+from datamodules.files.tables import ROW_SUFFIXES, Files, TableOptions, cell_text, value_rows
 from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store, write_with
 from datamodules.text.encoding import TokenRows, write_token_rows
 from datamodules.text.instructions import (
@@ -261,11 +260,9 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         language_model: other files, tokenizer and split, see `LanguageModelDataModule`.
     """
 
-    suffixes = (*SUFFIXES, *JSON_SUFFIXES)
-    predict_suffixes = output_suffixes = suffixes
+    suffixes = predict_suffixes = output_suffixes = ROW_SUFFIXES
     noun, output_mark = "pairs", "translated"
     request_class, predict_hint = PairRequest, own_files_hint
-    default_output = PlannedDataModule.default_output
 
     def __init__(
         self,

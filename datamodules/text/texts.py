@@ -17,7 +17,7 @@ from datamodules.core.planned import PlannedDataset, Stage
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import (
-    JSON_SUFFIXES,
+    JSON_OUTPUT,
     SUFFIXES,
     BadRow,
     JsonRow,
@@ -56,7 +56,7 @@ class LanguageModelDataModule(CorpusDataModule):
     """
 
     predict_suffixes: tuple[str, ...] = SUFFIXES
-    output_suffixes: tuple[str, ...] = JSON_SUFFIXES
+    output_suffixes: tuple[str, ...] = JSON_OUTPUT
     separator = ""  # between a prompt and its completion
     on_bad_rows: OnBadRows = "error"
 
@@ -173,9 +173,8 @@ class LanguageModelDataModule(CorpusDataModule):
         return read_rows(self.predict_paths)
 
     @property
-    def default_output(self) -> str:
-        mark = self.output_mark or ("scored" if self.is_scored else "completed")
-        return f"{self.predict_paths[0].stem}.{mark}.jsonl"
+    def output_mark(self) -> str:  # type: ignore[override]
+        return "scored" if self.is_scored else "completed"
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Yield what is written beside each row."""

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules.files.documents import read_documents, text_files
-from datamodules.files.rows import JsonRow, read_json_rows
-from datamodules.files.tables import Table, output_like
+from datamodules.files.rows import JSON_OUTPUT, JsonRow, read_json_rows
+from datamodules.files.tables import ROW_SUFFIXES, Table, output_like
+from datamodules.text.prompts import read_rows, rows_in_memory, write_rows
 
 TEXTS = ["an owl", 'a "hen"\nand a cat', "æ"]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -67,5 +68,10 @@ def test_a_packed_file_that_is_cut_is_damaged_and_a_wrong_row_has_its_line(tmp_p
 
 def test_a_prediction_of_a_packed_file_is_packed_where_tables_can_be_written_so(tmp_path):
     names = {"a.tsv.gz": "a.x.tsv.gz", "a.CSV": "a.x.csv", "a.csv.zst": "a.x.csv"}
-    names["a.jsonl.gz"] = "a.x.jsonl"
-    assert {name: output_like([tmp_path / name], "x") for name in names} == names
+    names |= {"a.jsonl.gz": "a.x.jsonl.gz", "a.ndjson.zst": "a.x.ndjson"}
+    assert {name: output_like([tmp_path / name], "x", ROW_SUFFIXES) for name in names} == names
+    assert output_like([tmp_path / "a.json"], "x", JSON_OUTPUT) == "a.x.jsonl"
+    rows, path = [{"prompt": "é"}, {"prompt": ""}], tmp_path / "out.jsonl.gz"
+    write_rows(rows_in_memory(rows), [{"n": 1}, {"n": 2}], path)
+    assert gzip.decompress(path.read_bytes()).startswith('{"prompt": "é", "n": 1}\n{'.encode())
+    assert [row.values["n"] for row in read_rows([path])] == [1, 2]
