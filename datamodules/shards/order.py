@@ -75,15 +75,6 @@ def of_sources(request: PlanRequest, lengths: Any, ids: np.ndarray) -> dict[str,
     return found
 
 
-def epoch_of_sources(request: PlanRequest, lengths: Any, epoch: int) -> dict[str, list[int]]:
-    """Return what `of_sources` does of all samples of an epoch, whose plan is walked through."""
-    plan, found = planned_epoch(request, lengths, epoch), dict[str, list[int]]()
-    has_names = any(name for name, *_ in getattr(request, "sources", ()))
-    for step in range(plan.num_steps if has_names else 0):
-        add_sources(found, of_sources(request, lengths, plan.step_ids(step)))
-    return found
-
-
 def add_sources(totals: dict[str, list[int]], counts: dict[str, list[int]]) -> None:
     """Add what `of_sources` found of some samples to what it found of others."""
     for name, some in counts.items():

@@ -14,7 +14,7 @@ from rich.table import Table
 from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
-from datamodules.shards.order import epoch_of_sources
+from datamodules.shards.order import add_sources, of_sources
 from lit_models.cli import QUIET, ParsedCLI, built, silence_noise
 from lit_models.commands.report import shown
 from lit_models.engines.jobs import device_counts
@@ -154,13 +154,13 @@ class Forecast(pl.Callback):
         if warmup is not None and total is not None:
             warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
-        sources = epoch_of_sources(data.request("train"), dataset.lengths, 0)
-        num_targets = sum(own for _, own in sources.values())  # of a mixture
+        num_targets, sources = 0, dict[str, list[int]]()
+        for ids in map(epoch.step_ids, range(steps)):
+            num_targets += sum(int(counts[ids].sum()) for counts in targets)
+            add_sources(sources, of_sources(data.request("train"), dataset.lengths, ids))
         of_all = {
             "steps per epoch": steps,
-            "targets per epoch": num_targets
-            or int(sum(counts.sum() for counts in targets))
-            or None,
+            "targets per epoch": num_targets or None,
             **{f"samples of {name}": samples for name, (samples, _) in sources.items()},
             **{f"targets of {name}": own for name, (_, own) in sources.items()},
             "steps in all": total,

@@ -44,6 +44,7 @@ def test_rate_and_warm_up_are_those_of_the_schedule():
     [
         (["--trainer.limit_train_batches=3"], "steps per epoch", 3),
         (["--trainer.limit_train_batches=3"], "samples seen", 3 * 8),
+        (["--trainer.limit_train_batches=3"], "targets per epoch", 52 + 58 + 23),
         (["--trainer.max_steps=5"], "steps in all", 5),
     ],
 )
