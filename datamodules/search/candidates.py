@@ -23,7 +23,7 @@ from datamodules.core.store import ArrayFolder, cache_folder, file_digest, made_
 from datamodules.files.tables import Files, expand_files
 from datamodules.search.collection import Collection
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run
-from datamodules.text.encoding import terms_by
+from datamodules.text.encoding import stemmer_version, terms_by
 
 BM25_VERSION, LISTS_VERSION = 1, 1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
@@ -51,11 +51,16 @@ class Bm25Options:
     def __post_init__(self) -> None:
         check_range("bm25", 0, k1=self.k1)
         check_range("bm25", 0, 1, b=self.b)
-        terms_by(self.stemmer, self.stopwords)
+        self.words()
 
     def words(self) -> Callable[[str], list[str]]:
         """Return the function that cuts a text into words."""
         return terms_by(self.stemmer, self.stopwords)
+
+    def index_of(self, collection: Collection) -> list[Any]:
+        """Return all that an index of a collection depends on."""
+        facts = [BM25_VERSION, collection.fingerprint, asdict(self)]
+        return facts + stemmer_version(self.stemmer)
 
 
 class Hits(NamedTuple):
@@ -121,8 +126,7 @@ class Bm25(ArrayFolder):
 
 def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
     """Return the index of a collection's titles and texts, made in the cache at first use."""
-    facts = [BM25_VERSION, collection.fingerprint, asdict(options)]
-    folder = cache_folder("bm25_index", facts)
+    folder = cache_folder("bm25_index", options.index_of(collection))
     return Bm25(made_once(folder, lambda target: _write(target, collection, options)))
 
 
@@ -333,7 +337,7 @@ def candidate_lists(
     elif bm25 is None:
         raise ValueError(f"{option}.source is bm25, and data.bm25 null leaves it out.")
     else:
-        facts += [BM25_VERSION, collection.fingerprint, asdict(bm25)]
+        facts += bm25.index_of(collection)
 
     def write(folder: Path) -> None:
         if options.source == "run" or bm25 is None:

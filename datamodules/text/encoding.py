@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,11 @@ def _is_end(line: str, start: int, end: re.Match[str], has_capitals: bool) -> bo
         # "No. 5" and "fig. 2" go on; "etc. The" and "Inc. It" end.
         return last in MAY_END and follows.isupper()
     return not goes_on
+
+
+def stemmer_version(stemmer: str | None) -> list[str]:
+    """Return the version of the stemmers where one is used: another may cut words otherwise."""
+    return [] if stemmer is None else [version("snowballstemmer")]
 
 
 @lru_cache(maxsize=8)
@@ -297,7 +303,8 @@ class TextEncoding:
     @cached_property
     def digest(self) -> str:
         """Hex digest of all that decides the ids of a text."""
-        facts = [self.tokenizer.digest, asdict(self.limits)]
+        limits = self.limits
+        facts = [self.tokenizer.digest, asdict(limits), *stemmer_version(limits.stemmer)]
         return digest_of([*facts, self.prompts] if any(self.prompts.values()) else facts)
 
 

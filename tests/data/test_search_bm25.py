@@ -70,6 +70,14 @@ def test_scores_equal_a_plain_reference(collection, query: str, k1: float, b: fl
     assert sorted(documents[:num_hits]) == np.flatnonzero(wanted).tolist()
 
 
+def test_another_version_of_the_stemmer_makes_another_index(collection, monkeypatch) -> None:
+    plain, stemmed = Bm25Options(), Bm25Options(stemmer="english")
+    before = [open_bm25(collection, options).folder for options in (plain, stemmed)]
+    monkeypatch.setattr("datamodules.text.encoding.version", lambda name: "another")
+    now = [open_bm25(collection, options).folder for options in (plain, stemmed)]
+    assert [now[0] == before[0], now[1] == before[1]] == [True, False]
+
+
 def test_equal_scores_come_in_the_order_of_documents(collection: Collection) -> None:
     index = open_bm25(collection, Bm25Options(b=0.0))
     assert best(index, "b", 5)[0] == [0, 1, 5, 6, -1]
