@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 OWN_PACKAGES = (HERE, HERE.with_name("datamodules"))
 RUN_NAMES = ("name", "run_name", "run-name", "output_dir", "output-dir")  # of other programs
 OTHERS = "Flags of other programs, one by one: lit_models/migration.md."
+BARE = "give the config of a run with --config, or name a class, --model=CLASS."
 CLASS_HOMES = (
     *("lit_models", "datamodules", "lit_models.training.strategies"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers", "torch.optim"),
@@ -195,11 +196,13 @@ def explained(message: str, parser: Any) -> str:
     if found := re.search(refused, message):
         name, paths = ".".join(filter(None, found.groups())), config_paths(sys.argv[1:])
         places = [f"{path}:{line}: " for path in paths if (line := line_of(path, name))]
-        return "".join(places[-1:]) + unknown_option(name, _keys_of(parser))
+        text = "".join(places[-1:]) + unknown_option(name, _keys_of(parser))
+        is_bare = "config" not in dict(options(sys.argv[1:]))
+        return text + f"\nModels and data bring options of their own: {BARE}" * is_bare
     if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
         return _bad_value(_as_typed(found[1]), found[2].strip())
     if "arguments are required" in message:
-        return f"{message}; give the config of a run with --config, or name a class, --model=CLASS."
+        return f"{message}; {BARE}"
     return message
 
 

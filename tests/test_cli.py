@@ -118,6 +118,12 @@ def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, text, me
     assert _found(message, output), output
 
 
+def test_an_option_of_a_class_that_nobody_has_named_asks_for_it(unisono):
+    status, output = unisono("predict", "--data.predict_files=mine.csv")
+    assert status == 2
+    assert _found("no option `predict_files`.*give the config of a run with --config", output)
+
+
 def test_an_unknown_command_names_the_nearest(unisono):
     status, output = unisono("fitt")
     assert status == 2
