@@ -1,6 +1,7 @@
 """Write a checkpoint as safetensors and JSON that run alone."""
 
 import platform
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,5 +90,7 @@ def export(
     if layout.reader:
         print(f"read      {layout.reader.format(folder=to)}")
     if not adapter:
-        print(f'load      {name}.from_exported("{to}"), or --model.init_from={to}')
+        print(
+            f'load      {name}.from_exported("{to}"), or --model.init_from={shlex.quote(str(to))}'
+        )
     return 0

@@ -22,9 +22,7 @@ from lit_models.prepare.command import RECIPE, Preparation, prepare
 LETTERS = "abcdefghijklmnop"
 # No two of them share three words in a row.
 HENS = [
-    " ".join(
-        f"the {a}{letter}{LETTERS[(3 * i + k) % 16]}den of" for k, letter in enumerate(LETTERS)
-    )
+    " ".join(f"the {a}{b}{LETTERS[(3 * i + k) % 16]}den of" for k, b in enumerate(LETTERS))
     for i, a in enumerate(LETTERS)
 ]
 LONG = "A quick brown fox jumps over the lazy dog near the bank of a river, and nobody saw it go."
