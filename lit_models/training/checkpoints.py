@@ -155,6 +155,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     if path.is_dir():
         if not (path / MARKER).is_file():
             kind = "a save that was not finished, or neither checkpoint nor export"
+            kind = "name one of its checkpoints/" if (path / "checkpoints").is_dir() else kind
             return f"it is a folder without {MARKER} or {CONFIG}: {kind}"
         if fault := damage(path / MARKER):
             return f"of its {MARKER}: {fault}"
@@ -235,8 +236,7 @@ def read_checkpoint(
         content = put_together(content["rest"], tensors)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(
-            f"{path} holds no state_dict; it is no checkpoint of a module. Use one that "
-            "`unisono fit` wrote."
+            f"{path} holds no state_dict, as the checkpoint of a module does: use another one."
         )
     return content
 

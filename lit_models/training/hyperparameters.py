@@ -49,8 +49,7 @@ def _plain(name: str, value: Any) -> Any:
         classes = [part for part in (value.func, *value.args) if inspect.isclass(part)]
         if not classes:
             raise ValueError(
-                f"{name} is {value!r}; only functools.partial of a class can be kept in a "
-                "checkpoint."
+                f"{name} is {value!r}; a checkpoint can keep functools.partial of a class alone."
             )
         options = {key: _plain(name, item) for key, item in value.keywords.items()}
         return {"class_path": _path_of(classes[-1]), "init_args": options}

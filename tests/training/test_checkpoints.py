@@ -73,7 +73,7 @@ def test_a_checkpoint_of_a_script_is_plain_data_and_rebuilds_the_module(run):
 def test_a_value_that_is_no_plain_data_is_refused():
     with pytest.raises(ValueError, match=r"optimizer is <function.*functools\.partial"):
         LitToy(optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
-    with pytest.raises(ValueError, match=r"only functools\.partial of a class"):
+    with pytest.raises(ValueError, match=r"keep functools\.partial of a class alone"):
         plain_values({"optimizer": functools.partial(print)})
 
 
@@ -337,6 +337,9 @@ def test_a_missing_checkpoint_and_a_folder_of_another_program_are_named(files, t
     torch.save({"state_dict": {}}, folder / "meta.pt")
     with pytest.raises(ValueError, match=r"its meta\.pt is not of this format"):
         read_checkpoint(folder)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="a folder without .*: name one of its checkpoints/"):
+        read_checkpoint(tmp_path / "run")
 
 
 def test_a_file_and_a_folder_replace_each_other(tmp_path):
