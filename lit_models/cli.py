@@ -372,6 +372,7 @@ class UnisonoCLI(LightningCLI):
         """Trains; with `test_after_fit` the best checkpoint is tested. At the end it says where the
         best weights are, how good they are, and what to do with them."""
         folder = Path(self.choice.folder)
+        self.datamodule.tests_after_fit = self.options.test_after_fit
         self.trainer.fit(**self._from_choice(kwargs))
         self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
         is_told = getattr(ledger_of(self.trainer), "is_stopping", False)
@@ -555,8 +556,7 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     if init_from is None and part is not None:
         raise ValueError(
             f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "
-            "would train from scratch. Give --model.init_from=BEST.ckpt, or set "
-            "--model.init_from_part=null."
+            "would train from scratch. Give --model.init_from=BEST.ckpt, or no part."
         )
     if isinstance(pretrained, str) and not Path(pretrained).expanduser().is_dir():
         raise FileNotFoundError(

@@ -176,6 +176,14 @@ def test_pairs_of_other_columns_and_texts_of_other_characters_are_named(tmp_path
         source_rows(stored, tokenizer)
 
 
+def test_a_table_without_rows_for_its_test_is_refused_before_the_training(tmp_path, unisono):
+    path = text_file(tmp_path / "a.csv", "text,code_1\n" + "smith,1\nbaker,2\ntailor,3\n" * 9)
+    options = ["--config=occupation_coder/table.yaml", f"--data.train_files={path}"]
+    status, output = unisono("fit", *options, "--data.split.test_share=0")
+    assert (status, "no row is for test" in output, "rank 0" in output) == (1, True, False), output
+    assert not Path("runs/occupation_coder-table/ledger.jsonl").exists()
+
+
 def test_texts_that_are_cut_are_counted_in_training_and_prediction(tmp_path, caplog):
     path = table(tmp_path / "long.csv", [("x" * 200, "1"), ("a", "2")], ("text", "code_1"))
     data = OccupationDataModule(path, path, code_system="from_data", global_batch_size=2)

@@ -367,11 +367,14 @@ class PlannedDataModule(LightningDataModule):
             )
         return recipe
 
+    tests_after_fit = False  # as the command line does: a training then knows of a missing part
+
     def wanted_stages(self, stage: str) -> list[Stage]:
         """Return what a call of the trainer reads: no validation with `limit_val_batches: 0`."""
         validates = self.trainer is None or self.trainer.limit_val_batches != 0
         is_left_out = stage == "fit" and not validates
-        return [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
+        names = [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
+        return [*names, "test"] if stage == "fit" and self.tests_after_fit else names
 
     def setup(self, stage: str) -> None:
         """Build the datasets of the stage and derive accumulation for this many devices."""

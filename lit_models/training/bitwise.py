@@ -175,8 +175,7 @@ class BitwiseSum(Callback):
         if not isinstance(pl_module, ExactModule) or not isinstance(data, PlannedDataModule):
             raise ValueError(
                 "exactness: bitwise needs an ExactModule and a PlannedDataModule, got "
-                f"{type(pl_module).__name__} and {type(data).__name__}; use them, or leave "
-                "BitwiseSum out."
+                f"{type(pl_module).__name__} and {type(data).__name__}; use them, or no BitwiseSum."
             )
         self._undo = ExitStack()
         self._undo.enter_context(pinned())
@@ -191,8 +190,7 @@ class BitwiseSum(Callback):
             if isinstance(module, BATCH_NORMS):
                 raise ValueError(
                     f"exactness: bitwise: {name} ({type(module).__name__}) keeps running "
-                    "statistics, which each process takes from its own samples; use LayerNorm or "
-                    "GroupNorm."
+                    "statistics, which each process takes of its own samples; use LayerNorm."
                 )
         self._accumulation = data.batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())

@@ -83,8 +83,7 @@ class SampleKeys:
             raise RuntimeError(
                 f"exact_dropout: {place} was called {len(self._seen[module])} times in the forward "
                 "pass, and again in the backward pass (activation checkpointing): which call is "
-                "repeated cannot be told. Give each call an nn.Dropout of its own, or switch "
-                "checkpointing off."
+                "repeated cannot be told. Give each call its own nn.Dropout, or switch that off."
             )
         return 0, self._seen[module][0]  # of texts too, whose context is left by now
 
@@ -117,8 +116,7 @@ class KeyedDropout(nn.Dropout):
             raise ValueError(
                 f"exact_dropout: {self.place} got a tensor of shape {list(values.shape)} in a "
                 f"micro-batch of {len(rows)} samples; the first axis must hold the samples, or "
-                "several rows of each side by side. Reshape before this dropout, or leave "
-                "exact_dropout out."
+                "several rows of each side by side. Reshape before it, or leave exact_dropout out."
             )
         channels = values.shape[-1] if values.dim() > 1 else 1
         for axis, size in enumerate([len(values) // len(rows), *values.shape[1:-1]]):

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -148,7 +149,7 @@ class NonFinite(Callback):
         self.num_skipped += 1
         event = {"event": "not_applied", "step": step, "sample_ids": ids, "policy": self.policy}
         ledger.note(event)
-        names, run = shown(ids), trainer.default_root_dir
+        names, run = shown(ids), shlex.quote(str(trainer.default_root_dir))
         what = f"step {step}: loss or gradient is not finite; its update was not applied"
         if self.policy == "stop" or self.num_skipped > self.most_skipped:
             raise FloatingPointError(
@@ -255,7 +256,12 @@ class FailureReport(Callback):
             self._watch = None
 
     # Merging predictions may take rank 0 any time, and no rank waits for it.
-    on_train_end = on_predict_end = teardown = _end_watch
+    on_train_end = on_predict_end = _end_watch
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Know no batch any more: a failure before the first one of a test is of no training."""
+        self._end_watch()
+        self._batch = None
 
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Say what failed where, on the rank that failed first."""
@@ -302,7 +308,7 @@ class FailureReport(Callback):
         else:
             note = f"{where}, samples {shown(ids) or 'unknown'}."
             if report["verb"] == "fit":
-                replay = f"unisono replay {run} --step {report['step']}"
+                replay = f"unisono replay {shlex.quote(str(run))} --step {report['step']}"
                 note += f" `{replay}` rebuilds this step on one device."
         exception.add_note(note)
         if not is_lost:

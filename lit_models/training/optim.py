@@ -218,8 +218,7 @@ class MuonAdamW(Optimizer):
         least = min(lr, adamw_factor, weight_decay, eps, momentum, *betas)
         if least < 0 or max(momentum, *betas) >= 1:
             raise ValueError(
-                "values of MuonAdamW must be 0 or more, momentum and betas below 1; got "
-                f"{defaults}."
+                f"values of MuonAdamW must be 0 or more, momentum and betas below 1: {defaults}."
             )
         groups = list(params)
         if not all(isinstance(group, dict) and "kind" in group for group in groups):

@@ -29,10 +29,8 @@ sys.exit(run(sys.argv[1:]))
 def seconds(command: list[str], cache: Path) -> tuple[float, float]:
     """Return the wall-clock and the CPU time of one process and what it starts."""
     environ = {**os.environ, "UNISONO_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    before, start = os.times(), time.perf_counter()
-    subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environ, check=True, capture_output=True
-    )
+    words, before, start = [sys.executable, *command], os.times(), time.perf_counter()
+    subprocess.run(words, cwd=ROOT, env=environ, check=True, capture_output=True)
     wall, after = time.perf_counter() - start, os.times()
     user = after.children_user - before.children_user
     return wall, user + after.children_system - before.children_system

@@ -90,10 +90,8 @@ def plain_rows(examples, in_one_row):
         if not (in_one_row and rows):
             rows.append([])
         for piece in pieces:
-            for place in range(len(piece.labels)):
-                rows[-1].append(
-                    (piece.input_ids[place], piece.labels[place], place, document, sample)
-                )
+            for place, pair in enumerate(zip(piece.input_ids, piece.labels, strict=True)):
+                rows[-1].append((*pair, place, document, sample))
             document += 1
     return rows
 

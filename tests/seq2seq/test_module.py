@@ -103,9 +103,8 @@ def test_wrong_use_is_refused(tmp_path, pairs):
 def test_positions_of_a_folder_bound_the_data_and_what_is_written(tmp_path):
     pairs = table(tmp_path / "pairs.csv", [(f"b{n}", "b") for n in range(40)])
     options = {"pretrained": str(saved(tmp_path / "bart", "Bart")), "network": None}
+    data = data_of(pairs, max_source_tokens=65)
     with pytest.raises(ValueError, match="data.max_source_tokens is 65, and .* has 64 positions"):
-        toy_trainer(tmp_path).fit(
-            LitSeq2Seq(ADAMW, **options), data_of(pairs, max_source_tokens=65)
-        )
+        toy_trainer(tmp_path).fit(LitSeq2Seq(ADAMW, **options), data)
     module, _ = trained(tmp_path, pairs, 1, **options)
     assert len(module.translate(["s" * 99], max_new_tokens=99)[0].encode()) < 64

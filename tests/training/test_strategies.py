@@ -279,9 +279,8 @@ def test_groups_that_do_not_make_up_the_world_are_refused(groups, message):
     [(2, None), (1, "fewer than|smaller than"), (3, "is 3, which does not divide")],
 )
 def test_the_check_of_batches_knows_that_a_group_shares_its_samples(size, message):
-    strategy = Namespace(
-        class_path="FullyShardedStrategy", init_args={"tensor_parallel_size": size}
-    )
+    options = {"tensor_parallel_size": size}
+    strategy = Namespace(class_path="FullyShardedStrategy", init_args=options)
     trainer = Namespace(
         accelerator="cpu", devices=4, num_nodes=1, strategy=strategy, accumulate_grad_batches=1
     )
