@@ -233,8 +233,8 @@ class TokenRequest(CorpusRequest):
             of_files.append(part)
             keys.append(text_hash(document.text))
         if not of_files:
-            held = f"{len(empty)} documents, all without a text ({', '.join(empty[:1])})"
-            raise ValueError(f"the files hold {held}; give them at least one text.")
+            held = f", but {len(empty)} documents without any ({empty[0]})" if empty else ""
+            raise ValueError(f"the files hold no text{held}; give them at least one.")
         parts = self.divided(of_files, np.frombuffer(keys, np.uint64))
         tokenizer = self.given or make_tokenizer(
             self.tokenizer, (s.text for s in self._stretches(parts) if s.part == TRAIN)
