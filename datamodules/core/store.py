@@ -83,7 +83,9 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 folder.replace(damaged / "damaged")
             shutil.rmtree(damaged)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        temporary = aside / folder.name
+        temporary.mkdir()  # with the modes of the user's umask: a group may share the cache
         try:
             make(temporary)
             sums = {
@@ -98,7 +100,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 if not folder.exists():  # else another process was quicker
                     raise
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, normalizers, processors
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from lit_models.seo.encoders import (
     TransformerEncoder,
 )
 from lit_models.seo.networks import BiEncoder, CrossEncoder
+from lit_models.training.export import write_tensors
 
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
 FOLDERS = {"Pooling": "sentence_transformer"}  # of sentence-transformers' modules, else base
@@ -107,7 +107,7 @@ def write_folder(module: Any, folder: Path) -> str:
         (folder / path).mkdir(exist_ok=True)
         texts[f"{path}/config.json" if place else "sentence_bert_config.json"] = content
         if kept := {name: t.detach().contiguous().clone() for name, t in state.items()}:
-            save_file(kept, folder / path / "model.safetensors", {"format": "pt"})
+            write_tensors(kept, folder / path / "model.safetensors")
     for name, values in {**texts, MODULES: rows}.items():
         (folder / name).write_text(json_text(values), "utf-8")
     return own["model_type"]

@@ -31,13 +31,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from datamodules.core.store import replacing, sha256_of, sync
 from lit_models import read_other
-from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported
+from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported, write_tensors
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
 from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of
 from lit_models.training.optim import AVERAGED
@@ -410,9 +410,9 @@ def write_folder(
     def write() -> dict[str, dict[str, Any]]:
         if not tensors:
             return {}
-        save_file(tensors, folder / name)
+        digest = write_tensors(tensors, folder / name)
         sync(folder / name)
-        return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}}
+        return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest}}
 
     def finish() -> None:
         files = {name: facts for written in shards for name, facts in written.items()}

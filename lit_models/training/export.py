@@ -86,12 +86,7 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
     try:
         with replacing(folder) as unfinished:
             unfinished.mkdir()
-            path = unfinished / layout.weights_file
-            path.touch()
-            mode = path.stat().st_mode  # that of the user's files; safetensors has its own
-            save_file(stored, path, metadata={"format": "pt"})
-            path.chmod(mode)
-            config["sha256"] = sha256_of(path)
+            config["sha256"] = write_tensors(stored, unfinished / layout.weights_file)
             name = OWN_CONFIG if layout.texts else CONFIG
             own = {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n"}
             for name, text in {**layout.texts, **own}.items():
@@ -100,6 +95,15 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
         raise OSError(
             f"{folder} could not be written: {error}. Free space or name another folder with --to."
         ) from error
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> str:
+    """Write a file of safetensors with the modes of the user's other files; return its sha256."""
+    path.touch()
+    mode = path.stat().st_mode  # safetensors has its own, which shuts out a user's group
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
+    return sha256_of(path)
 
 
 def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def test_a_damaged_folder_is_made_again_and_says_so_once(tmp_path, harm, message
     folder, numbers = tmp_path / "store", np.arange(10)
     made_once(folder, lambda target: np.save(target / "a.npy", numbers))
     assert made_once(folder, lambda target: 1 / 0) == folder
+    assert folder.stat().st_mode & 0o666 == (folder / "a.npy").stat().st_mode & 0o666  # umask's
     harm(folder / "a.npy")
     with pytest.warns(UserWarning, match=f"store is made again: .*{message}"):
         made_once(folder, lambda target: np.save(target / "a.npy", numbers))

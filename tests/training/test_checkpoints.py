@@ -155,9 +155,8 @@ def test_one_part_of_the_weights_can_be_taken_and_what_does_not_fit_is_named(run
     assert not torch.equal(module.model[0].weight, expected["model.0.weight"].float())
     other = LitToy()
     other.configure_model()
-    wrong = tmp_path / "wrong.ckpt"
     states = {**other.state_dict(), "model.0.weight": torch.zeros(9, 1)}
-    torch.save({"state_dict": states}, wrong)
+    torch.save({"state_dict": states}, wrong := tmp_path / "wrong.ckpt")
     with pytest.raises(ValueError, match=r"model\.0\.weight \[9, 1\] there, \[4, 1\] here"):
         load_part(other, str(wrong))
     with pytest.raises(ValueError, match="init_from_part is 'encoder', but LitToy has none"):
@@ -165,10 +164,8 @@ def test_one_part_of_the_weights_can_be_taken_and_what_does_not_fit_is_named(run
 
 
 def test_the_clock_saves_through_the_ledger(tmp_path):
-    often = LastCheckpoint(every_n_minutes=1e-9, every_epoch=False)
-    trainer = toy_trainer(
-        tmp_path, max_epochs=1, callbacks=[Ledger(), often], enable_checkpointing=False
-    )
+    callbacks = [Ledger(), LastCheckpoint(every_n_minutes=1e-9, every_epoch=False)]
+    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=callbacks, enable_checkpointing=False)
     trainer.fit(LitToy(), ToyData())
     saved = [read_checkpoint(p)["global_step"] for p in (tmp_path / "checkpoints").iterdir()]
     assert len(saved) == 2
@@ -225,9 +222,8 @@ def test_a_write_that_fails_ends_the_run_at_the_next_step(tmp_path, monkeypatch)
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(torch, "save", mock.Mock(side_effect=full))
     saves = LastCheckpoint(every_n_steps=3, every_epoch=False)
-    with pytest.raises(
-        OSError, match=r"last\.ckpt could not be written: .*No space left.*one before"
-    ):
+    said = r"last\.ckpt could not be written: .*No space left.*one before"
+    with pytest.raises(OSError, match=said):
         toy_trainer(tmp_path, callbacks=[saves]).fit(LitToy(), ToyData())
     report = json.loads((tmp_path / "failure.json").read_text())
     assert report["step"] < 6
@@ -321,6 +317,7 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     save(path, 12)
     assert read_checkpoint(path)["global_step"] == 12
     assert read_checkpoint(path.with_name("previous.ckpt"))["global_step"] == 4
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # those of the user's umask
     assert len(os.listdir(path.parent)) == 2
     save(path.with_name("next.ckpt"), 16)
     os.utime(path)  # as a copy or an index does
