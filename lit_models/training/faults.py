@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 
 from datamodules.core.store import replacing
 from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
-from lit_models.training.strategies import ManagedProcesses
 
 USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
 REQUEUE_SIGNALS = (signal.SIGTERM, *([] if USR1 is None else [USR1]))
@@ -139,7 +138,7 @@ class NonFinite(Callback):
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         if ledger is None or ledger.latest.get("is_finite", True) or has_scaler:
             return
-        step = ledger.latest["step"]
+        epoch, step = ledger.latest["epoch"], ledger.latest["step"]
         if step == self._handled:
             return
         self._handled = step
@@ -152,11 +151,14 @@ class NonFinite(Callback):
         names, run = shown(ids), shlex.quote(str(trainer.default_root_dir))
         what = f"step {step}: loss or gradient is not finite; its update was not applied"
         if self.policy == "stop" or self.num_skipped > self.most_skipped:
-            raise FloatingPointError(
+            error = FloatingPointError(
                 f"{what}. Samples: {names}. Look at it with `unisono replay {run} --step {step}`; "
                 "the callback lit_models.training.NonFinite with policy skip goes on "
                 f"({self.num_skipped - 1} of {self.most_skipped} left out so far)."
             )
+            # By now another step is under way.
+            error.__dict__["place"] = {"epoch": epoch, "step": step, "sample_ids": ids}
+            raise error
         rank_zero_warn(f"{what} ({self.policy}). Samples: {names}.")
 
     on_validation_start = on_train_end = on_train_batch_end
@@ -201,11 +203,11 @@ class Watch:
 class FailureReport(Callback):
     """Names rank, step and samples of the first failure, and ends ranks that hang.
 
-    A rank that fails writes `failure.json` and adds a note to its error; the others, which lose the
-    connection, keep silent about theirs. With several processes a rank that makes no progress for
-    `trainer.strategy.timeout` of a strategy of this project writes its stack to `stacks/rank-N.txt`
-    and ends. Preparing data, the time before the first batch and the merge of predictions have no
-    limit.
+    A rank that fails writes `failure.json`, in an evaluation `failure-VERB.json`, and adds a note
+    to its error; the others, which lose the connection, keep silent about theirs. With several
+    processes a rank that makes no progress for `trainer.strategy.timeout` of a strategy of this
+    project writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the time before the
+    first batch and the merge of predictions have no limit.
     """
 
     _place: dict[str, Any] = {}
@@ -215,7 +217,10 @@ class FailureReport(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
-        self._timeout_s = None
+        name = FAILURE if stage == "fit" else "failure-" + stage + ".json"  # an enum
+        self._report, self._timeout_s = Path(trainer.default_root_dir) / name, None
+        if stage != "fit":
+            self._forget(trainer)
         if trainer.world_size > 1:
             # Lightning's own strategies, of a script, keep theirs to themselves.
             timeout = getattr(trainer.strategy, "timeout", None)
@@ -225,10 +230,12 @@ class FailureReport(Callback):
                 folder.mkdir(parents=True, exist_ok=True)
                 os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder}/rank_")
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take away what an earlier attempt left in the folder, which is chosen by now."""
+    def _forget(self, trainer: Trainer, *_: Any) -> None:
+        """Take away what an earlier attempt left in the folder."""
         if trainer.is_global_zero:
-            (Path(trainer.default_root_dir) / FAILURE).unlink(missing_ok=True)
+            self._report.unlink(missing_ok=True)
+
+    on_fit_start = _forget  # that of a script is locked only now
 
     def on_train_batch_start(self, trainer: Trainer, _: Any, batch: Any, *others: Any) -> None:
         is_training = trainer.training  # looked up once: it compares texts
@@ -237,8 +244,7 @@ class FailureReport(Callback):
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
         self._batch = batch
         if self._watch is None and self._timeout_s:
-            run = Path(trainer.default_root_dir)
-            self._watch = Watch(run, trainer.global_rank, self._timeout_s)
+            self._watch = Watch(self._report.parent, trainer.global_rank, self._timeout_s)
         self._beat()
 
     on_validation_batch_start = on_test_batch_start = on_train_batch_start
@@ -266,22 +272,25 @@ class FailureReport(Callback):
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Say what failed where, on the rank that failed first."""
         self._end_watch()
-        ended = "it was killed, or it hangs"
-        if isinstance(trainer.strategy, ManagedProcesses):
-            ended = trainer.strategy.ended_children() or ended
+        ended_children = getattr(trainer.strategy, "ended_children", str)  # of ours alone
+        ended = ended_children() or "it was killed, or it hangs"
         if not isinstance(exception, Exception):
             return
         run = Path(trainer.default_root_dir)
         exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
         # It only says that another rank is gone, which may have written why.
         is_lost = isinstance(exception, RuntimeError) and bool(re.search(LOST, str(exception)))
-        end = time.monotonic() + WAIT_FOR_CAUSE_S
-        while is_lost and not (run / FAILURE).exists() and time.monotonic() < end:
-            time.sleep(0.1)
-        if is_lost and (run / FAILURE).exists():
-            exception.__dict__["is_echo"] = True
+        exception.__dict__["is_lost"] = is_lost
+        lost = f"the connection to another rank is lost; {ended}."
+        if self._batch is None:  # nor has any rank written a report
+            if is_lost:
+                exception.add_note(f"before the first batch {lost} If it failed, it says why.")
             return
-        if self._batch is None:
+        end = time.monotonic() + WAIT_FOR_CAUSE_S
+        while is_lost and not self._report.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        if is_lost and self._report.exists():
+            exception.__dict__["is_echo"] = True
             return
         ids: list[int] = []  # without fillers
         try:
@@ -289,16 +298,12 @@ class FailureReport(Callback):
                 ids = self._batch["sample_id"][self._batch["weight"] > 0].tolist()
         except RuntimeError as silence:  # of a GPU that failed: it answers nothing any more
             self._place["samples_unknown"] = str(silence)
-        report = {**self._place, "sample_ids": ids}
+        report = {**self._place, "sample_ids": ids, **getattr(exception, "place", {})}
         report["error"] = f"{type(exception).__name__}: {exception}"
-        exception.__dict__["is_lost"] = is_lost
         where = "rank {rank}, {verb}, epoch {epoch}, step {step}".format_map(report)
         if is_lost:
             stacks = f" Stacks are in {run / STACKS}." if (run / STACKS).is_dir() else ""
-            note = (
-                f"{where}: the connection to another rank is lost; {ended}.{stacks} What is saved "
-                "is whole: --ckpt_path auto goes on."
-            )
+            note = f"{where}: {lost}{stacks} What is saved is whole: --ckpt_path auto goes on."
         elif LOADER_KILLED in str(exception):
             note = (
                 f"{where}: a process that loads data was killed, most often because the memory of "
@@ -310,10 +315,11 @@ class FailureReport(Callback):
             if report["verb"] == "fit":
                 replay = f"unisono replay {shlex.quote(str(run))} --step {report['step']}"
                 note += f" `{replay}` rebuilds this step on one device."
-        exception.add_note(note)
+        if not hasattr(exception, "place"):  # else it says so itself
+            exception.add_note(note)
         if not is_lost:
             # The first report stays.
-            with contextlib.suppress(FileExistsError), replacing(run / FAILURE, is_new=True) as new:
+            with contextlib.suppress(FileExistsError), replacing(self._report, is_new=True) as new:
                 new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

@@ -224,17 +224,16 @@ class Ledger(Callback):
         content |= {"repeats_first_epoch": repeats}
         (folder / "plan.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         write_lengths(folder / "plan_lengths.npy", lengths)
-        self._append(
-            {
-                "attempt": self.attempt,
-                "resumed_from_step": trainer.global_step,
-                "plan_digest": request.digest(),
-                "plan_hash": plan_hash(vars(request), repeats, lengths),
-                "world_size": trainer.world_size,
-                "num_replicas": data.num_replicas,
-                "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-        )
+        row = {
+            "attempt": self.attempt,
+            "resumed_from_step": trainer.global_step,
+            "plan_digest": request.digest(),
+            "plan_hash": plan_hash(vars(request), repeats, lengths),
+            "world_size": trainer.world_size,
+            "num_replicas": data.num_replicas,
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        self._append(row)
 
     def on_before_optimizer_step(self, _: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Note the gradient's norm before clipping, and the rate that this step uses."""
@@ -249,15 +248,14 @@ class Ledger(Callback):
         if trainer.global_step == self.steps_done or record is None:
             return
         self.steps_done, self.phase = trainer.global_step, "step"
-        now, before = time.perf_counter(), self._clock
-        self._clock = now
+        before, self._clock = self._clock, time.perf_counter()
         facts = {
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,
             "step_in_epoch": int(batch["step_index"]),
             "attempt": self.attempt,
             "learning_rate": self._learning_rate,
-            "seconds": round(now - before, 6),
+            "seconds": round(self._clock - before, 6),
             "world_size": trainer.world_size,
         }
         norm = None if record.grad_norm is None else HostCopy(record.grad_norm)

@@ -144,9 +144,7 @@ def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as part:
             ids = part["sample_id"]
             np.add.at(times, ids, 1)
-            for name in part.files:
-                if name in ("batches", "sample_id"):
-                    continue
+            for name in (n for n in part.files if n not in ("batches", "sample_id")):
                 values = part[name]
                 if name not in results:
                     shape = (num_samples, *values.shape[1:])

@@ -80,8 +80,7 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Let a run that EarlyStopping has ended be at its end, unless it is more patient by now;
     Lightning neither saves that it ended nor lets today's patience win."""
     for callback in trainer.early_stopping_callbacks:
-        state = checkpoint["callbacks"].get(callback.state_key)
-        if state is None:
+        if (state := checkpoint["callbacks"].get(callback.state_key)) is None:
             continue
         reason = EarlyStoppingReason(state["stopping_reason"])
         is_over = reason != EarlyStoppingReason.NOT_STOPPED

@@ -150,8 +150,6 @@ class Throughput(Callback):
             waits = torch.zeros(trainer.world_size, device=trainer.strategy.root_device)
             waits[trainer.global_rank].fill_(data_s)
             self._pending = line, HostCopy(waits, dist.all_reduce(waits, async_op=True))
-        else:
-            self._write(trainer)
         self._begin(trainer)
 
     def _write(self, trainer: Trainer) -> None:

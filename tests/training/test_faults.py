@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lit_models.cli import FORWARDED, forward_signals
 from lit_models.commands.verify import Status, verify_run
-from lit_models.training import LastCheckpoint, Ledger, NonFinite, Preemption
+from lit_models.training import FailureReport, LastCheckpoint, Ledger, NonFinite, Preemption
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.faults import FAILURE, Watch
 from lit_models.training.ledger import json_lines, ledger_of, stop_reason
@@ -36,8 +37,7 @@ PLANTED = 17  # the sample of which a number is NaN
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """What this process does with signals is restored: one that is ignored is so in all it
-    starts."""
+    """Restore what this process does with signals: all that it starts inherits an ignored one."""
     before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in FORWARDED}
     yield
     for signum, handler in before.items():
@@ -111,22 +111,31 @@ def test_a_failure_of_a_gpu_that_answers_nothing_any_more_is_reported(tmp_path: 
     assert "meta" in json.loads((tmp_path / FAILURE).read_text())["samples_unknown"]
 
 
+@pytest.mark.parametrize("said", ["Connection closed by peer", "a broken step"])
+def test_the_failure_of_a_training_silences_no_evaluation(tmp_path, monkeypatch, said):
+    fails = mock.Mock(side_effect=RuntimeError(said))
+    monkeypatch.setattr(LitToy, "test_step", lambda *batch: fails())
+    (tmp_path / FAILURE).touch()
+    with pytest.raises(RuntimeError, match=said) as error:
+        toy_trainer(tmp_path, callbacks=[FailureReport()]).test(LitToy(), ToyData())
+    assert error.value.__notes__[0].startswith("rank 0, test, epoch 0, step 0")
+    assert (tmp_path / "failure-test.json").exists() is (said == "a broken step")
+
+
 def test_a_run_that_heard_nothing_gives_back_what_was_there(tmp_path: Path) -> None:
-    seen: list[int] = []
-    before = lambda signum, _: seen.append(signum)  # noqa: E731 - compared below
+    before = mock.Mock()
     signal.signal(USR1, before)
     trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), Preemption()])
     trainer.fit(LitToy(), ToyData())
     assert signal.getsignal(USR1) is before
-    assert seen == []
+    before.assert_not_called()
 
 
 def test_a_warning_before_there_is_a_run_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    monkeypatch.setattr(os, "kill", kill := mock.Mock())
     forward_signals()
     signal.raise_signal(USR1)
-    assert sent == [(os.getpid(), USR1)]
+    kill.assert_called_once_with(os.getpid(), USR1)
     assert signal.getsignal(USR1) is signal.SIG_DFL
 
 
@@ -200,6 +209,8 @@ def test_the_run_stops_and_names_the_sample(tmp_path):
     assert PLANTED in event["sample_ids"]
     assert len(set(event["sample_ids"])) == len(event["sample_ids"])
     assert f"step {event['step']}:" in str(error.value)
+    report = json.loads((tmp_path / FAILURE).read_text())  # not of the step under way by then
+    assert (report["step"], report["sample_ids"]) == (event["step"], event["sample_ids"])
 
 
 def test_a_gradient_that_is_not_finite_stops_a_run_of_finite_losses(tmp_path):
@@ -240,9 +251,8 @@ def test_a_rank_that_is_silent_writes_its_stack_and_ends(tmp_path, capfd):
     while not statuses and time.monotonic() < end:
         time.sleep(0.02)
     watch.is_over.set()
-    for thread in threading.enumerate():  # that may be writing
-        if thread.name == "watch":
-            thread.join(30)
+    for thread in (t for t in threading.enumerate() if t.name == "watch"):  # it may be writing
+        thread.join(30)
     assert set(statuses) == {1}
     stack = (tmp_path / "stacks" / "rank-3.txt").read_text()
     assert 'last: {"step": 5}' in stack
