@@ -284,7 +284,7 @@ class FailureReport(Callback):
         lost = f"the connection to another rank is lost; {ended}."
         if self._batch is None:  # nor has any rank written a report
             if is_lost:
-                exception.add_note(f"before the first batch {lost} If it failed, it says why.")
+                exception.add_note(f"before the first batch {lost} One that failed says why.")
             return
         end = time.monotonic() + WAIT_FOR_CAUSE_S
         while is_lost and not self._report.exists() and time.monotonic() < end:
