@@ -144,9 +144,8 @@ class ExactModule(LightningModule):
         `ddp_spawn` sends the module through shared memory. Lightning copies parameters and
         buffers afterwards but no metric states: in-place updates of two ranks would add up.
         """
-        for module in self.modules():
-            if isinstance(module, Metric):
-                module.reset()
+        for metric in (part for part in self.modules() if isinstance(part, Metric)):
+            metric.reset()
         if self._trainer is None:
             return
         strategy = self.trainer.strategy

@@ -59,8 +59,7 @@ class Preemption(Callback):
         # Lightning's own: a broadcast and a wait in every micro-batch, and inside its handler.
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        signals = (*REQUEUE_SIGNALS, signal.SIGINT)
-        self._before = {signum: signal.signal(signum, self._note) for signum in signals}
+        self._before = {s: signal.signal(s, self._note) for s in (*REQUEUE_SIGNALS, signal.SIGINT)}
 
     def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
         ledger = ledger_of(trainer)

@@ -173,9 +173,8 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
         module.zero_grad(set_to_none=True)
         if record is not None:
             module.step_record = record
-        for metric in module.modules():
-            if isinstance(metric, Metric):
-                metric.reset()  # as `setup` left it
+        for metric in (part for part in module.modules() if isinstance(part, Metric)):
+            metric.reset()  # as `setup` left it
         for buffer, saved in zip(buffers, copies, strict=True):
             buffer.detach().copy_(saved)
 

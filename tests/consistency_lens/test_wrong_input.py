@@ -139,9 +139,8 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(unisono, sound,
 
 
 def test_files_beside_a_store_are_refused():
-    with pytest.raises(
-        ValueError, match=r"data.activations is acts, whose documents .* leave data"
-    ):
+    said = r"data.activations is acts, whose documents .* leave data"
+    with pytest.raises(ValueError, match=said):
         ActivationDataModule("acts", test_files=["y.txt"])
 
 

@@ -427,9 +427,8 @@ def test_files_without_any_sound_row_are_refused(make):
         make({"messages": [USER]}).prepare_data()
     data = make(GOOD)
     data.prepare_data()
-    with pytest.raises(
-        ValueError, match="no samples are for validation; name data.validation_files"
-    ):
+    said = "no samples are for validation; name data.validation_files"
+    with pytest.raises(ValueError, match=said):
         data.setup("fit")
 
 

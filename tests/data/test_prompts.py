@@ -120,9 +120,8 @@ def test_what_a_tokenizer_refuses_is_named_with_its_place(tmp_path):
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="there is no row to predict for; write at least one prompt"
-    ):
+    said = "there is no row to predict for; write at least one prompt"
+    with pytest.raises(ValueError, match=said):
         dataset(tmp_path, [])
 
 

@@ -251,10 +251,8 @@ def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
 
 def test_a_part_without_text_names_the_option(corpus):
     data = text_module(corpus)
-    with pytest.raises(
-        ValueError,
-        match="no documents are for test; name data.test_files, give .*single text with .*by=tail",
-    ):
+    said = "no documents are for test; name data.test_files, give .*single text with .*by=tail"
+    with pytest.raises(ValueError, match=said):
         data.setup("test")
     with pytest.raises(ValueError, match="predict needs files"):
         data.setup("predict")

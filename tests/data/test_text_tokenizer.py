@@ -250,9 +250,8 @@ def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError, match="holds no tokenizer.json; .*Nothing is downloaded"):
         make_tokenizer(options, iter(()))
     folder_of(sentence_piece().backend, tmp_path)
-    with pytest.raises(
-        ValueError, match='no end-of-text token.*names None. Set "eos_token" in its tokenizer_'
-    ):
+    said = 'no end-of-text token.*names None. Set "eos_token" in its tokenizer_'
+    with pytest.raises(ValueError, match=said):
         make_tokenizer(options, iter(()))
     folder_of(sentence_piece().backend, tmp_path, eos_token="<end>")
     with pytest.raises(ValueError, match="no end-of-text token of its vocabulary.*names <end>"):

@@ -125,8 +125,7 @@ def test_the_failure_of_a_training_silences_no_evaluation(tmp_path, monkeypatch,
 def test_a_run_that_heard_nothing_gives_back_what_was_there(tmp_path: Path) -> None:
     before = mock.Mock()
     signal.signal(USR1, before)
-    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), Preemption()])
-    trainer.fit(LitToy(), ToyData())
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[Ledger(), Preemption()]).fit(LitToy(), ToyData())
     assert signal.getsignal(USR1) is before
     before.assert_not_called()
 

@@ -107,9 +107,8 @@ def test_a_pair_is_scored_in_the_table_of_controls(released, tmp_path):
     other = ActivationDataModule(
         str(dumped(tmp_path / "two", stories(tmp_path, 60), subject(2)).folder)
     )
-    with pytest.raises(
-        ValueError, match=r"reads 16 features of block 1, and the data hold .*layer=2"
-    ):
+    said = r"reads 16 features of block 1, and the data hold .*layer=2"
+    with pytest.raises(ValueError, match=said):
         pair_rows(pair, network, other)
 
 
