@@ -84,8 +84,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
             shutil.rmtree(damaged)
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        temporary = aside / folder.name
-        temporary.mkdir()  # with the modes of the user's umask: a group may share the cache
+        (temporary := aside / folder.name).mkdir()  # with the umask's modes: a group may share it
         try:
             make(temporary)
             sums = {
