@@ -17,7 +17,6 @@ from datamodules.files.tables import write_batches
 from datamodules.search.candidates import Bm25Options
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
 from datamodules.search.queries import (
-    JudgedQueries,
     Queries,
     Ranking,
     file_queries,
@@ -91,23 +90,20 @@ class SearchDataModule(EncodedTextDataModule):
         """Return the collection as a stage may read it, see `Collection.without_leak`."""
         return self.collection if stage == "predict" else self.collection.without_leak()
 
-    def judged(self, part: str, may_lack: bool = False) -> JudgedQueries:
-        """Return the judgements of a part.
+    def judged(self, part: str, may_lack: bool = False) -> Queries:
+        """Return the judged queries of a part.
 
         Raises:
             ValueError: there are none, and the part may not lack them.
         """
-        judged = JudgedQueries(self.collection.judgements(PART_NAMES.index(part)))
-        if not (may_lack or len(judged.queries)):
+        judgements = self.collection.judgements(PART_NAMES.index(part))
+        judged = Queries(self.collection.queries, self.collection.fingerprint, judgements)
+        if not (may_lack or len(judged)):
             raise ValueError(
                 f"no query is judged for {part}; name its judgements in data.collection, or take "
                 "another data.predict_part to predict."
             )
         return judged
-
-    def queries(self, numbers: np.ndarray) -> Queries:
-        """Return queries of the collection, by their numbers."""
-        return Queries(self.collection.queries, numbers, self.collection.fingerprint)
 
     def queries_of_file(self) -> Queries | None:
         """Return the queries of `predict_queries`, where it is given."""

@@ -6,7 +6,6 @@ equal scores by document id, the last first.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +23,7 @@ from datamodules.search.formats import NO_DOCUMENT, QUERY_TABLES, TextRecord, Te
 NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
 TAG = "unisono"  # of our runs
+NO_JUDGEMENTS = Judgements(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.float32)))
 
 
 def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -42,52 +42,29 @@ class QueryJudgements(NamedTuple):
     grades: np.ndarray
 
 
-class JudgedQueries:
-    """Judgements, sorted by query, grouped by it."""
-
-    def __init__(self, judgements: Judgements) -> None:
-        self.judgements = judgements
-        # [Q] int64, numbers of the queries, ascending.
-        self.queries, starts = np.unique(judgements.query, return_index=True)
-        self._offsets = np.append(starts, len(judgements.query))
-        self.most = int(np.diff(self._offsets).max(initial=0))  # judgements of one query
-
-    def with_relevant(self) -> "JudgedQueries":
-        """Return those that have a relevant document, with all their judgements."""
-        judged = self.judgements
-        kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
-        return JudgedQueries(Judgements(*(values[kept] for values in judged)))
-
-    def part(self, place: int) -> slice:
-        """Return which judgements are those of the query at this place in `queries`."""
-        return slice(self._offsets[place], self._offsets[place + 1])
-
-    def judged(self, place: int) -> QueryJudgements:
-        """Return the judgements of the query at this place in `queries`."""
-        part = self.part(place)
-        return QueryJudgements(self.judgements.document[part], self.judgements.grade[part])
-
-    def padded(self, places: np.ndarray, width: int = 0) -> QueryJudgements:
-        """Return the judgements of several queries [n], each [n, W], filled up on the right with
-        `NO_DOCUMENT` and `NO_GRADE`; `width` is the least W."""
-        first, end = self._offsets[places], self._offsets[places + 1]
-        index = first[:, None] + np.arange((end - first).max(initial=width))
-        is_there = index < end[:, None]
-        index = np.minimum(index, len(self.judgements.query) - 1)
-        documents = np.where(is_there, self.judgements.document[index], NO_DOCUMENT)
-        return QueryJudgements(
-            documents, np.where(is_there, self.judgements.grade[index], NO_GRADE)
-        )
-
-
-@dataclass(frozen=True)
 class Queries:
-    """Some queries of a table, by their place 0 … len - 1: `numbers` [Q] int64 are those in it,
-    `source` is the digest of its content."""
+    """Some queries of a table, by their place 0 … Q - 1, with the judgements that there are.
 
-    table: TextTable
-    numbers: np.ndarray
-    source: str
+    Args:
+        table: with their texts.
+        source: digest of its content.
+        judgements: of these queries; none by default.
+        numbers: [Q] int64 in the table, ascending; those that are judged by default.
+    """
+
+    def __init__(
+        self,
+        table: TextTable,
+        source: str,
+        judgements: Judgements = NO_JUDGEMENTS,
+        numbers: np.ndarray | None = None,
+    ) -> None:
+        self.table, self.source, self.judgements = table, source, judgements
+        self.numbers = np.unique(judgements.query) if numbers is None else numbers
+        self._starts = np.searchsorted(judgements.query, self.numbers)
+        self._ends = np.searchsorted(judgements.query, self.numbers, side="right")
+        # Judgements of one query.
+        self.most = int((self._ends - self._starts).max(initial=0))
 
     @property
     def digest(self) -> str:
@@ -102,6 +79,37 @@ class Queries:
 
     def __getitem__(self, place: int) -> TextRecord:
         return self.table[int(self.numbers[place])]
+
+    def of(self, judgements: Judgements) -> "Queries":
+        """Return the queries of some of the judgements."""
+        return Queries(self.table, self.source, judgements)
+
+    def with_relevant(self) -> "Queries":
+        """Return those that have a relevant document, with all their judgements."""
+        judged = self.judgements
+        kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
+        return self.of(Judgements(*(values[kept] for values in judged)))
+
+    def part(self, place: int) -> slice:
+        """Return which judgements are those of a query."""
+        return slice(self._starts[place], self._ends[place])
+
+    def judged(self, place: int) -> QueryJudgements:
+        """Return the judgements of a query."""
+        part = self.part(place)
+        return QueryJudgements(self.judgements.document[part], self.judgements.grade[part])
+
+    def padded(self, places: np.ndarray, width: int = 0) -> QueryJudgements:
+        """Return the judgements of several queries [n], each [n, W], filled up on the right with
+        `NO_DOCUMENT` and `NO_GRADE`; `width` is the least W."""
+        first, end = self._starts[places], self._ends[places]
+        index = first[:, None] + np.arange((end - first).max(initial=width))
+        is_there = index < end[:, None]
+        index = np.minimum(index, len(self.judgements.query) - 1)
+        documents = np.where(is_there, self.judgements.document[index], NO_DOCUMENT)
+        return QueryJudgements(
+            documents, np.where(is_there, self.judgements.grade[index], NO_GRADE)
+        )
 
 
 def file_queries(path: Path) -> Queries:
@@ -133,7 +141,7 @@ def file_queries(path: Path) -> Queries:
 
     folder = made_once(cache_root() / "queries" / source, write)
     table = TextTable(folder, "queries")
-    return Queries(table, np.arange(len(table)), source)
+    return Queries(table, source, numbers=np.arange(len(table)))
 
 
 def numbers_digest(numbers: np.ndarray) -> str:

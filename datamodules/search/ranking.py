@@ -29,9 +29,7 @@ from datamodules.search.queries import (
     NO_DOCUMENT,
     NO_GRADE,
     NO_SCORE,
-    JudgedQueries,
     Queries,
-    QueryJudgements,
     Ranking,
     looked_up,
 )
@@ -49,7 +47,7 @@ class RankingDataset(PlannedDataset):
     the scores of the first stage and of BM25.
 
     Args:
-        judgements: of these queries; `None` in prediction for a file of queries.
+        queries: with the judgements that there are.
         groups: how candidates are drawn in every epoch of training.
         seed: key of the draw, together with epoch and sample id.
     """
@@ -61,13 +59,12 @@ class RankingDataset(PlannedDataset):
         queries: Queries,
         options: CandidateOptions,
         bm25: Bm25Options | None,
-        judgements: JudgedQueries | None,
         stage: Stage,
         groups: GroupOptions = GroupOptions(),  # noqa: B008 - frozen
         seed: int = 0,
     ) -> None:
         self.collection, self.encoding, self.queries = collection, encoding, queries
-        self.options, self.judgements, self.stage = options, judgements, stage
+        self.options, self.stage = options, stage
         self.groups, self.seed = groups if stage == "train" else None, seed
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
         listed = (options.top, collection, queries, "data.candidates")
@@ -92,12 +89,6 @@ class RankingDataset(PlannedDataset):
         is_run, has_bm25 = self.options.source == "run", self.bm25 is not None
         return [name for name, there in (("first", is_run), ("bm25", has_bm25)) if there]
 
-    def judged(self, place: int) -> QueryJudgements:
-        """Return the judgements of a query."""
-        if self.judgements is None:
-            return QueryJudgements(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        return self.judgements.judged(place)
-
     def listed(self, place: int) -> np.ndarray:
         """Return the documents of a query's list, best first; none where the source is judged."""
         return np.zeros(0, np.int64) if self.lists is None else self.lists.of(place)[0]
@@ -105,13 +96,13 @@ class RankingDataset(PlannedDataset):
     def candidates(self, place: int) -> np.ndarray:
         """Return the documents that are ranked for a query, ascending."""
         if self.lists is None:
-            return self.judged(place).documents
+            return self.queries.judged(place).documents
         return np.sort(self.listed(place))
 
     def graded(self, place: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return the candidates that a query has in this epoch [K] int64, ascending, and their
         grades [K] float32, NaN = unjudged. Args: rng, of the sample."""
-        judged = self.judged(place)
+        judged = self.queries.judged(place)
         if self.groups is None:
             documents = self.candidates(place)
             return documents, looked_up(documents, *judged)
@@ -146,7 +137,7 @@ class RankingDataset(PlannedDataset):
         """Return the first stage's scores of candidates [K] less the mean of the query's whole
         list, in its standard deviations, so that a training step's draw does not move them."""
         if self.lists is None:
-            known = self.first_scores(place, self.judged(place).documents)
+            known = self.first_scores(place, self.queries.judged(place).documents)
         else:
             known = self.lists.of(place)[1]
         if not len(known):
@@ -170,11 +161,12 @@ class RankingDataset(PlannedDataset):
         rows = {name: values[order] for name, values in rows.items()}
         index[np.arange(width) < sizes[:, None]] = order.argsort()[: len(texts)]
         first = [self.first_scores(*own) for own in each]
+        all_grades = [self.queries.judged(place).grades for place in places]
         columns = {
             "document": padded(own_documents, NO_DOCUMENT, width),
             "relevance": padded([grades for _, grades in groups], NO_GRADE, width),
             "prior": padded(list(map(self.prior, places, first)), NO_SCORE, width),
-            "all_relevance": padded([self.judged(place).grades for place in places], NO_GRADE, 1),
+            "all_relevance": padded(all_grades, NO_GRADE, 1),
         }
         num_parts = 1
         if self.groups is not None:
@@ -209,7 +201,7 @@ class RankingDataset(PlannedDataset):
         of_query = 1 + min(len(self.query_tokens[place]), self.encoding.limits.max_query_length)
         if self.groups is None:
             return int(self.encoding.positions(of_query + sizes[self.candidates(place)]).sum())
-        judged = self.judged(place).documents
+        judged = self.queries.judged(place).documents
         minable = self.groups.minable(self.listed(place), judged)
         positions = self.encoding.positions(of_query + sizes[np.append(judged, minable)])
         return int(sum(self.groups.sizes(len(judged), len(minable))) * positions.mean())
@@ -269,9 +261,8 @@ class RankingDataModule(SearchDataModule):
             FileNotFoundError: a file is not there.
             ValueError: no query is judged in it, or a run or file of queries breaks a rule.
         """
-        collection, (queries, judgements) = self.collection_of(stage), self._queries(stage)
-        facts = (self.candidates, self.bm25, judgements, stage, self.groups, self.seed)
-        return RankingDataset(collection, encoding, queries, *facts)
+        facts = (self.candidates, self.bm25, stage, self.groups, self.seed)
+        return RankingDataset(self.collection_of(stage), encoding, self._queries(stage), *facts)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the run, best first, equal scores in the order of documents; for queries of a file,
@@ -301,8 +292,7 @@ class RankingDataModule(SearchDataModule):
                 *(len(lacking), len(queries), path, names),
             )
 
-    def _queries(self, stage: Stage) -> tuple[Queries, JudgedQueries | None]:
-        if stage == "predict" and (queries := self.queries_of_file()) is not None:
-            return queries, None
-        judgements = self.judged(self.predict_part if stage == "predict" else stage)
-        return self.queries(judgements.queries), judgements
+    def _queries(self, stage: Stage) -> Queries:
+        if stage != "predict":
+            return self.judged(stage)
+        return self.queries_of_file() or self.judged(self.predict_part)

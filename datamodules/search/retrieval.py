@@ -38,7 +38,6 @@ from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents
 from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
-    JudgedQueries,
     Queries,
     numbers_digest,
 )
@@ -96,14 +95,14 @@ class TrainingMix:
             )
         check_range("mix", 0, 1, removal=self.removal, token_dropout=self.token_dropout)
 
-    def counts(self, collection: Collection, judged: JudgedQueries) -> list[int]:
-        """Return how many pairs of each kind there are, each counted once; `judged` are queries
+    def counts(self, collection: Collection, queries: Queries) -> list[int]:
+        """Return how many pairs of each kind there are, each counted once; `queries` are those
         that have a relevant document.
 
         Raises:
             ValueError: nothing is left to train on.
         """
-        counts = [len(judged.queries), *[len(collection.documents)] * 2]
+        counts = [len(queries), *[len(collection.documents)] * 2]
         times = [getattr(self, kind) for kind in KINDS]
         if not np.dot(counts, times):
             raise ValueError(
@@ -209,8 +208,7 @@ class PairDataset(PlannedDataset):
     """Pairs of the training part, and of the documents themselves.
 
     Args:
-        judged: queries of the training part that have a relevant document.
-        queries: the same, with their texts.
+        queries: of the training part, those that have a relevant document.
         negatives: which documents come along as hard negatives.
         bm25: how it scores, where it finds them.
         seed: key of all that is drawn, together with epoch and sample id.
@@ -224,7 +222,6 @@ class PairDataset(PlannedDataset):
         self,
         collection: Collection,
         encoding: TextEncoding,
-        judged: JudgedQueries,
         queries: Queries,
         mix: TrainingMix,
         negatives: HardNegatives,
@@ -233,8 +230,8 @@ class PairDataset(PlannedDataset):
         terms: Sequence[str] = (),
     ) -> None:
         self.collection, self.encoding, self.mix, self.seed = collection, encoding, mix, seed
-        self.judged, self.queries, self.negatives = judged, queries, negatives
-        judgements, lists = judged.judgements, None
+        self.queries, self.negatives = queries, negatives
+        judgements, lists = queries.judgements, None
         if negatives.count:
             listed = (negatives.depth, collection, queries, "data.negatives")
             lists = candidate_lists(negatives, bm25, *listed)
@@ -251,14 +248,14 @@ class PairDataset(PlannedDataset):
                     "data.negatives.source=run, data.negatives.run and count, or leave it out."
                 )
             self.taught = lists
-        self.counts = np.array(mix.counts(collection, judged))
+        self.counts = np.array(mix.counts(collection, queries))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
         of_document = encoding.positions(self.document_tokens.sizes)
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
         is_relevant = judgements.grade > RELEVANT_ABOVE
-        relevant = JudgedQueries(Judgements(*(column[is_relevant] for column in judgements)))
+        relevant = queries.of(Judgements(*(column[is_relevant] for column in judgements)))
         # Of the relevant documents of a query, cumulated in their order: for the draw of one.
         shares = np.ones(len(relevant.judgements.query))
         of_query = np.zeros(len(queries), np.int64)
@@ -267,7 +264,7 @@ class PairDataset(PlannedDataset):
             of_query[place] = of_document[documents].mean()
             own = np.cumsum(grades.astype(np.float64) / grades.sum(dtype=np.float64))
             shares[relevant.part(place)] = own / own[-1]
-        self.relevant = JudgedQueries(relevant.judgements._replace(grade=shares))
+        self.relevant = queries.of(relevant.judgements._replace(grade=shares))
         of_kinds = zip(KINDS, (of_query, of_document, of_document), strict=True)
         self.lengths = np.concatenate([np.tile(own, getattr(mix, kind)) for kind, own in of_kinds])
         drawn = asdict(negatives) | {"run": None, "bm25": bm25 and asdict(bm25)}
@@ -281,7 +278,7 @@ class PairDataset(PlannedDataset):
         relevant ones may be there."""
         if self.lists is not None:
             return self.lists.documents[places, self.negatives.skip :]
-        documents, grades = self.judged.padded(places)
+        documents, grades = self.queries.padded(places)
         return np.where(grades <= RELEVANT_ABOVE, documents, NO_DOCUMENT)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
@@ -366,8 +363,8 @@ class TextsDataset(PlannedDataset):
     """Queries, then documents, each once; a sample is a text: for evaluation and prediction.
 
     Args:
+        queries: with judgements in an evaluation, and without in prediction.
         documents: [D] numbers of those that are encoded, ascending.
-        judged: judgements of the queries; `None` in prediction.
         bm25: how the first stage scores; `None` leaves it out.
     """
 
@@ -377,11 +374,10 @@ class TextsDataset(PlannedDataset):
         encoding: TextEncoding,
         queries: Queries,
         documents: np.ndarray,
-        judged: JudgedQueries | None = None,
         bm25: Bm25Options | None = None,
     ) -> None:
         self.collection, self.encoding = collection, encoding
-        self.queries, self.documents, self.judged = queries, documents, judged
+        self.queries, self.documents = queries, documents
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
@@ -390,7 +386,7 @@ class TextsDataset(PlannedDataset):
         sizes = np.concatenate([of_queries, self.document_tokens.sizes[documents]])
         self.lengths = encoding.positions(sizes)
         chosen = digest_of([queries.digest, numbers_digest(documents)])
-        options = [bm25 and asdict(bm25), self.depth, judged is not None]
+        options = [bm25 and asdict(bm25), self.depth, queries.most > 0]
         self.fingerprint = digest_of([collection.fingerprint, encoding.digest, chosen, options])
         self.target_counts = {}
 
@@ -414,9 +410,9 @@ class TextsDataset(PlannedDataset):
             "is_query": torch.from_numpy(is_query),
             "text_index": torch.from_numpy(numbers),
         }
-        if self.judged is None:
+        if not self.queries.most:
             return batch
-        judged = self.judged.padded(places, self.judged.most)
+        judged = self.queries.padded(places, self.queries.most)
         first = Hits(np.zeros((len(places), 0), np.int64), np.zeros((len(places), 0), np.float32))
         if self.bm25 is not None:
             asked = [self.queries[place].text for place in places]
@@ -437,15 +433,13 @@ class TextsDataset(PlannedDataset):
         return {"document": self.collection.documents[number].id}
 
 
-def chosen_documents(
-    judged: JudgedQueries, num_documents: int, num_others: int | None
-) -> np.ndarray:
+def chosen_documents(queries: Queries, num_documents: int, num_others: int | None) -> np.ndarray:
     """Return the documents that queries are searched among, ascending: the judged ones, and so many
     others (`None`: all), which depend on nothing but their number."""
     everything = np.arange(num_documents)
     if num_others is None:
         return everything
-    of_queries = np.unique(judged.judgements.document)
+    of_queries = np.unique(queries.judgements.document)
     others = np.setdiff1d(everything, of_queries)
     drawn = others[np.argsort(hash_ids(others, SAMPLE_KEY), kind="stable")[:num_others]]
     return np.sort(np.concatenate([of_queries, drawn]))
@@ -493,8 +487,11 @@ class RetrievalDataModule(SearchDataModule):
         """Raise where there is nothing to train on, or no query to evaluate or search with."""
         if stage == "predict":
             self._predicted()
-        elif (judged := self.judged(stage, may_lack=stage == "train")) and stage == "train":
-            self.mix.counts(self.collection, judged.with_relevant())
+        elif stage == "train":
+            queries = self.judged(stage, may_lack=True).with_relevant()
+            self.mix.counts(self.collection, queries)
+        else:
+            self.judged(stage)
 
     def make_dataset(
         self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
@@ -509,16 +506,13 @@ class RetrievalDataModule(SearchDataModule):
         if stage == "predict":
             documents = np.arange(num_documents)
             return TextsDataset(collection, encoding, self._predicted(), documents)
-        judged = self.judged(stage, may_lack=stage == "train")
+        queries = self.judged(stage, may_lack=stage == "train")
         if stage == "train":
-            own = judged.with_relevant()
-            queries = self.queries(own.queries)
             facts = (self.mix, self.negatives, self.bm25, self.seed)
             terms = self.model.options.get("terms", ())  # of other losses
-            return PairDataset(collection, encoding, own, queries, *facts, terms)
-        documents = chosen_documents(judged, num_documents, self.num_others)
-        queries = self.queries(judged.queries)
-        return TextsDataset(collection, encoding, queries, documents, judged, self.bm25)
+            return PairDataset(collection, encoding, queries.with_relevant(), *facts, terms)
+        documents = chosen_documents(queries, num_documents, self.num_others)
+        return TextsDataset(collection, encoding, queries, documents, self.bm25)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the encoded texts, `vector` [Q + D, W] of the results, which may be mapped, and
@@ -551,6 +545,6 @@ class RetrievalDataModule(SearchDataModule):
         """Return the queries that a prediction searches with."""
         if (queries := self.queries_of_file()) is not None:
             return queries
-        if self.predict_part == "all":
-            return self.queries(np.arange(len(self.collection.queries)))
-        return self.queries(self.judged(self.predict_part).queries)
+        table, is_all = self.collection.queries, self.predict_part == "all"
+        numbers = np.arange(len(table)) if is_all else self.judged(self.predict_part).numbers
+        return Queries(table, self.collection.fingerprint, numbers=numbers)

@@ -137,9 +137,9 @@ class Finder:
         self.depth = FIRST_DEPTH
         self.bm25 = open_bm25(data.collection, data.bm25 or Bm25Options())
         self.grades: dict[str, dict[int, float]] = {}
-        for judged in (data.judged("validation", True), data.judged("test", True)):
-            for place, query in enumerate(data.queries(judged.queries)):
-                self.grades[query.text] = dict(zip(*judged.judged(place), strict=True))
+        for queries in (data.judged("validation", True), data.judged("test", True)):
+            for place, query in enumerate(queries):
+                self.grades[query.text] = dict(zip(*queries.judged(place), strict=True))
         if hasattr(module, "encode"):
             vectors = module.encode([document.whole for document in self.documents], False)
             asked = [query.text for query in data.collection.queries][:MOST_ASKED]

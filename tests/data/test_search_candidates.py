@@ -81,7 +81,7 @@ def test_no_judged_document_is_mined_and_the_first_ranks_are_passed_over():
 def test_mined_candidates_count_as_irrelevant(folder, collection):
     data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
     for place in range(len(data.lengths)):
-        (documents, grades, _), judged = drawn(data, place), data.judged(place)
+        (documents, grades, _), judged = drawn(data, place), data.queries.judged(place)
         is_mined = ~np.isin(documents, judged.documents)
         assert (np.diff(documents) > 0).all()
         assert is_mined.any()
@@ -107,7 +107,7 @@ def test_the_prior_of_a_candidate_is_the_same_in_training_and_evaluation(folder)
     options = {"candidates": CandidateOptions("bm25", top=10), "groups": MINED}
     train = built(folder, "train", **options)
     facts = (train.collection, train.encoding, train.queries, train.options, Bm25Options())
-    whole = RankingDataset(*facts, train.judgements, "validation")
+    whole = RankingDataset(*facts, "validation")
     for place in range(5):
         documents, _, priors = drawn(whole, place)
         known = dict(zip(documents.tolist(), priors.tolist(), strict=True))
@@ -127,7 +127,7 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert prior.tolist() == [-1.0, 1.0]
     batch = data.batch(np.array([0]), 0)
     assert batch["baselines"]["first"].tolist() == [[2.0, 3.0]]
-    assert batch["all_relevance"][0].tolist() == data.judged(0).grades.tolist()
+    assert batch["all_relevance"][0].tolist() == data.queries.judged(0).grades.tolist()
     batch = data.batch(np.array([1, 1]), 0)  # not in the run: counts, and scores 0
     assert batch["document"].tolist() == [[-1], [-1]]
     assert batch["pair_index"].tolist() == [[-1], [-1]]

@@ -11,7 +11,7 @@ from datamodules.core.plan import hash_ids, keys_for, uniforms_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search.candidates import Bm25Options, HardNegatives, open_bm25
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
-from datamodules.search.queries import JudgedQueries, Queries, Ranking, write_run
+from datamodules.search.queries import Queries, Ranking, write_run
 from datamodules.search.retrieval import PairDataset, TrainingMix, document_sentences
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
@@ -36,10 +36,9 @@ def pairs(
     texts = (document.whole.lower() for document in collection.documents)
     made = make_tokenizer(TokenizerOptions(tokenizer), texts).to_dict()
     encoding = TextEncoding({"tokenizer": made, "text": {**LIMITS, **text}})
-    judged = JudgedQueries(collection.judgements(TRAIN))
-    own = judged.with_relevant()
-    queries = Queries(collection.queries, own.queries, collection.fingerprint)
-    return PairDataset(collection, encoding, own, queries, mix, negatives, Bm25Options(), seed=5)
+    judged = Queries(collection.queries, collection.fingerprint, collection.judgements(TRAIN))
+    facts = (mix, negatives, Bm25Options())
+    return PairDataset(collection, encoding, judged.with_relevant(), *facts, seed=5)
 
 
 def drawn(dataset: PairDataset, sample_id: int, epoch: int) -> tuple[list[int], list[int]]:
@@ -77,7 +76,7 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection, tmp_path):
     options = HardNegatives(40, "run", str(tmp_path / "a.run"), depth=6, skip=2)
     dataset = pairs(collection, negatives=options)
     place = int(
-        np.searchsorted(dataset.judged.queries, collection.queries.indices_of(["train-0"])[0])
+        np.searchsorted(dataset.queries.numbers, collection.queries.indices_of(["train-0"])[0])
     )
     documents, known = drawn(dataset, place, 0)
     assert set(documents[1:]) - {-1} == {2, 3, 4, 5} - set(known)
@@ -168,12 +167,12 @@ def test_a_pair_draws_documents_sentence_and_tokens_in_this_order(collection, to
         (key,), ((first, second),) = keys_for(5, epoch, sample), uniforms_for(5, epoch, sample, 2)
         others: list[int] = []
         if sample_id < SIZES["train"]:
-            judged, of_judged = dataset.judged.judged(sample_id)
+            judged, of_judged = dataset.queries.judged(sample_id)
             relevant, grades = judged[of_judged > 0], of_judged[of_judged > 0]
             shares = grades.astype(np.float64) / grades.sum()
             chosen = next(n for n, end in enumerate(np.cumsum(shares)) if first < end)
             answer = collection.documents[int(relevant[chosen])].whole
-            query_number = int(dataset.judged.queries[sample_id])
+            query_number = int(dataset.queries.numbers[sample_id])
             pool = set(dataset.pools(np.array([sample_id]))[0].tolist()) - {-1, *relevant.tolist()}
             others = sorted(pool, key=lambda other: hashed(hashed(int(key), 2) + other))[:2]
             query, way = collection.queries[query_number].text, f"judged, {len(others)} negatives"

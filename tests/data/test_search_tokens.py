@@ -37,7 +37,7 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
 
 def kept(collection: Collection, encoding: TextEncoding) -> tuple:
     everything = np.arange(len(collection.queries))
-    queries = Queries(collection.queries, everything, collection.fingerprint)
+    queries = Queries(collection.queries, collection.fingerprint, numbers=everything)
     return kept_documents(collection, encoding), kept_queries(queries, encoding)
 
 

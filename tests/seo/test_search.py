@@ -6,7 +6,7 @@ import torch
 
 from datamodules.search.candidates import Bm25Options, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
-from datamodules.search.queries import JudgedQueries
+from datamodules.search.queries import Queries
 from datamodules.search.retrieval import chosen_documents
 from lit_models.seo import nearest
 from lit_models.seo.metrics import reciprocal_rank
@@ -181,14 +181,13 @@ def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path):
     request = CollectionRequest(str(write_collection(tmp_path / "small")))
     collection = open_collection(request)
     index = open_bm25(collection, Bm25Options())
-    judged = JudgedQueries(collection.judgements(2))
+    judged = Queries(collection.queries, collection.fingerprint, collection.judgements(2))
     documents = chosen_documents(judged, len(collection.documents), 3)
     of_queries = set(judged.judgements.document.tolist())
     assert len(documents) == len(of_queries) + 3
     assert of_queries <= set(documents.tolist())
-    for number in judged.queries.tolist():
-        query = collection.queries[number].text
-        hits = index.search([query], len(collection.documents))
+    for query in judged:
+        hits = index.search([query.text], len(collection.documents))
         expected = [d for d in hits.documents[0].tolist() if d in set(documents.tolist())]
-        best = index.search([query], 10, among=documents)
+        best = index.search([query.text], 10, among=documents)
         assert [d for d in best.documents[0].tolist() if d >= 0] == expected[:10]
