@@ -173,19 +173,12 @@ class RetrievalBatch(PlannedBatch):
 
 
 class EncodeBatch(PlannedBatch):
-    """Single texts to encode: queries and documents of a collection.
-
-    Q queries among the B texts, J most judgements of one, F documents of a first stage.
-    """
+    """Single texts to encode: queries and documents of a collection."""
 
     input_ids: Tensor  # [B, T] int64, padded at the right with 0
     attention_mask: Tensor  # [B, T] bool
     is_query: Tensor  # [B] bool
     text_index: Tensor  # [B] int64, of the query or the document in the collection
-    judged: NotRequired[Tensor]  # [Q, J] int64, documents; -1 = none. Evaluation only, as all below
-    grade: NotRequired[Tensor]  # [Q, J] float32; NaN = none
-    first_document: NotRequired[Tensor]  # [Q, F] int64, best first; -1 = none
-    first_score: NotRequired[Tensor]  # [Q, F] float32, 0 where there is none
 
 
 def list_of_texts(texts: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ from datamodules.core.plan import check_range
 from datamodules.core.store import ArrayFolder, cache_folder, file_digest, made_once, write_arrays
 from datamodules.files.tables import Files, expand_files
 from datamodules.search.collection import Collection
-from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, read_run
+from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, numbers_digest, read_run
 from datamodules.text.encoding import stemmer_version, terms_by
 
 BM25_VERSION, LISTS_VERSION = 1, 1
@@ -314,6 +314,7 @@ def candidate_lists(
     collection: Collection,
     queries: Queries,
     option: str,
+    among: np.ndarray | None = None,
 ) -> Lists | None:
     """Return the lists of the source of these options, kept in the cache; `None` for judged
     documents.
@@ -322,6 +323,7 @@ def candidate_lists(
         most: documents of a query.
         queries: others in a run are passed over.
         option: name of the options, for messages.
+        among: documents that BM25 searches, ascending; all by default.
 
     Raises:
         FileNotFoundError: a file of a run is not there.
@@ -344,10 +346,11 @@ def candidate_lists(
             documents, scores = _of_run(paths, collection, queries, most)
         else:
             asked = [query.text for query in queries]
-            documents, scores = open_bm25(collection, bm25).search(asked, most)
+            documents, scores = open_bm25(collection, bm25).search(asked, most, among)
         write_arrays(folder, {"documents": documents, "scores": scores})
 
-    return Lists(made_once(cache_folder("candidates", [*facts, most, queries.digest]), write))
+    facts += [most, queries.digest, *([] if among is None else [numbers_digest(among)])]
+    return Lists(made_once(cache_folder("candidates", facts), write))
 
 
 def _of_run(

@@ -1,7 +1,7 @@
 """RetrievalDataModule: pairs to train a retriever, single texts for everything else.
 
-Shapes: B samples of the micro-batch, K documents of one, R most documents that are known, Q queries
-among the texts of a batch, J most judgements of one query, F documents of a first stage.
+Shapes: B samples of the micro-batch, K documents of one, R most documents that are known, Q
+queries, J most judgements of one, F documents of a first stage.
 """
 
 import json
@@ -28,10 +28,10 @@ from datamodules.search.candidates import (
     DISTILLED,
     FIRST_DEPTH,
     Bm25Options,
+    CandidateOptions,
     HardNegatives,
     Hits,
     candidate_lists,
-    open_bm25,
 )
 from datamodules.search.collection import Collection, Judgements
 from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
@@ -39,6 +39,7 @@ from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
     Queries,
+    QueryJudgements,
     numbers_digest,
 )
 from datamodules.text.encoding import (
@@ -363,7 +364,7 @@ class TextsDataset(PlannedDataset):
     """Queries, then documents, each once; a sample is a text: for evaluation and prediction.
 
     Args:
-        queries: with judgements in an evaluation, and without in prediction.
+        queries: in an evaluation with their judgements.
         documents: [D] numbers of those that are encoded, ascending.
         bm25: how the first stage scores; `None` leaves it out.
     """
@@ -380,18 +381,20 @@ class TextsDataset(PlannedDataset):
         self.queries, self.documents = queries, documents
         self.document_tokens = kept_documents(collection, encoding)
         self.query_tokens = kept_queries(queries, encoding)
-        self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
-        self.depth = min(FIRST_DEPTH, len(documents)) if bm25 else 0
+        among = documents if len(documents) < len(collection.documents) else None
+        facts = (bm25, FIRST_DEPTH, collection, queries, "data.bm25", among)
+        self.first = candidate_lists(CandidateOptions("bm25"), *facts) if bm25 else None
+        depth = min(FIRST_DEPTH, len(documents)) if bm25 else 0
         of_queries = np.minimum(self.query_tokens.sizes, encoding.limits.max_query_length)
         sizes = np.concatenate([of_queries, self.document_tokens.sizes[documents]])
         self.lengths = encoding.positions(sizes)
         chosen = digest_of([queries.digest, numbers_digest(documents)])
-        options = [bm25 and asdict(bm25), self.depth, queries.most > 0]
+        options = [bm25 and asdict(bm25), depth, queries.most > 0]
         self.fingerprint = digest_of([collection.fingerprint, encoding.digest, chosen, options])
         self.target_counts = {}
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        """Return the padded batch; widths of judgements do not depend on it."""
+        """Return the padded batch of several texts [B], the same in every epoch."""
         is_query = sample_ids < len(self.queries)
         places, most = sample_ids[is_query], self.encoding.limits.max_query_length
         numbers = np.empty(len(sample_ids), np.int64)
@@ -403,27 +406,19 @@ class TextsDataset(PlannedDataset):
                 sample_ids.tolist(), is_query.tolist(), numbers.tolist(), strict=True
             )
         ]
-        rows = self.encoding.rows(ids)
-        batch = {
-            "input_ids": rows["input_ids"],
-            "attention_mask": rows["attention_mask"],
-            "is_query": torch.from_numpy(is_query),
-            "text_index": torch.from_numpy(numbers),
-        }
-        if not self.queries.most:
-            return batch
+        is_query, numbers = torch.from_numpy(is_query), torch.from_numpy(numbers)
+        return {**self.encoding.rows(ids), "is_query": is_query, "text_index": numbers}
+
+    def known(self, numbers: np.ndarray) -> tuple[QueryJudgements, Hits]:
+        """Return the judgements [Q, J] of queries of these numbers [Q], and what BM25 finds among
+        the documents [Q, F]."""
+        places = np.searchsorted(self.queries.numbers, numbers)
         judged = self.queries.padded(places, self.queries.most)
-        first = Hits(np.zeros((len(places), 0), np.int64), np.zeros((len(places), 0), np.float32))
-        if self.bm25 is not None:
-            asked = [self.queries[place].text for place in places]
-            first = self.bm25.search(asked, self.depth, self.documents)
-        columns = {
-            "judged": judged.documents,
-            "grade": judged.grades,
-            "first_document": first.documents,
-            "first_score": first.scores,
-        }
-        return batch | {name: torch.from_numpy(values) for name, values in columns.items()}
+        if self.first is None:
+            return judged, Hits(
+                np.zeros((len(places), 0), np.int64), np.zeros((len(places), 0), "f4")
+            )
+        return judged, Hits(self.first.documents[places], self.first.scores[places])
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the id of the text."""

@@ -23,7 +23,7 @@ from datamodules.core.planned import ModelFacts
 from datamodules.core.store import write_whole
 from datamodules.search.candidates import DISTILLED, FIRST_DEPTH, Hits, open_bm25
 from datamodules.search.datamodule import TERM
-from datamodules.search.queries import NO_DOCUMENT, Ranking
+from datamodules.search.queries import NO_DOCUMENT, QueryJudgements, Ranking
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import TextEncoder
@@ -124,7 +124,6 @@ def fused(
 
 
 OWN, BM25, FUSED = SYSTEMS = ("retriever", "bm25", "fused")
-OF_QUERIES = ("judged", "grade", "first_document", "first_score")
 
 
 class RetrievalEvaluation(nn.Module):
@@ -133,30 +132,31 @@ class RetrievalEvaluation(nn.Module):
     def __init__(self, search_class: type[ShardedSearch] = ShardedSearch) -> None:
         super().__init__()
         self.search_class = search_class
-        self.of_queries = GatheredRows("vector", *OF_QUERIES)
+        self.of_queries = GatheredRows("vector")
         self.of_documents = GatheredRows("vector", gathers=False)
         self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
-        # Of the last evaluation: `id` [Q] and OF_QUERIES: judged documents [Q, J], -1 = none, their
-        # grades, NaN = none, BM25's documents [Q, F], -1 = none, and their scores.
-        self.queries: Any = None
-        self.num_documents = 0  # D
-        self.ranked: dict[str, RankedQueries] = {}  # system -> its rankings
+        self.ranked: dict[str, RankedQueries] = {}  # system -> its rankings in the last evaluation
 
     def update(self, vectors: Tensor, batch: EncodeBatch) -> None:
         """Add a batch. Args: vectors [B, W]; batch of an evaluation."""
         counted, is_query, number = batch["weight"] > 0, batch["is_query"], batch["text_index"]
         self.of_documents.update(counted & ~is_query, id=number, vector=vectors)
-        own: Any = {name: batch[name] for name in OF_QUERIES}  # type: ignore[literal-required]
-        own |= {"id": number[is_query], "vector": vectors[is_query]}
-        self.of_queries.update(counted[is_query], **own)
+        self.of_queries.update(counted & is_query, id=number, vector=vectors)
 
-    def search(self, feedback: Feedback | None = None) -> None:
-        """Rank all documents by the retriever, and forget the vectors."""
-        self.queries, own = self.of_queries.take(), self.of_documents.take()
-        first, documents = self.queries.first_document, self.search_class(own.id, own.vector)
+    def search(
+        self,
+        known: Callable[[np.ndarray], tuple[QueryJudgements, Hits]],
+        feedback: Feedback | None = None,
+    ) -> None:
+        """Rank all documents by the retriever, and forget the vectors. Args: known, of the dataset,
+        see `TextsDataset.known`."""
+        queries, own = self.of_queries.take(), self.of_documents.take()
+        self.numbers, documents = queries.id.cpu().numpy(), self.search_class(own.id, own.vector)
+        judged, hits = known(self.numbers)
+        columns = (torch.from_numpy(each).to(own.id.device) for each in (*judged, *hits))
+        self.judged, self.grades, first, self.first_scores = columns
         self.num_documents = len(documents.all_ids)
-        depth = max(DEPTH, first.shape[1])
-        found = documents.search(self.queries.vector, depth, feedback)
+        found = documents.search(queries.vector, max(DEPTH, first.shape[1]), feedback)
         self.found, self.scores = (each.to(own.id.device) for each in found)
         # Those that were not encoded, in a limited run, are none.
         self.first = first.masked_fill(~torch.isin(first, documents.all_ids), NO_DOCUMENT)
@@ -164,7 +164,7 @@ class RetrievalEvaluation(nn.Module):
 
     def fused(self, weight: float) -> RankedQueries:
         """Return both rankings as one. Args: weight of BM25."""
-        first = (self.first, self.queries.first_score)
+        first = (self.first, self.first_scores)
         return self._ranked(*fused(self.found, self.scores, *first, weight))
 
     def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
@@ -177,7 +177,7 @@ class RetrievalEvaluation(nn.Module):
     def measure(self, fusion_weight: float | None) -> dict[str, Metric]:
         """Return name -> metric of all systems, the retriever's own without a prefix."""
         if self.first.numel():
-            self.ranked[BM25] = self._ranked(self.first, self.queries.first_score)
+            self.ranked[BM25] = self._ranked(self.first, self.first_scores)
             if fusion_weight is not None:
                 self.ranked[FUSED] = self.fused(fusion_weight)
         named: dict[str, Metric] = {}
@@ -193,7 +193,7 @@ class RetrievalEvaluation(nn.Module):
         return named
 
     def _ranked(self, documents: Tensor, scores: Tensor) -> RankedQueries:
-        judged, grade = self.queries.judged, self.queries.grade  # [Q, J] each
+        judged, grade = self.judged, self.grades  # [Q, J] each
         relevance = torch.full(documents.shape, torch.nan, device=documents.device)
         if judged.shape[1]:
             numbers, order = judged.sort(dim=1)
@@ -407,11 +407,10 @@ class LitRetriever(EncodedTextModule):
     def query_values(self, split: str) -> QueryValues | None:
         """Return what `QueryTable` shows of the last evaluation."""
         evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
-        queries = evaluation.queries
-        if queries is None:
+        if not evaluation.ranked:
             return None
         collection = self.trainer.datamodule.collection
-        numbers, among = queries.id.tolist(), evaluation.num_documents
+        numbers, among = evaluation.numbers.tolist(), evaluation.num_documents
         title = f"{len(numbers)} queries over {among} documents"
         if among < len(collection.documents):
             title += f" of {len(collection.documents)}, which is easier than all"
@@ -426,7 +425,7 @@ class LitRetriever(EncodedTextModule):
         errors = [["input", "truth", "answer", "sample", metric]]
         order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))
         for place in (place for place in order if ranks[place] != 1):
-            relevant = queries.judged[place][queries.grade[place] > 0].tolist()
+            relevant = evaluation.judged[place][evaluation.grades[place] > 0].tolist()
             truth = " ".join(collection.documents[number].id for number in relevant)
             answer = f"rank {ranks[place]}" if ranks[place] else "none found"
             text = collection.queries[numbers[place]].text
@@ -435,7 +434,8 @@ class LitRetriever(EncodedTextModule):
 
     def _evaluate(self, split: str) -> None:
         evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
-        evaluation.search(self.feedback)
+        dataset = self.trainer.datamodule.datasets["test" if split == "test" else "validation"]
+        evaluation.search(dataset.known, self.feedback)
         if self.trainer.state.fn == "fit" and self.fusion_is_open:
             self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight(measure(METRICS[0]))
         for name, metric in evaluation.measure(self.fusion_weight()).items():

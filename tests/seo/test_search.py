@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.search.candidates import Bm25Options, open_bm25
+from datamodules.search.candidates import Bm25Options, Hits, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
-from datamodules.search.queries import Queries
+from datamodules.search.queries import Queries, QueryJudgements
 from datamodules.search.retrieval import chosen_documents
 from lit_models.seo import nearest
 from lit_models.seo.metrics import reciprocal_rank
@@ -117,32 +117,33 @@ def test_a_weight_outside_its_range_is_refused():
 NAN = float("nan")
 
 
-def batch(texts, queries):
-    """Texts as (number, is query, weight); queries as (judged, grade, first, score)."""
-    number, is_query, weight = zip(*texts, strict=True)
-    columns = zip(*queries, strict=True) if queries else [[], [], [], []]
-    judged, grade, first, score = map(list, columns)
-    return {
-        "text_index": torch.tensor(number),
-        "is_query": torch.tensor(is_query),
-        "weight": torch.tensor(weight),
-        "judged": torch.tensor(judged, dtype=torch.int64).reshape(-1, 2),
-        "grade": torch.tensor(grade, dtype=torch.float32).reshape(-1, 2),
-        "first_document": torch.tensor(first, dtype=torch.int64).reshape(-1, 2),
-        "first_score": torch.tensor(score, dtype=torch.float32).reshape(-1, 2),
-    }
+KNOWN = {  # query -> judged documents, their grades, BM25's documents and scores
+    2: ([10, -1], [2.0, NAN], [10, -1], [2.0, 0.0]),
+    4: ([10, 30], [1.0, 0.0], [20, 10], [3.0, 1.0]),
+}
+
+
+def known(numbers: np.ndarray) -> tuple[QueryJudgements, Hits]:
+    """As `TextsDataset.known`."""
+    rows = [KNOWN[number] for number in numbers.tolist()]
+    judged, grades, first, scores = np.array(rows, np.float32).reshape(-1, 4, 2).swapaxes(0, 1)
+    return QueryJudgements(judged.astype(int), grades), Hits(first.astype(int), scores)
+
+
+def batch(*texts):
+    """Texts as (number, is query, weight), and their vectors."""
+    vectors = {4: [0.6, 0.8], 2: [1.0, 0.0], 20: [0.0, 1.0], 10: [1.0, 0.0], 30: [-1.0, 0.0]}
+    number, is_query, weight = map(torch.tensor, zip(*texts, strict=True))
+    columns = {"text_index": number, "is_query": is_query, "weight": weight}
+    return torch.tensor([vectors[n] for n in number.tolist()]), columns
 
 
 def two_batches():
     """Query 4 finds document 20 first, query 2 finds document 10; the others follow."""
-    queries = {
-        4: ([10, 30], [1.0, 0.0], [20, 10], [3.0, 1.0]),
-        2: ([10, -1], [2.0, NAN], [10, -1], [2.0, 0.0]),
-    }
-    first = batch([(4, True, 1.0), (20, False, 1.0), (4, True, 0.0)], [queries[4]] * 2)
-    second = batch([(30, False, 1.0), (2, True, 1.0), (10, False, 1.0)], [queries[2]])
-    vectors = {4: [0.6, 0.8], 2: [1.0, 0.0], 20: [0.0, 1.0], 10: [1.0, 0.0], 30: [-1.0, 0.0]}
-    return [(torch.tensor([vectors[int(n)] for n in b["text_index"]]), b) for b in (first, second)]
+    return [
+        batch((4, True, 1.0), (20, False, 1.0), (4, True, 0.0)),
+        batch((30, False, 1.0), (2, True, 1.0), (10, False, 1.0)),
+    ]
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -150,10 +151,10 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
     evaluation, batches = RetrievalEvaluation(), two_batches()
     for vectors, part in batches[::-1] if turned else batches:
         evaluation.update(vectors, part)
-    evaluation.search()
-    assert evaluation.queries.id.tolist() == [2, 4]  # fillers are left out
+    evaluation.search(known)
+    assert evaluation.numbers.tolist() == [2, 4]  # fillers are left out
     assert evaluation.num_documents == 3
-    assert evaluation.queries.judged.tolist() == [[10, -1], [10, 30]]
+    assert evaluation.judged.tolist() == [[10, -1], [10, 30]]
     found = {n: float(m.compute()) for n, m in evaluation.measure(0.5).items()}
     # Query 2 finds its document first; query 4 behind document 20, in both rankings.
     assert found["mrr@10"] == found["bm25_mrr@10"] == found["fused_mrr@10"] == 0.75
@@ -164,15 +165,13 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
 
 def test_one_text_alone_and_none_at_all_are_no_trouble():
     evaluation = RetrievalEvaluation()
-    (vectors, _), _ = two_batches()
-    alone = batch([(4, True, 1.0)], [([1, 2], [1, 1], [1, 2], [2, 1])])
-    evaluation.update(vectors[:1], alone)
-    evaluation.search()
-    assert evaluation.queries.id.shape == (1,)
+    evaluation.update(*batch((4, True, 1.0)))
+    evaluation.search(known)
+    assert evaluation.numbers.tolist() == [4]
     assert float(evaluation.measure(0.5)["fused_ndcg@10"].compute()) == 0.0
     evaluation = RetrievalEvaluation()
-    evaluation.update(vectors[1:2], batch([(20, False, 1.0)], []))
-    evaluation.search()
+    evaluation.update(*batch((20, False, 1.0)))
+    evaluation.search(known)
     assert evaluation.best_weight(reciprocal_rank) == 0.0
     assert evaluation.measure(None)["ndcg@10"].compute().isnan()
 
