@@ -67,44 +67,29 @@ class CollectionRequest:
         if self.folder is None and self.files != CollectionFiles():
             raise ValueError("data.collection.folder is missing; name that of the documents.")
 
-    @property
-    def layout(self) -> str:
-        """The format, by the files of the folder: `demo`, `pages` or a key of `READERS`.
+    def reader(self) -> tuple[str, Reader]:
+        """Return the format, `demo`, `pages` or a key of `READERS`, and the reader of these files.
 
         Raises:
-            FileNotFoundError: the folder is not there.
-            ValueError: no file tells the format.
+            FileNotFoundError: a file or folder is not there.
+            ValueError: no file tells the format, or a file cannot be assigned to a part.
         """
-        if self.folder is None:
-            return "demo"
-        folder = Path(self.folder).expanduser()
+        folder = demo_collection() if self.folder is None else Path(self.folder).expanduser()
         if not folder.is_dir():
             raise FileNotFoundError(f"data.collection.folder {folder} is no folder.")
-        for layout, (name, _) in READERS.items():
-            if (folder / name).exists():
-                return layout
+        found = (format for format, (name, _) in READERS.items() if (folder / name).exists())
+        if format := next(found, ""):
+            if self.cleaning.main_text:
+                raise ValueError("collection.cleaning.main_text is for pages alone; leave it out.")
+            return "demo" if self.folder is None else format, READERS[format][1](folder, self.files)
         if any(kind_of(path) in PAGE_SUFFIXES for path in folder.rglob("*")):
-            return "pages"
+            lines = main_lines if self.cleaning.main_text else None
+            return "pages", PagesReader(folder, self.files, lines)
         raise ValueError(
             f"data.collection.folder {folder} holds none of the files that tell a format "
             f"(corpus.jsonl of BEIR, {PASSAGES} of MS MARCO, {PRODUCTS}, or pages: "
             f"{', '.join(PAGE_SUFFIXES)}); name the folder that holds them."
         )
-
-    def reader(self) -> Reader:
-        """Return the reader of these files.
-
-        Raises:
-            FileNotFoundError: a file or folder is not there.
-            ValueError: a file cannot be assigned to a part.
-        """
-        folder = demo_collection() if self.folder is None else Path(self.folder).expanduser()
-        if self.layout == "pages":
-            return PagesReader(folder, self.files, main_lines if self.cleaning.main_text else None)
-        if self.cleaning.main_text:
-            raise ValueError("collection.cleaning.main_text is for pages alone; leave it out.")
-        _, reader = READERS["beir" if self.folder is None else self.layout]
-        return reader(folder, self.files)
 
 
 class Judgements(NamedTuple):
@@ -238,11 +223,11 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
         FileNotFoundError: a file is not there.
         ValueError: a file cannot be read at all, or rows break a rule.
     """
-    reader = request.reader()
+    format, reader = request.reader()
     files = reader.files()
     content: dict[str, Any] = {
         "version": COLLECTION_VERSION,
-        "format": request.layout,
+        "format": format,
         "files": {role: [file_digest(p) for p in paths] for role, paths in files.items()},
         "split": asdict(request.split),
         **request.cleaning.facts(),
@@ -253,7 +238,7 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
     # Messages name the files, so that the same ones elsewhere are another folder.
     places = {role: [str(path) for path in paths] for role, paths in files.items()}
     folder = cache_folder("collections", [fingerprint, places, CACHE_VERSION])
-    facts = {"fingerprint": fingerprint, "format": request.layout}
+    facts = {"fingerprint": fingerprint, "format": format}
     make = partial(_write, reader, request, facts, BadRows(on_bad_rows))
     return Collection(accepted(made_once(folder, make), on_bad_rows))
 

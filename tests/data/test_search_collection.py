@@ -382,12 +382,12 @@ def test_options_in_conflict_are_refused():
 
 
 def test_the_format_is_found_from_the_folder(tmp_path):
-    assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).layout == "beir"
+    assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).reader()[0] == "beir"
     write_lines(tmp_path / "site" / "a" / "PAGE.HTM", "<p>x")
-    assert CollectionRequest(folder=str(tmp_path / "site")).layout == "pages"
+    assert CollectionRequest(folder=str(tmp_path / "site")).reader()[0] == "pages"
     with pytest.raises(ValueError, match=r"data.collection.files names queries alone; leave"):
         CollectionRequest(str(tmp_path / "site"), CollectionFiles(train="y")).reader()
-    assert CollectionRequest().layout == "demo"
+    assert CollectionRequest().reader()[0] == "demo"
     (tmp_path / "bare").mkdir()
     words = "bare holds none of the files that tell a format .*corpus.jsonl.*html"
     with pytest.raises(ValueError, match=words):
