@@ -149,8 +149,7 @@ class RankingBatch(PlannedBatch):
     segment_ids: Tensor  # [P, T] int64, 0 = query, 1 = document
     pair_lengths: np.ndarray  # [P] int64, tokens of each row; on the host, which is not to wait
     num_parts: int  # in which a training step computes the rows, on every replica as many
-    pair_index: Tensor  # [B, K] int64, row of each candidate; -1 = none
-    document: Tensor  # [B, K] int64, index of each candidate in the collection; -1 = none
+    pair_index: Tensor  # [B, K] int64, row of each candidate, documents ascending; -1 = none
     relevance: Tensor  # [B, K] float32 grades; NaN = unjudged
     prior: Tensor  # [B, K] float32, score of the first stage, normalised within the query
     baselines: NotRequired[dict[str, Tensor]]  # test only: name -> scores [B, K] float32

@@ -163,7 +163,6 @@ class RankingDataset(PlannedDataset):
         first = [self.first_scores(*own) for own in each]
         all_grades = [self.queries.judged(place).grades for place in places]
         columns = {
-            "document": padded(own_documents, NO_DOCUMENT, width),
             "relevance": padded([grades for _, grades in groups], NO_GRADE, width),
             "prior": padded(list(map(self.prior, places, first)), NO_SCORE, width),
             "all_relevance": padded(all_grades, NO_GRADE, 1),

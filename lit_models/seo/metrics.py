@@ -9,9 +9,8 @@ log2(rank + 1) as the discount of every rank):
   that a relevant document that no candidate is lowers NDCG, MAP and recall.
 - A query that has judgements but no relevant document scores 0; one without judgements is not
   evaluated at all.
-- Ties: equal scores are ordered by the document's index, the smaller first (by the candidate's
-  position where no index is given), on any number of devices and in any order of candidates.
-  (trec_eval takes the larger identifier first.)
+- Ties: equal scores keep the order of the candidates, which is that of the documents' indices, on
+  any number of devices. (trec_eval takes the larger identifier first.)
 - A query with a score that is no number has the value NaN: it cannot pass for a good ranking.
 
 Scores of heads are those of scikit-learn and scipy, in float64 over all predictions in the order of
@@ -59,11 +58,7 @@ class RankedQueries(NamedTuple):
 
 
 def rank_queries(
-    scores: Tensor,
-    relevance: Tensor,
-    is_candidate: Tensor,
-    all_relevance: Tensor,
-    document: Tensor | None = None,
+    scores: Tensor, relevance: Tensor, is_candidate: Tensor, all_relevance: Tensor
 ) -> RankedQueries:
     """Put the candidates of each query in order.
 
@@ -73,13 +68,10 @@ def rank_queries(
         is_candidate: [B, K] bool, false where a query has fewer candidates.
         all_relevance: [B, J] grades of every judged document, whether it is a candidate or not;
             nan or below 0 = none, so that a judgement below 0 is given as 0.
-        document: [B, K] int64, what decides ties; the candidate's position where not given.
     """
     scores = scores.detach().double()
     # Sorts that keep the order of equals, the least important first.
-    positions = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape)
-    order = positions if document is None else document.argsort(dim=1, stable=True)
-    order = order.gather(1, scores.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    order = scores.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, (~is_candidate).gather(1, order).byte().argsort(dim=1, stable=True))
     grades = relevance.double().nan_to_num(nan=0.0).clamp(min=0).masked_fill(~is_candidate, 0)
     is_wrong = (scores.isnan() & is_candidate).any(1, keepdim=True)

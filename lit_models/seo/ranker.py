@@ -171,5 +171,4 @@ class LitRanker(EncodedTextModule):
 
 def _ranked(batch: RankingBatch, scores: Tensor) -> RankedQueries:
     is_candidate = batch["pair_index"] >= 0
-    judged = (batch["relevance"], is_candidate, batch["all_relevance"], batch["document"])
-    return rank_queries(scores, *judged)
+    return rank_queries(scores, batch["relevance"], is_candidate, batch["all_relevance"])

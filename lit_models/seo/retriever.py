@@ -201,7 +201,7 @@ class RetrievalEvaluation(nn.Module):
             place = place.clamp(max=judged.shape[1] - 1)
             is_judged = (numbers.gather(1, place) == documents) & (documents >= 0)
             relevance = grade.gather(1, order).gather(1, place).masked_fill(~is_judged, torch.nan)
-        return rank_queries(scores, relevance, documents >= 0, grade.clamp(min=0), documents)
+        return rank_queries(scores, relevance, documents >= 0, grade.clamp(min=0))
 
 
 class LitRetriever(EncodedTextModule):

@@ -42,8 +42,13 @@ def built(folder, stage, **options):
 def drawn(data, place, epoch=0):
     """Return documents, grades and priors of the candidates of one query."""
     batch = data.batch(np.array([place]), epoch)
-    is_there = batch["document"][0] >= 0
-    return (batch[name][0][is_there].numpy() for name in ("document", "relevance", "prior"))
+    is_there, documents = batch["pair_index"][0] >= 0, documents_of(data, place, epoch)
+    return (documents, *(batch[name][0][is_there].numpy() for name in ("relevance", "prior")))
+
+
+def documents_of(data, place, epoch):
+    """Return the candidates of one query."""
+    return data.graded(place, rng_for(data.seed, epoch, place))[0]
 
 
 def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
@@ -129,7 +134,6 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert batch["baselines"]["first"].tolist() == [[2.0, 3.0]]
     assert batch["all_relevance"][0].tolist() == data.queries.judged(0).grades.tolist()
     batch = data.batch(np.array([1, 1]), 0)  # not in the run: counts, and scores 0
-    assert batch["document"].tolist() == [[-1], [-1]]
     assert batch["pair_index"].tolist() == [[-1], [-1]]
     assert batch["input_ids"].shape == (1, 3)  # marks
     assert sorted(batch["baselines"]) == ["bm25", "first"]
@@ -147,15 +151,13 @@ def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):
         assert lengths == sorted(batch["attention_mask"].sum(1).tolist(), reverse=True)
         assert sorted(batch["pair_index"][batch["pair_index"] >= 0]) == list(range(len(lengths)))
         for row, place in enumerate(places):
-            query = encode(data.queries[place].text)
-            for document, index in zip(
-                batch["document"][row].tolist(), batch["pair_index"][row].tolist(), strict=True
-            ):
-                assert (document < 0) == (index < 0)
-                if document >= 0:
-                    text = encode(data.collection.documents[document].whole)
-                    expected = encoding.rows([text], [query])["input_ids"][0]
-                    assert torch.equal(batch["input_ids"][index, : lengths[index]], expected)
+            query, index = encode(data.queries[place].text), batch["pair_index"][row]
+            documents = documents_of(data, place, 2).tolist()
+            assert (index[len(documents) :] == -1).all()
+            for document, number in zip(documents, index[index >= 0].tolist(), strict=True):
+                text = encode(data.collection.documents[document].whole)
+                expected = encoding.rows([text], [query])["input_ids"][0]
+                assert torch.equal(batch["input_ids"][number, : lengths[number]], expected)
 
 
 def test_the_lists_of_bm25_are_kept_until_its_scoring_changes(folder, monkeypatch):

@@ -27,14 +27,13 @@ TREC_NAMES = {
 
 
 def one_query(
-    scores: list[float], relevance: list[float], judged: list[float], **options: list[int]
+    scores: list[float], relevance: list[float], judged: list[float]
 ) -> seo_metrics.RankedQueries:
     return seo_metrics.rank_queries(
         torch.tensor([scores]),
         torch.tensor([relevance]),
         torch.ones(1, len(scores), dtype=torch.bool),
         torch.tensor([judged]),
-        **{name: torch.tensor([value]) for name, value in options.items()},
     )
 
 
@@ -45,11 +44,9 @@ def test_the_first_relevant_document_has_a_rank_or_none() -> None:
     assert seo_metrics.first_relevant(one_query([], [], [1.0])).tolist() == [0]
 
 
-def test_ties_go_to_the_smaller_document_in_any_order_of_candidates() -> None:
-    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
-        relevance = [[0.0, 1.0, 2.0][i] for i in order]
-        ranked = one_query([0.5] * 3, relevance, [1.0, 2.0], document=[[7, 8, 9][i] for i in order])
-        assert ranked.relevance.tolist() == [[0.0, 1.0, 2.0]]
+def test_ties_keep_the_order_of_candidates() -> None:
+    ranked = one_query([0.5, 0.5, 0.7, 0.5], [0.0, 1.0, 3.0, 2.0], [1.0, 2.0])
+    assert ranked.relevance.tolist() == [[3.0, 0.0, 1.0, 2.0]]
 
 
 def test_fillers_and_queries_without_judgements_count_nowhere() -> None:
