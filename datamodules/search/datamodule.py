@@ -39,19 +39,18 @@ FOUND_COLUMNS = ("query_id", "query", "rank", "score", "address", "title", "snip
 SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 
 
-def kept_documents(collection: Collection, encoding: TextEncoding) -> TokenRows:
-    """Return the tokens of all documents, whole, tokenised once into the cache."""
-    facts, prompt = ["documents", collection.fingerprint], encoding.prompts["document"]
-    return kept_tokens(
-        facts, encoding, lambda: (prompt + d.whole for d in collection.documents), None
+def kept_texts(
+    collection: Collection, encoding: TextEncoding, queries: Queries
+) -> tuple[TokenRows, TokenRows]:
+    """Return the tokens of all documents, and of queries by their place: whole ones, tokenised once
+    into the cache."""
+    prompts, documents = encoding.prompts, collection.documents
+    whole = (prompts["document"] + document.whole for document in documents)
+    asked = (prompts["query"] + query.text for query in queries)
+    return (
+        kept_tokens(["documents", collection.fingerprint], encoding, lambda: whole, None),
+        kept_tokens(["queries", queries.digest], encoding, lambda: asked, None),
     )
-
-
-def kept_queries(queries: Queries, encoding: TextEncoding) -> TokenRows:
-    """Return the tokens of queries, by their place, as `kept_documents`."""
-    facts = ["queries", queries.digest]
-    prompt = encoding.prompts["query"]
-    return kept_tokens(facts, encoding, lambda: (prompt + query.text for query in queries), None)
 
 
 class SearchDataModule(EncodedTextDataModule):

@@ -24,7 +24,7 @@ from datamodules.search.candidates import (
     open_bm25,
 )
 from datamodules.search.collection import Collection
-from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
+from datamodules.search.datamodule import TERM, SearchDataModule, kept_texts
 from datamodules.search.queries import (
     NO_DOCUMENT,
     NO_GRADE,
@@ -69,8 +69,7 @@ class RankingDataset(PlannedDataset):
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
         listed = (options.top, collection, queries, "data.candidates")
         self.lists = candidate_lists(options, bm25, *listed)
-        self.document_tokens = kept_documents(collection, encoding)
-        self.query_tokens = kept_queries(queries, encoding)
+        self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
         places, sizes = range(len(queries)), self.document_tokens.sizes
         lengths = [self._length(place, sizes) for place in places]
         self.lengths = np.maximum(1, np.array(lengths, np.int64))

@@ -34,7 +34,7 @@ from datamodules.search.candidates import (
     candidate_lists,
 )
 from datamodules.search.collection import Collection, Judgements
-from datamodules.search.datamodule import TERM, SearchDataModule, kept_documents, kept_queries
+from datamodules.search.datamodule import TERM, SearchDataModule, kept_texts
 from datamodules.search.queries import (
     NO_DOCUMENT,
     RELEVANT_ABOVE,
@@ -251,8 +251,7 @@ class PairDataset(PlannedDataset):
             self.taught = lists
         self.counts = np.array(mix.counts(collection, queries))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
-        self.document_tokens = kept_documents(collection, encoding)
-        self.query_tokens = kept_queries(queries, encoding)
+        self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
         of_document = encoding.positions(self.document_tokens.sizes)
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
         is_relevant = judgements.grade > RELEVANT_ABOVE
@@ -379,8 +378,7 @@ class TextsDataset(PlannedDataset):
     ) -> None:
         self.collection, self.encoding = collection, encoding
         self.queries, self.documents = queries, documents
-        self.document_tokens = kept_documents(collection, encoding)
-        self.query_tokens = kept_queries(queries, encoding)
+        self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
         among = documents if len(documents) < len(collection.documents) else None
         facts = (bm25, FIRST_DEPTH, collection, queries, "data.bm25", among)
         self.first = candidate_lists(CandidateOptions("bm25"), *facts) if bm25 else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
-from datamodules.search.datamodule import kept_documents, kept_queries
+from datamodules.search.datamodule import kept_texts
 from datamodules.search.queries import Queries
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -38,7 +38,7 @@ def encoding_of(kind: str = "bytes", **limits: Any) -> TextEncoding:
 def kept(collection: Collection, encoding: TextEncoding) -> tuple:
     everything = np.arange(len(collection.queries))
     queries = Queries(collection.queries, collection.fingerprint, numbers=everything)
-    return kept_documents(collection, encoding), kept_queries(queries, encoding)
+    return kept_texts(collection, encoding, queries)
 
 
 def check(collection: Collection, encoding: TextEncoding) -> None:
