@@ -377,7 +377,7 @@ class TextsDataset(PlannedDataset):
         bm25: Bm25Options | None = None,
     ) -> None:
         self.collection, self.encoding = collection, encoding
-        self.queries, self.documents = queries, documents
+        self.queries, self.numbers = queries, np.concatenate([queries.numbers, documents])
         self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
         among = documents if len(documents) < len(collection.documents) else None
         facts = (bm25, FIRST_DEPTH, collection, queries, "data.bm25", among)
@@ -393,37 +393,31 @@ class TextsDataset(PlannedDataset):
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """Return the padded batch of several texts [B], the same in every epoch."""
-        is_query = sample_ids < len(self.queries)
-        places, most = sample_ids[is_query], self.encoding.limits.max_query_length
-        numbers = np.empty(len(sample_ids), np.int64)
-        numbers[is_query] = self.queries.numbers[places]
-        numbers[~is_query] = self.documents[sample_ids[~is_query] - len(self.queries)]
+        is_query, numbers = sample_ids < len(self.queries), self.numbers[sample_ids]
+        columns = (each.tolist() for each in (is_query, sample_ids, numbers))
+        most = self.encoding.limits.max_query_length
         ids = [
-            self.query_tokens[sample_id][:most] if is_one else self.document_tokens[number]
-            for sample_id, is_one, number in zip(
-                sample_ids.tolist(), is_query.tolist(), numbers.tolist(), strict=True
-            )
+            self.query_tokens[place][:most] if is_one else self.document_tokens[number]
+            for is_one, place, number in zip(*columns, strict=True)
         ]
-        is_query, numbers = torch.from_numpy(is_query), torch.from_numpy(numbers)
-        return {**self.encoding.rows(ids), "is_query": is_query, "text_index": numbers}
+        own = {"is_query": torch.from_numpy(is_query), "text_index": torch.from_numpy(numbers)}
+        return {**self.encoding.rows(ids), **own}
 
     def known(self, numbers: np.ndarray) -> tuple[QueryJudgements, Hits]:
         """Return the judgements [Q, J] of queries of these numbers [Q], and what BM25 finds among
         the documents [Q, F]."""
         places = np.searchsorted(self.queries.numbers, numbers)
-        judged = self.queries.padded(places, self.queries.most)
-        if self.first is None:
-            return judged, Hits(
-                np.zeros((len(places), 0), np.int64), np.zeros((len(places), 0), "f4")
-            )
-        return judged, Hits(self.first.documents[places], self.first.scores[places])
+        none = np.zeros((len(places), 0), np.int64)
+        hits = Hits(none, none.astype(np.float32))
+        if self.first is not None:
+            hits = Hits(self.first.documents[places], self.first.scores[places])
+        return self.queries.padded(places, self.queries.most), hits
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the id of the text."""
         if sample_id < len(self.queries):
             return {"query": self.queries[sample_id].id}
-        number = int(self.documents[sample_id - len(self.queries)])
-        return {"document": self.collection.documents[number].id}
+        return {"document": self.collection.documents[int(self.numbers[sample_id])].id}
 
 
 def chosen_documents(queries: Queries, num_documents: int, num_others: int | None) -> np.ndarray:
