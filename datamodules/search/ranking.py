@@ -89,13 +89,12 @@ class RankingDataset(PlannedDataset):
         return [name for name, there in (("first", is_run), ("bm25", has_bm25)) if there]
 
     def listed(self, place: int) -> np.ndarray:
-        """Return the documents of a query's list, best first; none where the source is judged."""
-        return np.zeros(0, np.int64) if self.lists is None else self.lists.of(place)[0]
+        """Return the documents of a query's list, best first, or the judged ones, ascending."""
+        lists = self.lists
+        return self.queries.judged(place).documents if lists is None else lists.of(place)[0]
 
     def candidates(self, place: int) -> np.ndarray:
         """Return the documents that are ranked for a query, ascending."""
-        if self.lists is None:
-            return self.queries.judged(place).documents
         return np.sort(self.listed(place))
 
     def graded(self, place: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -147,9 +146,8 @@ class RankingDataset(PlannedDataset):
         """Return the padded batch of queries with their candidates of this epoch."""
         places = sample_ids.tolist()
         groups = [self.graded(place, rng_for(self.seed, epoch, place)) for place in places]
-        own_documents = [documents for documents, _ in groups]
-        each = list(zip(places, own_documents, strict=True))
-        sizes = np.array([len(documents) for documents in own_documents])
+        each = [(place, documents) for place, (documents, _) in zip(places, groups, strict=True)]
+        sizes = np.array([len(documents) for _, documents in each])
         index = np.full((len(places), max(self.width, *sizes)), NO_DOCUMENT)
         width = index.shape[1]
         texts = [self.document_tokens[number] for _, own in each for number in own.tolist()]
