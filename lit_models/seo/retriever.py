@@ -154,30 +154,29 @@ class RetrievalEvaluation(nn.Module):
         self.numbers, documents = queries.id.cpu().numpy(), self.search_class(own.id, own.vector)
         judged, hits = known(self.numbers)
         columns = (torch.from_numpy(each).to(own.id.device) for each in (*judged, *hits))
-        self.judged, self.grades, first, self.first_scores = columns
+        self.judged, self.grades, first, scores = columns
         self.num_documents = len(documents.all_ids)
         found = documents.search(queries.vector, max(DEPTH, first.shape[1]), feedback)
-        self.found, self.scores = (each.to(own.id.device) for each in found)
+        self.found = Found(*(each.to(own.id.device) for each in found))
         # Those that were not encoded, in a limited run, are none.
-        self.first = first.masked_fill(~torch.isin(first, documents.all_ids), NO_DOCUMENT)
-        self.ranked = {OWN: self._ranked(self.found, self.scores)}
+        first = first.where(torch.isin(first, documents.all_ids), NO_DOCUMENT)
+        self.first, self.ranked = Found(first, scores), {OWN: self._ranked(*self.found)}
 
     def fused(self, weight: float) -> RankedQueries:
         """Return both rankings as one. Args: weight of BM25."""
-        first = (self.first, self.first_scores)
-        return self._ranked(*fused(self.found, self.scores, *first, weight))
+        return self._ranked(*fused(*self.found, *self.first, weight))
 
     def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
         """Return the weight of BM25 that is best over queries, the smallest of equals."""
-        if not self.first.numel():  # a limited run may have seen no query
+        if not self.first.documents.numel():  # a limited run may have seen no query
             return 0.0
         means = [round(float(values_of(self.fused(weight)).mean()), 12) for weight in WEIGHTS]
         return WEIGHTS[means.index(max(means))]
 
     def measure(self, fusion_weight: float | None) -> dict[str, Metric]:
         """Return name -> metric of all systems, the retriever's own without a prefix."""
-        if self.first.numel():
-            self.ranked[BM25] = self._ranked(self.first, self.first_scores)
+        if self.first.documents.numel():
+            self.ranked[BM25] = self._ranked(*self.first)
             if fusion_weight is not None:
                 self.ranked[FUSED] = self.fused(fusion_weight)
         named: dict[str, Metric] = {}

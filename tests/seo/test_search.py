@@ -138,18 +138,13 @@ def batch(*texts):
     return torch.tensor([vectors[n] for n in number.tolist()]), columns
 
 
-def two_batches():
-    """Query 4 finds document 20 first, query 2 finds document 10; the others follow."""
-    return [
-        batch((4, True, 1.0), (20, False, 1.0), (4, True, 0.0)),
-        batch((30, False, 1.0), (2, True, 1.0), (10, False, 1.0)),
-    ]
-
-
 @pytest.mark.parametrize("turned", [False, True])
 def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
-    evaluation, batches = RetrievalEvaluation(), two_batches()
-    for vectors, part in batches[::-1] if turned else batches:
+    """Query 4 finds document 20 first, query 2 finds document 10; the others follow."""
+    first = batch((4, True, 1.0), (20, False, 1.0), (4, True, 0.0))
+    second = batch((30, False, 1.0), (2, True, 1.0), (10, False, 1.0))
+    evaluation = RetrievalEvaluation()
+    for vectors, part in (second, first) if turned else (first, second):
         evaluation.update(vectors, part)
     evaluation.search(known)
     assert evaluation.numbers.tolist() == [2, 4]  # fillers are left out
