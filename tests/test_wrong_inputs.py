@@ -117,7 +117,7 @@ WRONG_FILES: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
         CHECK,
         {"train.csv": GLUED + "smith,en,8311x\n,en,83110\n"},
         r"3 bad rows .*train.csv:62: .*glues rows.*train.csv:64: code \"8311x\".*train.csv:65: "
-        ".*Correct them, or leave them out of a run with --data.on_bad_rows=reject",
+        ".*Correct them, or leave them out of a training: --data.on_bad_rows=reject",
     ),
     "weights that are not finite": (
         [*CODE_MINE, "--ckpt_path=nan.ckpt"],

@@ -123,7 +123,7 @@ class Audit:
         for line in first_of_each(self.bad_rows, NUM_BAD_SHOWN):
             console.print(paragraph.fill(line), markup=False, soft_wrap=True)
         console.print(
-            "Correct them, or leave them out of a run with --data.on_bad_rows=reject, which "
+            "Correct them, or leave them out of a training: --data.on_bad_rows=reject "
             "writes them to rejected.csv."
         )
 

@@ -288,7 +288,7 @@ class OccupationDataModule(PlannedDataModule):
         if not len(dataset.row_ids):
             raise ValueError(
                 f"no row is for {stage}; name data.{stage}_files or raise data.split.{stage}_share "
-                "(or --trainer.limit_val_batches=0, --test_after_fit=false, without the part)."
+                "(trainer.limit_val_batches=0 validates nothing, test_after_fit=false tests none)."
             )
         arrays = self.store.arrays
         self._say_cut(stage, arrays["is_truncated"][arrays["text_id"][dataset.row_ids]])
