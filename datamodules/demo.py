@@ -84,9 +84,9 @@ def topics() -> dict[str, str]:
 @cache
 def documented() -> tuple[Documented, ...]:
     """Return what the modules document, in the order of the list and of the sources."""
-    found: list[Documented] = []
+    found, library = list[Documented](), _library()
     for name in MODULES.split():
-        path = _library() / f"{name}.py"
+        path = library / f"{name}.py"
         if path.is_file():
             # decimal's Python source is _pydecimal, and so on
             module = name.removesuffix("/__init__").replace("/", ".").replace("_py", "")
@@ -315,7 +315,8 @@ def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
     version of it."""
     facts = []
     if of_python:
-        paths = (_library() / name for name in (TOPICS, *(f"{m}.py" for m in MODULES.split())))
+        library = _library()
+        paths = (library / name for name in (TOPICS, *(f"{m}.py" for m in MODULES.split())))
         sources = [[path.name, file_digest(path)] for path in paths if path.is_file()]
         facts = [platform.python_version(), TEXT_VERSION, digest_of(sources)]
 

@@ -58,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
     gc.collect()
     gc.freeze()  # all is imported: to search it for garbage takes a quarter of a second each time
+    gc.set_threshold(20_000, 20)  # what tests make is small, or large tensors that are no garbage
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,8 +78,9 @@ def _same_beginning() -> Iterator[None]:
     """Begin each test with the same random numbers and search path, which commands lengthen, and
     with the handler of a signal that stopped runs leave ignored, whichever tests came before it."""
     handler, path = signal.getsignal(signal.SIGUSR1), [*sys.path]
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(1)
+    if torch := sys.modules.get("torch"):
+        # Without a GPU `torch.manual_seed` keeps a stack for each kind of one, and takes longest.
+        (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(1)
     yield
     signal.signal(signal.SIGUSR1, handler)
     sys.path[:] = path
