@@ -21,7 +21,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("writer")
     path = write_pages(folder / "pages.jsonl")
     quiet = {"callbacks": [Ledger()], "enable_checkpointing": False, "precision": 32}
-    trainer = toy_trainer(folder, max_epochs=120, limit_val_batches=0, **quiet)
+    trainer = toy_trainer(folder, max_epochs=70, limit_val_batches=0, **quiet)
     module = writer()
     trainer.fit(module, pages_of(path))
     trainer.save_checkpoint(folder / "a.ckpt")

@@ -111,10 +111,10 @@ def test_greedy_decoding_agrees_with_generate(kind, config):
     sources = [torch.randint(2, VOCAB, (n,), generator=generator).tolist() for n in lengths]
     batch, ends = batch_of(sources), set()
     given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
+    options = {"max_new_tokens": most, "do_sample": False, "eos_token_id": VOCAB}
+    answers = model.generate(**given, **options)[:, 1:].tolist()  # none of which ends by itself
     for end_id in range(1, VOCAB):  # some targets end early and leave the batch, others are cut
         found, _ = written(net, sources, end_id=end_id, max_new_tokens=most)
-        options = {"max_new_tokens": most, "do_sample": False, "eos_token_id": end_id}
-        answers = model.generate(**given, **options)[:, 1:].tolist()
         for ids, target in zip(found, answers, strict=True):
             ends.add(end_id in target)
             assert ids == (target[: target.index(end_id)] if end_id in target else target)

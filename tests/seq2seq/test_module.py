@@ -36,7 +36,7 @@ def data_of(files, **options):
     return Seq2SeqDataModule(train_files=files, **how, **options)
 
 
-def trained(folder, files, epochs=40, **options):
+def trained(folder, files, epochs=28, **options):
     decoding = Seq2SeqDecoding(max_new_tokens=8)
     module = LitSeq2Seq(ADAMW, decoding=decoding, **{"network": SMALL, **options})
     trainer = toy_trainer(folder, max_epochs=epochs, check_val_every_n_epoch=epochs)

@@ -34,12 +34,12 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def epochs_of(folder: Path, *callbacks: Callback, module: Any = None, **data: Any) -> int:
+def epochs_of(folder: Path, *callbacks: Callback, module: Any = None) -> int:
     """Train, or go on from the last checkpoint, and return the epochs in the ledger."""
     last = folder / "checkpoints" / "last.ckpt"
     trainer = toy_trainer(folder, callbacks=list(callbacks), max_epochs=9)
     resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
-    trainer.fit(module or LitToy(), ToyData(**data), **resume)
+    trainer.fit(module or LitToy(), ToyData(), **resume)
     return len(ledger_lines(folder)) // STEPS
 
 
@@ -75,7 +75,7 @@ def test_what_would_train_something_else_or_hang_is_refused(tmp_path, message):
 def test_a_ledger_of_a_plain_module_and_a_checkpoint_without_its_phase_are_refused(tmp_path):
     with pytest.raises(ValueError, match="BoringModel is none: give its Trainer"):
         epochs_of(tmp_path, Ledger(), module=BoringModel())
-    epochs_of(tmp_path)
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[]).fit(LitToy(), ToyData())
     content = read_checkpoint(last := tmp_path / "checkpoints" / "last.ckpt")
     torch.save(content | {"ledger": {"hash": ""}}, last)
     with pytest.raises(ValueError, match="of an earlier version, .* with --model.init_from"):
@@ -109,8 +109,8 @@ class LitStepwise(LitToy):
 @pytest.mark.parametrize("micro", [None, 4, 2])
 def test_a_schedule_is_asked_after_optimizer_steps_with_accumulation_too(tmp_path, micro):
     module = LitStepwise(partial(ExponentialLR, gamma=0.7), 2)
-    epochs_of(tmp_path, module=module, micro_batch_size=micro)
-    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[:STEPS]]
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[]).fit(module, ToyData(micro_batch_size=micro))
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)]
     assert rates == pytest.approx([0.01 * 0.7**falls for falls in (0, 0, 1, 1, 2, 2, 3)])
 
 

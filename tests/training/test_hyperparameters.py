@@ -19,6 +19,7 @@ import datamodules
 import lit_models
 from lit_models import LitCausalLM, LitOccupationCoder
 from lit_models.commands.export import export
+from lit_models.config_files import read_config
 from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses, known_arguments
 from tests.toy import LitToy
 from tests.wrong_inputs import FIT, ONE_DEVICE
@@ -76,14 +77,14 @@ def plant(values: dict[str, Any]) -> None:
     content["hyper_parameters"] |= values
     torch.save(content, CKPT)
     config = json.loads(Path("exported/config.json").read_text())
-    run = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
+    run = read_config(Path("runs/mine/config.yaml"))
     model = {name: value for name, value in values.items() if name != "_class_path"}
     config["init_args"] |= model
     run["model"]["init_args"] |= model
     if "_class_path" in values:
         config["class_path"] = run["model"]["class_path"] = values["_class_path"]
     Path("exported/config.json").write_text(json.dumps(config))
-    Path("runs/mine/config.yaml").write_text(yaml.safe_dump(run))
+    Path("runs/mine/config.yaml").write_text(json.dumps(run))  # which is YAML too
 
 
 EVALUATE = [*ONE_DEVICE, "--data.test_files=train.csv", "--data.predict_files=mine.csv"]
