@@ -153,18 +153,19 @@ NEW_MOUNTS = 0x20000  # CLONE_NEWNS of unshare(2)
 # In a namespace of their own: the machine keeps its /dev/shm.
 MOUNTS = """
 mount --make-rprivate /
+mount --bind {folder} /mnt
 mount -t tmpfs -o size=65m tmpfs /dev/shm
 head -c 64M /dev/zero > /dev/shm/full
-mount -t tmpfs -o ro tmpfs {runs}
+mount -t tmpfs -o ro tmpfs /mnt/runs
 """
 
 
 def doctor_of_a_faulty_machine(folder):
     assert ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0
-    runs = folder / "runs"
-    subprocess.run(["sh", "-ec", MOUNTS.format(runs=shlex.quote(str(runs)))], check=True)
-    sys.path.insert(0, str(folder / "site"))
-    return doctor({}, f"--folder={runs}")
+    mounts = MOUNTS.format(folder=shlex.quote(str(folder)))  # which may lie in /dev/shm
+    subprocess.run(["sh", "-ec", mounts], check=True)
+    sys.path.insert(0, "/mnt/site")
+    return doctor({}, "--folder=/mnt/runs")
 
 
 def test_each_fault_around_a_doctor_is_named_with_its_fix(tmp_path):

@@ -18,7 +18,6 @@ from datamodules import Augmentation
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.cli import UnisonoCLI, launch
 from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.optim import WarmupDecay
 from tests.seq2seq.test_data import table
 from tests.toy import ledger_lines
 
@@ -122,7 +121,9 @@ EFFECTS: dict[str, Callable[[Any], bool]] = {
     "batch size": lambda run: [line["samples"] for line in run.ledger[:3]] == [12, 12, 8],
     "steps before epochs": lambda run: run.trainer.global_step == 7,
     "learning rate": lambda run: run.trainer.optimizers[0].param_groups[0]["initial_lr"] == 0.02,
-    "warm-up steps": lambda run: [schedule_of(run).factor(i) for i in (0, 3)] == [0.25, 1.0],
+    "warm-up steps": lambda run: (
+        [run.trainer.lr_scheduler_configs[0].scheduler.factor(i) for i in (0, 3)] == [0.25, 1.0]
+    ),
     "dropout of the encoder": lambda run: dropouts(run.network.encoder) == {0.1},
     "dropout of the decoder": lambda run: dropouts(run.network.decoder) == {0.2},
     "dropout of the flat head": lambda run: dropouts(run.network.flat) == {0.3},
@@ -142,10 +143,6 @@ EFFECTS: dict[str, Callable[[Any], bool]] = {
     ),
     "amp": lambda run: run.trainer.precision == "bf16-mixed" and run.ledger[-1]["step"] == 7,
 }
-
-
-def schedule_of(run: Any) -> WarmupDecay:
-    return run.trainer.lr_scheduler_configs[0].scheduler
 
 
 def test_every_option_of_the_migration_page_is_tried_here():
@@ -184,16 +181,12 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return ready(folder, *UNTRAINED)
 
 
-def share_of_validation(run: Any) -> float:
-    return float((run.data.store.arrays["part"] == 1).mean())
-
-
 FURTHER_EFFECTS: dict[str, Callable[[Any], bool]] = {
     "several files by a pattern, bad rows left out": lambda run: (
         len(run.data.store.arrays["part"]) == 36
     ),
     "one language for all": lambda run: run.data.recipe["languages"] == ["unk", "sv"],
-    "share for validation": lambda run: 0.35 < share_of_validation(run) < 0.65,
+    "share for validation": lambda run: 0.35 < (run.data.store.arrays["part"] == 1).mean() < 0.65,
     "code book": lambda run: "79100" in codes_of(run.data),
     "no logger": lambda run: run.trainer.loggers == [],
     "not distributed": lambda run: run.trainer.world_size == 1,
