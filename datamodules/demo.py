@@ -315,8 +315,7 @@ def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
     version of it."""
     facts = []
     if of_python:
-        library = _library()
-        paths = (library / name for name in (TOPICS, *(f"{m}.py" for m in MODULES.split())))
+        paths = map(_library().joinpath, (TOPICS, *(f"{m}.py" for m in MODULES.split())))
         sources = [[path.name, file_digest(path)] for path in paths if path.is_file()]
         facts = [platform.python_version(), TEXT_VERSION, digest_of(sources)]
 

@@ -19,13 +19,6 @@ class FirstGradient(Callback):
             self.gradient = torch.cat([p.grad.flatten() for p in pl_module.parameters()])
 
 
-def first_gradient(folder, **data_options):
-    keeper = FirstGradient()
-    trainer = toy_trainer(folder, max_steps=1, callbacks=[*default_callbacks(), keeper])
-    trainer.fit(LitToy(), ToyData(**data_options))
-    return keeper.gradient
-
-
 def reference_gradient(size: int) -> torch.Tensor:
     """Return the gradient of one plain batch, computed sample by sample without the Trainer."""
     data, module = ToyData(global_batch_size=size), LitToy()
@@ -46,8 +39,10 @@ def reference_gradient(size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("micro_batch_size", [None, 1, 3])
 def test_the_gradient_is_that_of_the_one_big_batch(tmp_path, micro_batch_size):
-    gradient = first_gradient(tmp_path, global_batch_size=8, micro_batch_size=micro_batch_size)
-    torch.testing.assert_close(gradient, reference_gradient(8), rtol=1e-12, atol=1e-12)
+    keeper = FirstGradient()
+    trainer = toy_trainer(tmp_path, max_steps=1, callbacks=[*default_callbacks(), keeper])
+    trainer.fit(LitToy(), ToyData(global_batch_size=8, micro_batch_size=micro_batch_size))
+    torch.testing.assert_close(keeper.gradient, reference_gradient(8), rtol=1e-12, atol=1e-12)
 
 
 def test_every_step_agrees_over_accumulation_and_workers(tmp_path):

@@ -162,18 +162,13 @@ class States(Callback):
         self.after[trainer.global_step] = (weights, moments)
 
 
-def planted_step(data):
-    """Return the step, from 1, whose batch holds the planted sample."""
-    plan = data.plan("train", 0)
-    return 1 + next(s for s in range(plan.num_steps) if PLANTED in plan.step_ids(s))
-
-
 def fit(folder, optimizer, policy, **options):
     states, data, module = States(), ToyData(nan_sample=PLANTED), LitToy(optimizer)
     callbacks = [NonFinite(policy), LastCheckpoint(every_n_steps=1, every_epoch=False), states]
     options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": callbacks, **options}
     toy_trainer(folder, **options).fit(module, data)
-    return states.after, planted_step(data)
+    plan = data.plan("train", 0)  # steps count from 1
+    return states.after, 1 + next(s for s in range(plan.num_steps) if PLANTED in plan.step_ids(s))
 
 
 @pytest.mark.parametrize(("name", "clip"), [(n, None) for n in OPTIMIZERS] + [("AdamW", 1.0)])
