@@ -381,7 +381,9 @@ def test_a_run_that_shall_keep_no_checkpoints_keeps_none(unisono, toy_config):
     assert not Path("runs/toy/checkpoints").exists()
 
 
-def test_an_error_of_a_library_is_a_screen_and_its_traceback_a_file(capsys, tmp_path, monkeypatch):
+def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
+    capsys, tmp_path, monkeypatch
+):
     from lit_models.training.rules import check_strategy
 
     def fail() -> None:

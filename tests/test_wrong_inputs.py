@@ -162,7 +162,9 @@ def folder(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_input_is_a_screen_with_the_way_out_and_overwrites_nothing(unisono, folder, name):
+def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothing(
+    unisono, folder, name
+):
     argv, files, message = WRONG[name]
     for path, content in files.items():
         place(Path(path), content)

@@ -290,7 +290,8 @@ def derive_batching(
             f"{num_replicas} devices x micro_batch_size {micro_batch_size} x "
             f"accumulate_grad_batches {accumulation} = "
             f"{num_replicas * micro_batch_size * accumulation} samples, fewer than "
-            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out."
+            f"global_batch_size {global_batch_size}; leave accumulate_grad_batches out and it is "
+            "derived."
         )
     return Batching(global_batch_size, share, accumulation)
 

@@ -301,7 +301,9 @@ class PlannedDataModule(LightningDataModule):
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
         """Refuse, with a TypeError: Lightning would make what the checkpoint names."""
-        raise TypeError(f"a checkpoint keeps no arguments of data; call {cls.__name__}(…).")
+        raise TypeError(
+            f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
+        )
 
     # Of a prediction for the rows of files: they, their option, and their kinds.
     predict_files: Files = None

@@ -59,13 +59,15 @@ def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
             continue
         if path.is_symlink() and not path.exists():
             raise FileNotFoundError(
-                f"{option}: the link {path} leads to {path.readlink()}, which is gone; delete it."
+                f"{option}: the link {path} leads to {path.readlink()}, which is not there; mend "
+                "or delete it."
             )
         if kind_of(path) in suffixes and path.is_file():
             found.append(path)
     if not found:
         raise FileNotFoundError(
-            f"{option}: the folder {folder} holds no text; files must end in {', '.join(suffixes)}."
+            f"{option}: the folder {folder} holds no text; its files must end in "
+            f"{', '.join(suffixes)}."
         )
     return found
 
@@ -92,7 +94,8 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
             if text is not None and not isinstance(text, str):
                 raise ValueError(
                     f'{row.place}: "{text_column}" holds {type(text).__name__} ({str(text)[:40]}), '
-                    "and a document must be a text; write one, or name another data.text_column."
+                    "and a document must be a text; write it as one, or name another column with "
+                    "data.text_column."
                 )
             yield Document(row.place, text or "")  # a missing one is counted with the empty ones
     else:

@@ -179,7 +179,9 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
             try:
                 listed = json.loads(file.read().decode("utf-8-sig"))
             except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise ValueError(f"{path} is no JSON list ({error}); write it in UTF-8.") from error
+                raise ValueError(
+                    f"{path} is no JSON list ({error}); write it again, in UTF-8."
+                ) from error
             numbered: Iterable[tuple[int, Any]] = enumerate(listed, start=1)
         else:
             lines = ((line, text) for line, text in enumerate(file, start=1) if text.strip())
@@ -243,7 +245,10 @@ def check_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start])[1:-1]
-        rule = f'"{half}" is half of a surrogate pair, no UTF-8; write the whole character.'
+        rule = (
+            f'"{half}" is half of a surrogate pair, which no text in UTF-8 can hold; write the '
+            "whole character."
+        )
         raise RowFault("half character", half, rule) from error
 
 

@@ -122,7 +122,8 @@ def expand_files(
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         if not matches:
             raise FileNotFoundError(
-                f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the path.'
+                f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the folder '
+                "and the suffix."
             )
         found += matches
     for path, times in Counter(found).items():
@@ -277,7 +278,9 @@ def _say(path: Path, found: str) -> None:
     if found:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-        rank_zero_info(f"{path.name} is read with {found}; data.table can name another")
+        rank_zero_info(
+            f"{path.name} is read with {found}; of occupation tables, data.table can name another"
+        )
 
 
 def _encoding_of(path: Path) -> str:
@@ -322,7 +325,8 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
                 if "\0" in line:
                     raise ValueError(
                         f"{path}:{number}: a NUL byte: this is a binary file such as .parquet or "
-                        ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv."
+                        ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv "
+                        "(UTF-8)."
                     )
                 yield line
     except UnicodeDecodeError as error:

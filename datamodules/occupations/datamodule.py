@@ -361,8 +361,10 @@ class OccupationDataModule(PlannedDataModule):
             audit.warnings += code_warnings(codes)
         conflicts = [text for text, sets in code_sets.items() if len(sets) > 1]
         if conflicts:
-            like = f'such as "{conflicts[0][:40]}"'
-            audit.warnings.append(f"{len(conflicts):,} texts have different codes in rows, {like}")
+            audit.warnings.append(
+                f"{len(conflicts):,} texts have different codes in different rows, such as "
+                f'"{conflicts[0][:40]}"'
+            )
         return audit
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:

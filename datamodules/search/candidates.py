@@ -182,7 +182,8 @@ class CandidateOptions:
 def _check_run(option: str, source: Source, run: Files) -> None:
     if (source == "run") != bool(run):
         raise ValueError(
-            f'{option}.source is "{source}" and {option}.run {run!r}; source run alone has a run.'
+            f'{option}.source is "{source}" and {option}.run {run!r}; a run goes with source run, '
+            "and only with it."
         )
 
 

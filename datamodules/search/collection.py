@@ -80,7 +80,9 @@ class CollectionRequest:
         found = (format for format, (name, _) in READERS.items() if (folder / name).exists())
         if format := next(found, ""):
             if self.cleaning.main_text:
-                raise ValueError("collection.cleaning.main_text is for pages alone; leave it out.")
+                raise ValueError(
+                    "collection.cleaning.main_text is for a folder of pages; leave it out."
+                )
             return "demo" if self.folder is None else format, READERS[format][1](folder, self.files)
         if any(kind_of(path) in PAGE_SUFFIXES for path in folder.rglob("*")):
             lines = main_lines if self.cleaning.main_text else None
@@ -258,7 +260,9 @@ def _write(
     for texts in (documents, queries):
         if not len(texts):
             refuse(bad_rows.rows)
-            raise ValueError(f"the files hold no {texts.name}; name those of a collection.")
+            raise ValueError(
+                f"the files hold no {texts.name}; check that they are those of the collection."
+            )
     judged = _judged(reader.judgements(bad_rows), documents, queries, bad_rows)
     drawn_for = split.without(judged)  # parts that no file names get training queries, by their lot
     training = judged.get(TRAIN, {})

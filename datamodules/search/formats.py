@@ -140,7 +140,8 @@ class BeirReader:
             if part is None:
                 raise ValueError(
                     f"{path}: its name tells no part, which is one of train, validation (or dev) "
-                    "and test; rename it, or name all parts: data.collection.files.train and so on."
+                    "and test; rename it, or name the files of all parts with "
+                    "data.collection.files.train and so on."
                 )
             if part in self.judged:
                 raise ValueError(
@@ -175,7 +176,8 @@ class BeirReader:
                         elif words:
                             rule = (
                                 f"the line has {len(values)} columns, and must have 3 with tabs "
-                                "(query, document, grade) or TREC's 4 (query, 0, document, grade)."
+                                "between them (query, document, grade) or TREC's 4 (query, 0, "
+                                "document, grade)."
                             )
                             bad_rows.add(BadRow(str(path), line, text.strip(), rule))
 
@@ -334,7 +336,8 @@ class PagesReader:
     ) -> None:
         if named.judgements():
             raise ValueError(
-                "of a folder of pages, data.collection.files names queries alone; leave others out."
+                "a folder of pages is read with data.collection.files.queries alone; leave the "
+                "other files out."
             )
         self.folder, self.main_lines = folder, main_lines
         beside = (folder / f"queries{suffix}" for suffix in QUERY_TABLES)
@@ -389,7 +392,10 @@ class PagesReader:
             yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
         for row in self._pairs:
             if (page := self._ids.get(row.document.strip("/"))) is None:
-                rule = "no page has this path, name or address, or several have; name its path."
+                rule = (
+                    "no page has this path, name or address, or several have; name its path, or "
+                    "add the page."
+                )
                 bad_rows.add(BadRow(row.file, row.line, row.document, rule, "unknown document"))
             else:
                 yield row._replace(document=page)

@@ -108,7 +108,8 @@ class TrainingMix:
         if not np.dot(counts, times):
             raise ValueError(
                 "there is no pair to train on: the training part has no relevant document. Name "
-                "judgements in data.collection, or let documents teach with data.mix.sentences."
+                "judgements in data.collection, or let the documents teach themselves with "
+                "data.mix.sentences."
             )
         return counts
 
@@ -246,7 +247,8 @@ class PairDataset(PlannedDataset):
             if lists is None or negatives.source != "run":
                 raise ValueError(
                     "model.distillation learns the scores of a ranker's run; give "
-                    "data.negatives.source=run, data.negatives.run and count, or leave it out."
+                    "data.negatives.source=run, data.negatives.run and data.negatives.count, or "
+                    "leave the distillation out."
                 )
             self.taught = lists
         self.counts = np.array(mix.counts(collection, queries))

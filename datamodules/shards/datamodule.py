@@ -203,7 +203,8 @@ class ShardDataModule(LanguageModelDataModule):
             if needed > self.cache_gib:
                 raise ValueError(
                     f"shards that are shuffled together and the next ones take {needed:.3g} GiB, "
-                    f"and data.cache_gib is {self.cache_gib:g}; raise it, or lower shuffle_shards."
+                    f"and data.cache_gib is {self.cache_gib:g}; raise it, or lower "
+                    "data.shuffle_shards."
                 )
         return self._stores[min(self._stores)][0]
 

@@ -70,7 +70,8 @@ def fetch(url: str, target: Path, size: int | None = None, digest: str | None = 
                 if size not in (None, own) or digest not in (None, content_digest(unfinished)):
                     raise ValueError(
                         f"{url} has {own:,} bytes and is not the file of {size:,} bytes in its "
-                        "manifest: it was changed. Put that one back, or prepare a new folder."
+                        "manifest: it was changed since. Put that one back, or prepare the shards "
+                        "again, in a new folder."
                     )
             return
         except (ValueError, *FINAL):

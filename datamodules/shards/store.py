@@ -78,7 +78,9 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
         ValueError: there is none, or they differ.
     """
     if gone := [name for name in folders if not is_url(name) and not Path(name).is_dir()]:
-        raise FileNotFoundError(f"there is no folder {gone[0]}; `unisono prepare` writes shards.")
+        raise FileNotFoundError(
+            f"there is no folder {gone[0]}; name one of shards, as `unisono prepare` writes them."
+        )
     named = {} if given is None else {"data.tokenizer": make_tokenizer(given, iter(()))}
     for folder in folders:
         name = f"{folder}/{TOKENIZER}"

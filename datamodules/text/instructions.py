@@ -282,7 +282,9 @@ class InstructionRequest(CorpusRequest):
                         content.update(values.tobytes())
         if not any(arrays["starts"].length for arrays in files):
             refuse(bad_rows.rows)
-            raise ValueError("the files hold no rows; write prompts with answers into them.")
+            raise ValueError(
+                "the files hold no rows; write prompts and completions, or chats, into them."
+            )
         bad_rows.settle(folder)
         return tokenizer, {
             "fingerprint": content.hexdigest()[:32],

@@ -179,7 +179,9 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
     """
     if values.get("prompt") is not None:
         if values.get("system"):
-            rule = '"system" is read beside messages alone; write messages, or a longer prompt.'
+            rule = (
+                '"system" is read beside messages alone; put it into the prompt, or write messages.'
+            )
             raise RowFault("system", str(values["system"]), rule)
         return values
     turns = values.get("messages")

@@ -361,7 +361,9 @@ class CorpusDataModule(PlannedDataModule):
         self.context_length, self.split = context_length, split
         check_range("data", 1, context_length=context_length)
         if split.by != "documents" and not self.cuts_documents:
-            raise ValueError(f'data.split.by "{split.by}" would cut {self.noun}; take documents.')
+            raise ValueError(
+                f'data.split.by "{split.by}" would cut {self.noun} apart; leave it at documents.'
+            )
 
     @abstractmethod
     def demo_files(self) -> dict[int, list[Path]]:

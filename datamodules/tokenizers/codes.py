@@ -23,7 +23,9 @@ PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
 DIGITS = "0123456789"
 MOST_CODES = 5  # of one record, of which the loss tries every order
 NUM_ERRORS_SHOWN = 20
-LOST_ZEROS = 'code "{}" seems to have lost its leading zeros ("{}"); keep code columns as text.'
+LOST_ZEROS = (
+    'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
+)
 _AROUND = ".,;:()[]"
 _NO_APOSTROPHES = dict.fromkeys(map(ord, APOSTROPHES))
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
@@ -160,7 +162,8 @@ class CodeSystem:
             number = decimal[1]
             right = number if number in self.specials else number.zfill(self.length or 0)
             raise ValueError(
-                f'code "{code}" was written as a decimal number; keep codes as text ("{right}").'
+                f'code "{code}" was written as a decimal number; keep code columns as text '
+                f'(here "{right}").'
             )
         for place, symbol in enumerate(code if self.alphabet else "", start=1):
             if symbol not in str(self.alphabet):

@@ -448,7 +448,9 @@ def _folder_tokenizer(folder: Path) -> TextTokenizer:
             if folder / name in files:
                 config |= json.loads((folder / name).read_text("utf-8"))
     except Exception as error:  # the tokenizers library raises plain Exception
-        raise ValueError(f"the tokenizer in {folder} is damaged: {error}; copy it anew.") from error
+        raise ValueError(
+            f"the tokenizer in {folder} cannot be read ({error}); copy the folder again."
+        ) from error
     backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
     backend.no_padding()
     special = {name: config[name] for name in NAMES if config.get(name)}

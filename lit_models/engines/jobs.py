@@ -109,7 +109,9 @@ class Resources:
                 raise UsageError(f"{option} must be 1 or more, got {value}; else leave it out.")
             is_line = field.name == "install"
             if isinstance(value, str) and not is_line and not re.fullmatch(r"\S+", value):
-                raise UsageError(f"{option}={value!r} must be one word, without spaces in it.")
+                raise UsageError(
+                    f"{option}={value!r} must be one word, without spaces or line breaks."
+                )
         if self.gpus_per_node and self.tasks != self.gpus_per_node:
             raise UsageError(
                 f"--tasks-per-node={self.tasks_per_node} with --gpus-per-node="
@@ -126,7 +128,8 @@ class Resources:
             raise UsageError("--target=kubernetes needs --image and --storage.")
         if self.target == "skypilot" and (self.gpu is None) != (self.gpus_per_node is None):
             raise UsageError(
-                "SkyPilot looks for GPUs by name: give --gpu=H100 with --gpus-per-node=8, or none."
+                "SkyPilot looks for GPUs by name: give --gpu=H100 with --gpus-per-node=8, or "
+                "neither."
             )
         if self.storage and not re.fullmatch(r"\S+:/\S+", self.storage):
             raise UsageError(

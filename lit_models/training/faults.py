@@ -271,7 +271,7 @@ class FailureReport(Callback):
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
         """Say what failed where, on the rank that failed first."""
         self._end_watch()
-        ended_children = getattr(trainer.strategy, "ended_children", str)  # of ours alone
+        ended_children = getattr(trainer.strategy, "ended_children", lambda: "")  # of ours
         ended = ended_children() or "it was killed, or it hangs"
         if not isinstance(exception, Exception):
             return

@@ -55,7 +55,7 @@ def direct(hidden: Tensor, head: Tensor, batch: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("chunk", [1, 4, 1000, None])
 @pytest.mark.parametrize(("padded_to", "compiles"), [(1, False), (8, False), (8, True)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_chunks_padding_compiling_change_nothing(
+def test_chunks_padding_and_compiling_change_nothing(
     chunk, padded_to, compiles, dtype, error, monkeypatch
 ):
     if chunk is not None:  # else the logits are small enough to be made at once

@@ -66,7 +66,7 @@ def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint, tmp_path):
         assert len(modes) == 1, name
 
 
-def test_a_run_starts_from_an_export(
+def test_a_run_starts_from_an_exported_folder(
     coder_checkpoint, folder_with_run, tmp_path, unisono, monkeypatch
 ):
     from tests.wrong_inputs import FIT

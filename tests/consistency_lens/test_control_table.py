@@ -201,7 +201,7 @@ def test_the_headline_is_what_the_token_mean_does_not_say(rows):
     assert found["distinct"] == 0.5
 
 
-def test_a_test_without_training_leaves_table_and_page_and_says_what_lacks(
+def test_a_test_without_training_leaves_its_table_and_page_and_names_what_it_lacks(
     tmp_path, capsys, monkeypatch
 ):
     seed_everything(1)

@@ -29,7 +29,7 @@ def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw):
     ("raw", "message"),
     [
         ("1110", r'lost its leading zeros \("01110"\)'),
-        ("1110.0", r'decimal number; keep codes as text \("01110"\)'),
+        ("1110.0", r'decimal number; keep code columns as text \(here "01110"\)'),
         ("-1.0", r'decimal number.*"-1"'),
         ("011100", "has 6 symbols, each has 5"),
         ("0111x", r'unknown symbol "x" at place 5; .*"0123456789" or one of -1, -2, -3'),

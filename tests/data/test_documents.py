@@ -56,7 +56,7 @@ def test_a_link_in_a_folder_that_leads_nowhere_is_named(tmp_path):
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
     assert len(text_files(str(tmp_path), "data.train_files")) == 2
     (tmp_path / "c").symlink_to("gone")
-    words = r"data.train_files: the link .*/c leads to gone, which is gone; delete it"
+    words = r"data.train_files: the link .*/c leads to gone, which is not there; mend or delete it"
     with pytest.raises(FileNotFoundError, match=words):
         text_files(str(tmp_path), "data.train_files")
 

@@ -436,7 +436,7 @@ def test_files_without_any_sound_row_are_refused(make):
     ("options", "message"),
     [
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples; take documents'),
+        ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples apart'),
     ],
 )
 def test_wrong_options_are_refused(options, message):

@@ -44,7 +44,9 @@ def test_every_epoch_holds_every_sample_once(num_samples, size, window, epoch):
     accumulation=st.integers(1, 5),
 )
 @settings(max_examples=80, deadline=None)
-def test_dealing_gives_each_sample_once_with_weight_one(num_samples, size, replicas, accumulation):
+def test_dealing_gives_each_sample_to_one_replica_with_weight_one(
+    num_samples, size, replicas, accumulation
+):
     lengths = lengths_of(num_samples)
     plan = planning.make_plan(request(num_samples, size), lengths, 0)
     batching = planning.derive_batching(replicas, size, "auto", accumulation)

@@ -84,7 +84,7 @@ def test_what_is_missing_or_wrong_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(ValueError, match=r"unisono\[pages\]"):
         open_collection(beir(tmp_path, ["salt"]))
-    with pytest.raises(ValueError, match="is for pages alone"):
+    with pytest.raises(ValueError, match="is for a folder of pages"):
         open_collection(CollectionRequest(str(tmp_path), cleaning=Cleaning(main_text=True)))
     with pytest.raises(ValueError, match=r"near_duplicates must be 0\.1 to 1, got 2"):
         Cleaning(near_duplicates=2)

@@ -370,7 +370,7 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path):
         opened(folder)
     write_lines(folder / "corpus.jsonl", "")
     (folder / "qrels" / "mine.tsv").unlink()
-    with pytest.raises(ValueError, match="the files hold no documents; name those"):
+    with pytest.raises(ValueError, match="the files hold no documents; check that they are those"):
         opened(folder)
 
 
@@ -385,7 +385,7 @@ def test_the_format_is_found_from_the_folder(tmp_path):
     assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).reader()[0] == "beir"
     write_lines(tmp_path / "site" / "a" / "PAGE.HTM", "<p>x")
     assert CollectionRequest(folder=str(tmp_path / "site")).reader()[0] == "pages"
-    with pytest.raises(ValueError, match=r"data.collection.files names queries alone; leave"):
+    with pytest.raises(ValueError, match=r"with data.collection.files.queries alone; leave"):
         CollectionRequest(str(tmp_path / "site"), CollectionFiles(train="y")).reader()
     assert CollectionRequest().reader()[0] == "demo"
     (tmp_path / "bare").mkdir()

@@ -133,7 +133,7 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection):
             lambda: HardNegatives(1, "bm25", depth=3, skip=3),
             r"negatives.skip must be 0 to 2, got 3",
         ),
-        (lambda: HardNegatives(1, "run"), r"negatives\.run None; source run alone has a run"),
+        (lambda: HardNegatives(1, "run"), r"negatives\.run None; a run goes with source run, and"),
     ],
 )
 def test_wrong_options_are_refused(make, message):

@@ -32,7 +32,7 @@ def undisturbed(tmp_path_factory):
     ("name", "rank", "devices", "strategy"),
     [("SIGTERM", 1, 2, "ddp"), ("SIGUSR1", 0, 2, "fsdp"), ("SIGINT", 0, 1, "auto")],
 )
-def test_a_signal_to_a_rank_stops_all_at_a_step(
+def test_a_signal_to_one_rank_stops_all_at_one_step(
     tmp_path, undisturbed, name, rank, devices, strategy
 ):
     job, run = {**JOB, "name": "run"}, tmp_path / "run"
@@ -58,7 +58,7 @@ def test_a_signal_to_a_rank_stops_all_at_a_step(
         pytest.param("SIGUSR1", SPAWN, 75, id="repeated to ddp_spawn", marks=pytest.mark.soak),
     ],
 )
-def test_the_command_says_by_its_status_that_it_wants_another_start(
+def test_the_command_says_by_its_status_that_it_wants_to_be_started_again(
     tmp_path, name, options, status
 ):
     """SIGUSR1 comes again and again until the process has ended, as from a job's script."""

@@ -132,7 +132,7 @@ def test_a_wrong_name_of_an_engine_is_told_before_what_another_needs(unisono) ->
         ("slurm", "--nodes=1:4", "--nodes=1:4: --target=slurm starts as many nodes as it is told"),
         ("torchrun", "--nodes=2", "name it with --rendezvous=HOST:29400"),
         ("kubernetes", "--storage=a:/b", "--target=kubernetes needs --image"),
-        ("skypilot", "--gpus-per-node=2", "give --gpu=H100 with --gpus-per-node=8, or none"),
+        ("skypilot", "--gpus-per-node=2", "give --gpu=H100 with --gpus-per-node=8, or neither"),
         ("skypilot", "--storage=data", "--storage=data must be what is mounted and the folder"),
         ("skypilot", "--storage=s3://a:/b --nodes=2", "they would disagree on the newest chec"),
         ("ray", "--config=consistency_lens/demo.yaml", "the stages of a chain wait for each other"),

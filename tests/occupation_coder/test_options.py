@@ -128,7 +128,9 @@ EFFECTS: dict[str, Callable[[Any], bool]] = {
     "dropout of the decoder": lambda run: dropouts(run.network.decoder) == {0.2},
     "dropout of the flat head": lambda run: dropouts(run.network.flat) == {0.3},
     "feed-forward": lambda run: run.network.decoder.layers[0].expand.out_features == 48,
-    "loss's weight": lambda run: run.model.loss.term_weights == {"seq2seq": 0.75, "flat": 0.25},
+    "weight of the loss": lambda run: (
+        run.model.loss.term_weights == {"seq2seq": 0.75, "flat": 0.25}
+    ),
     "frozen encoder": lambda run: not any("encoder" in n for n in set.union(*run.gradients.moved)),
     "trained decoder": lambda run: any("decoder" in name for name in run.gradients.moved[0]),
     "maximal length": lambda run: run.data.datasets["train"].lengths.max() == 9,

@@ -179,8 +179,8 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere.html"], "No such file or directory: 'nowhere.html'"),
-        (["empty"], "the folder empty holds no text; files must end in .html"),
-        (["linked"], "the site: the link linked/b.html leads to gone.html, which is gone"),
+        (["empty"], "the folder empty holds no text; its files must end in .html"),
+        (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
     ],
 )
 def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch):

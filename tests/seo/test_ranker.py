@@ -209,8 +209,8 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (CandidateOptions, {"source": "run"}, r"candidates.run None; source run alone has a run"),
-        (CandidateOptions, {"run": "a.trec"}, r'"judged" and candidates.run .a.trec.; source run'),
+        (CandidateOptions, {"source": "run"}, r"candidates.run None; a run goes with source run"),
+        (CandidateOptions, {"run": "a.trec"}, r'"judged" and candidates.run .a.trec.; a run goes'),
         (GroupOptions, {"size": 1}, r"groups.size must be at least 2, got 1"),
         (GroupOptions, {"mined": 8}, r"groups.mined must be 0 to 7, got 8"),
         (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank must be at least 0, got -1"),

@@ -99,7 +99,7 @@ def test_a_changed_object_is_refused(store, content):
         shards.local_file(name)
     assert not (shards.folder / name).exists()
     shards.prefetch([name])
-    with pytest.raises(ValueError, match="it was changed"):
+    with pytest.raises(ValueError, match="it was changed since"):
         shards.local_file(name)
 
 

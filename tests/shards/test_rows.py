@@ -185,7 +185,7 @@ def test_wrong_shards_and_options_are_named(tmp_path, change, options, message):
 
 
 def test_missing_folders_and_empty_sources_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder nowhere; `unisono prepare`"):
+    with pytest.raises(FileNotFoundError, match="there is no folder nowhere; name one of shards"):
         module("nowhere")
     with pytest.raises(ValueError, match="in one of data.train_files, data.sources"):
         ShardDataModule()

@@ -225,7 +225,7 @@ def test_all_our_constructors_say_the_types_of_their_arguments():
                 kind
             ):
                 assert typing.get_type_hints(kind.__init__), kind
-    with pytest.raises(TypeError, match="keeps no arguments of data; call Occup"):
+    with pytest.raises(TypeError, match="keeps no arguments of a datamodule"):
         datamodules.OccupationDataModule.load_from_checkpoint("x.ckpt")
 
 

@@ -55,7 +55,9 @@ def test_a_whole_run_is_proven(whole, capsys):
     assert content["ledger"]["hash"] == lines_of(whole)[STEPS]["hash"]  # after the first line
 
 
-def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_runs(whole, tmp_path, capsys):
+def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_several_runs(
+    whole, tmp_path, capsys
+):
     fit(tmp_path, limit_train_batches=2)
     assert run_command("verify", [str(tmp_path), f"--runs={whole}"]) == Status.CUT
     shown = capsys.readouterr().out

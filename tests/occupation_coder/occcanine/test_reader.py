@@ -74,7 +74,9 @@ def test_a_folder_is_coded_within_its_codes_by_both_heads(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_it_codes_a_table_is_calibrated_on_rows_and_exported(unisono, tmp_path, monkeypatch, model):
+def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
+    unisono, tmp_path, monkeypatch, model
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     hisco_folder(tmp_path / "m", model)
