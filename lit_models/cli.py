@@ -556,7 +556,8 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
     if init_from is None and part is not None:
         raise ValueError(
             f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "
-            "would train from scratch. Give --model.init_from=BEST.ckpt, or no part."
+            "would train from scratch. Give --model.init_from=BEST.ckpt, or set "
+            "--model.init_from_part=null."
         )
     if isinstance(pretrained, str) and not Path(pretrained).expanduser().is_dir():
         raise FileNotFoundError(

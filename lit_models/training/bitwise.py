@@ -190,7 +190,7 @@ class BitwiseSum(Callback):
             if isinstance(module, BATCH_NORMS):
                 raise ValueError(
                     f"exactness: bitwise: {name} ({type(module).__name__}) keeps running "
-                    "statistics, which each process takes of its own samples; use LayerNorm."
+                    "statistics, of its own samples in each process; use LayerNorm or GroupNorm."
                 )
         self._accumulation = data.batching.accumulate_grad_batches
         self._parameters = list(pl_module.parameters())

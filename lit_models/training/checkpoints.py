@@ -236,7 +236,7 @@ def read_checkpoint(
         content = put_together(content["rest"], tensors)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(
-            f"{path} holds no state_dict, as the checkpoint of a module does: use another one."
+            f"{path} holds no state_dict; it is no module's checkpoint. Use one of `unisono fit`."
         )
     return content
 

@@ -83,7 +83,7 @@ class SampleKeys:
             raise RuntimeError(
                 f"exact_dropout: {place} was called {len(self._seen[module])} times in the forward "
                 "pass, and again in the backward pass (activation checkpointing): which call is "
-                "repeated cannot be told. Give each call its own nn.Dropout, or switch that off."
+                "repeated cannot be told. Give each call its own nn.Dropout, or do not checkpoint."
             )
         return 0, self._seen[module][0]  # of texts too, whose context is left by now
 
