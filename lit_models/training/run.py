@@ -177,6 +177,7 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         except Timeout:
             holder = _text(folder / LOCK).splitlines()
             process, host = holder[:2] if len(holder) > 1 else ("unknown", "an unknown host")
+            host, _, _ = host.partition("?")  # what follows tells containers apart
             raise RuntimeError(
                 f"{folder} is in use: process {process} on {host} trains there, and two runs in "
                 "one folder would mix their steps. Wait for it or stop it, or give another "

@@ -196,11 +196,11 @@ def test_a_lock_is_taken_over_from_the_dead_and_the_same_job_alone(tmp_path: Pat
     assert locked(choose, {}) == choose()
     assert not killed.exists(), "nobody else writes checkpoints of a run that is held"
     release(tmp_path)
-    lock_of(17, "node9", "5 0")
+    lock_of(17, "node9?pidns-1", "5 0")
     again = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
     other, elastic = {"SLURM_JOB_ID": "6"}, {"TORCHELASTIC_RUN_ID": "mine"}
     for environ in ({}, other, {"SLURM_JOB_ID": "5"}, again | other, elastic):
-        with pytest.raises(RuntimeError, match=r"process 17 on node9.*is gone, remove .*/\.lock\."):
+        with pytest.raises(RuntimeError, match=r"process 17 on node9 tr.*gone, remove .*/\.lock\."):
             locked(choose, environ)
     assert locked(choose, again | elastic) == choose()
     assert (tmp_path / ".lock").read_text().split()[0] == str(os.getpid())
