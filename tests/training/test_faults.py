@@ -113,8 +113,8 @@ def test_a_failure_of_a_gpu_that_answers_nothing_any_more_is_reported(tmp_path: 
 
 @pytest.mark.parametrize("said", ["Connection closed by peer", "a broken step"])
 def test_the_failure_of_a_training_silences_no_evaluation(tmp_path, monkeypatch, said):
-    fails = mock.Mock(side_effect=RuntimeError(said))
-    monkeypatch.setattr(LitToy, "test_step", lambda *batch: fails())
+    monkeypatch.setattr("lit_models.training.faults.WAIT_FOR_CAUSE_S", 0.1)
+    monkeypatch.setattr(LitToy, "test_step", lambda *_: mock.Mock(side_effect=RuntimeError(said))())
     (tmp_path / FAILURE).touch()
     with pytest.raises(RuntimeError, match=said) as error:
         toy_trainer(tmp_path, callbacks=[FailureReport()]).test(LitToy(), ToyData())
