@@ -260,7 +260,9 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
             yield file
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{path} is no sound parquet file ({reason}); copy it again.") from error
+        raise ValueError(
+            f"{path} is damaged or no parquet file ({reason}); write or copy it again."
+        ) from error
 
 
 def _parsed(path: Path, line: int, content: bytes) -> Any:

@@ -427,7 +427,9 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except Exception as error:  # zip, XML and key errors alike
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no sound Excel file ({reason}); copy it again.") from error
+        raise ValueError(
+            f"{path} is damaged or no Excel file ({reason}); write or copy it again."
+        ) from error
     try:
         sheets, names = book.sheetnames, list[str]()
         if sheet is not None and sheet not in sheets:

@@ -477,8 +477,7 @@ class RetrievalDataModule(SearchDataModule):
         if stage == "predict":
             self._predicted()
         elif stage == "train":
-            queries = self.judged(stage, may_lack=True).with_relevant()
-            self.mix.counts(self.collection, queries)
+            self.mix.counts(self.collection, self.judged(stage, may_lack=True).with_relevant())
         else:
             self.judged(stage)
 

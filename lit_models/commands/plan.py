@@ -154,10 +154,13 @@ class Forecast(pl.Callback):
         if warmup is not None and total is not None:
             warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
-        num_targets, sources = 0, dict[str, list[int]]()
-        for ids in map(epoch.step_ids, range(steps)):
+        request, sources = data.request("train"), dict[str, list[int]]()
+        # Else an epoch is all that there is, which a walk through its steps would take long for.
+        walks = steps < epoch.num_steps or any(name for name, *_ in getattr(request, "sources", ()))
+        num_targets = 0 if walks else sum(int(counts.sum()) for counts in targets)
+        for ids in map(epoch.step_ids, range(steps if walks else 0)):
             num_targets += sum(int(counts[ids].sum()) for counts in targets)
-            add_sources(sources, of_sources(data.request("train"), dataset.lengths, ids))
+            add_sources(sources, of_sources(request, dataset.lengths, ids))
         of_all = {
             "steps per epoch": steps,
             "targets per epoch": num_targets or None,

@@ -109,7 +109,7 @@ def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path):
 def test_damaged_files_are_named(tmp_path):
     for name in ("a.parquet", "empty.parquet"):
         (tmp_path / name).write_bytes(b"no parquet" if name[0] == "a" else b"")
-        with pytest.raises(ValueError, match=f"{name} is no sound parquet file .*copy it ag"):
+        with pytest.raises(ValueError, match=f"{name} is damaged or no parquet file .*copy it ag"):
             list(read_json_rows(tmp_path / name))
     (tmp_path / "a.jsonl").write_bytes(b'{"a": "\xff"}\n')
     with pytest.raises(ValueError, match=r"a.jsonl:1: the line is not UTF-8; every line of"):

@@ -147,7 +147,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
     ("name", "content", "message"),
     [
         ("t.csv", "text,code\n", r"t.csv holds a header and no rows"),
-        ("t.xlsx", b"PK\x03\x04abc", r"t.xlsx is no sound Excel file"),
+        ("t.xlsx", b"PK\x03\x04abc", r"t.xlsx is damaged or no Excel file"),
         ("t.csv", b"\x1f\x8babc", r"t.csv is damaged"),
         ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
         (
@@ -164,7 +164,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", "text\ra\rb\r", r"t.csv:1: .*carriage return .*by a line feed where all"),
         ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
         ("t.csv", "text,text\na,1\n", r'the column name "text" occurs 2 times'),
-        ("t.parquet", b"PAR1 is not enough", r"t.parquet is no sound parquet file"),
+        ("t.parquet", b"PAR1 is not enough", r"t.parquet is damaged or no parquet file"),
     ],
 )
 def test_a_wrong_file_is_named_with_line_and_way_out(tmp_path, name, content, message):

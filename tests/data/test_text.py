@@ -65,7 +65,7 @@ def test_every_piece_is_in_one_row_and_rows_are_those_of_plain_best_fit(case):
 
 
 def test_a_piece_longer_than_a_row_is_refused():
-    with pytest.raises(ValueError, match="lengths must be 1 to 4: 2 to 5"):
+    with pytest.raises(ValueError, match="pieces must have 1 to 4 positions, got 2 to 5"):
         best_fit(np.array([2, 5]), 4)
 
 
