@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from datamodules.core.batches import RetrievalBatch, ScoredTextBatch
 from datamodules.search.candidates import DISTILLED
 from datamodules.search.queries import NO_DOCUMENT
-from lit_models.seo.encoders import Pooling, TextEncoder
+from lit_models.seo.encoders import TextEncoder
 from lit_models.training.dropout import keyed_texts
 from lit_models.training.metrics import LossSum, in_float32
 
@@ -472,18 +472,12 @@ PREFIX = "head_"  # of module names: a head may be called as a method of nn.Modu
 
 
 class TextScorer(nn.Module):
-    """A text, in one chunk or several, which become one vector, to the outputs of all heads by
+    """A text, in one chunk or several, of which the mean is taken, to the outputs of all heads by
     name; `learns_weights`: one log-variance per head is learnt."""
 
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        chunk_pooling: Pooling,
-        heads: dict[str, Head],
-        learns_weights: bool,
-    ) -> None:
+    def __init__(self, encoder: TextEncoder, heads: dict[str, Head], learns_weights: bool) -> None:
         super().__init__()
-        self.encoder, self.chunk_pooling = encoder, chunk_pooling
+        self.encoder = encoder
         self.heads = nn.ModuleDict({PREFIX + name: head for name, head in heads.items()})
         self.log_variances = nn.ParameterDict(
             {PREFIX + name: nn.Parameter(torch.zeros(1)) for name in heads if learns_weights}
@@ -496,19 +490,15 @@ class TextScorer(nn.Module):
         place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
         with keyed_texts(self, chunk_of, place):
             chunks = self.encoder(batch["input_ids"], batch["attention_mask"])
-        vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]), self.chunk_pooling)
+        vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]))
         return {name.removeprefix(PREFIX): head(vectors) for name, head in self.heads.items()}
 
 
-def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int, how: Pooling) -> Tensor:
-    """Return one vector per text [B, D] of chunks [C, D]; `chunk_of` [C] int64, the text of each,
-    ascends, and every text has one at least."""
+def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int) -> Tensor:
+    """Return the mean of each text's chunks [B, D], of chunks [C, D]; `chunk_of` [C] int64, the
+    text of each, ascends, and every text has one at least."""
     if len(chunks) == num_texts:  # the usual text is one chunk
         return chunks
     is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]
-    if how == "first":
-        return chunks[is_of.byte().argmax(1)]
-    if how == "max":
-        return chunks.masked_fill(~is_of[..., None], -torch.inf).amax(1)
     # A product, whose order of addition is fixed on a GPU too.
     return (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)

@@ -15,7 +15,7 @@ from datamodules.scored.datamodule import ChunkOptions
 from datamodules.scored.store import scores_of
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
-from lit_models.seo.encoders import Pooling, TextEncoder
+from lit_models.seo.encoders import TextEncoder
 from lit_models.seo.metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline
 from lit_models.training.metrics import LossSum, SampleResult, evaluating, in_float32
@@ -28,7 +28,6 @@ class LitTextScorer(EncodedTextModule):
     Args:
         heads: name -> loss and weight, where they are not the defaults of the head's kind; which
             heads there are, the data says.
-        chunk_pooling: how the chunks of a long text become one vector.
         task_weights: `fixed`, or by `uncertainty`: loss times exp(-s) plus s / 2 with a learnt s
             per head, the loss of `mse` halved (Kendall, Gal, Cipolla 2018); the fixed weights
             still count. `val/loss` always is the sum with the fixed weights.
@@ -41,13 +40,11 @@ class LitTextScorer(EncodedTextModule):
     def __init__(
         self,
         heads: dict[str, HeadOptions] | None = None,
-        chunk_pooling: Pooling = "mean",
         task_weights: Literal["fixed", "uncertainty"] = "fixed",
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
         self.head_options, self.task_weights = heads or {}, task_weights
-        self.chunk_pooling = chunk_pooling
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
         heads = {n: [facts["kind"], facts["classes"]] for n, facts in recipe["heads"].items()}
@@ -69,7 +66,7 @@ class LitTextScorer(EncodedTextModule):
             for name, facts in declared.items()
         }
         learns = self.task_weights == "uncertainty"
-        return TextScorer(encoder, self.chunk_pooling, heads, learns)
+        return TextScorer(encoder, heads, learns)
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         head = name.split(".")[2].removeprefix(PREFIX)  # network.heads.head_a.output.weight

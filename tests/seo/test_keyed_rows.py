@@ -49,7 +49,7 @@ def ranking_batch(samples, width=4):
 def scorer():
     torch.manual_seed(0)
     head = Head({"kind": "regression", "classes": None}, "mse", 16)
-    return keyed(TextScorer(ENCODER(), "mean", {"a": head}, False))
+    return keyed(TextScorer(ENCODER(), {"a": head}, False))
 
 
 @pytest.mark.parametrize("others", [(0, 1, 2), (2, 0), (1, 0, 1)])

@@ -36,12 +36,10 @@ def test_padding_and_the_other_texts_of_a_batch_change_nothing(scorer) -> None:
     module, dataset = scorer
     ids = list(range(12))
     assert len(batch_of(dataset, ids)["chunk_of"]) > len(ids)  # some have several chunks
-    for how in ("mean", "max", "first"):
-        module.network.chunk_pooling = how
-        together = module(batch_of(dataset, ids))
-        for i in ids:
-            for name, alone in module(batch_of(dataset, [i])).items():
-                torch.testing.assert_close(together[name][i : i + 1], alone)
+    together = module(batch_of(dataset, ids))
+    for i in ids:
+        for name, alone in module(batch_of(dataset, [i])).items():
+            torch.testing.assert_close(together[name][i : i + 1], alone)
 
 
 def test_chunks_are_those_of_the_whole_text(scorer) -> None:
@@ -86,9 +84,7 @@ def test_uncertainty_weighs_a_loss_by_its_own_variance(scorer) -> None:
 
 def test_chunks_become_one_vector_per_text() -> None:
     chunks, chunk_of = torch.tensor([[1.0, 8], [3, 4], [5, 6]]), torch.tensor([0, 0, 1])
-    assert pooled_chunks(chunks, chunk_of, 2, "mean").tolist() == [[2, 6], [5, 6]]
-    assert pooled_chunks(chunks, chunk_of, 2, "max").tolist() == [[3, 8], [5, 6]]
-    assert pooled_chunks(chunks, chunk_of, 2, "first").tolist() == [[1, 8], [5, 6]]
+    assert pooled_chunks(chunks, chunk_of, 2).tolist() == [[2, 6], [5, 6]]
 
 
 def test_an_unknown_head_is_refused(scorer) -> None:
