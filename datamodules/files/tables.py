@@ -517,7 +517,7 @@ def write_batches(
         like: a table in whose dialect delimited text is written, where it has the same suffix.
 
     Raises:
-        ValueError: the suffix is unknown, or there is no batch.
+        ValueError: the suffix is unknown.
     """
     suffix = kind_of(path)
     if not path.name.lower().endswith(SUFFIXES):
@@ -529,9 +529,7 @@ def write_batches(
     way_out = None if overwrite else "choose another name, or allow overwriting"
     with new_file(path, "wb", way_out) as file:
         rest = iter(batches)
-        first = next(rest, None)
-        if first is None:
-            raise ValueError(f"{path}: no rows were written; a table needs a header.")
+        first = next(rest)
         rest = chain([first], rest)
         if suffix in PARQUET_SUFFIXES:
             with pq.ParquetWriter(file, first.schema) as writer:

@@ -130,8 +130,6 @@ class TextTable:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> TextRecord:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name} has {len(self)} texts, there is no number {index}.")
         if self._handle is None:  # read, not mapped: the pages of a large file would count as ours
             self._handle = os.open(self.folder / f"{self.name}.jsonl", os.O_RDONLY)
             weakref.finalize(self, os.close, self._handle)

@@ -162,18 +162,12 @@ def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: an id holds a blank, or a score is no number.
+        ValueError: a score is no number.
     """
     with new_file(path) as file:
         for ranking in rankings:
             pairs = zip(ranking.documents, ranking.scores, strict=True)
             for rank, (document, score) in enumerate(pairs, start=1):
-                for id in (ranking.query, document):
-                    if id.split() != [id]:
-                        raise ValueError(
-                            f'the id "{id}" must be one word, since blanks divide the columns of '
-                            "TREC's files; replace them."
-                        )
                 if not math.isfinite(score):
                     raise ValueError(f"query {ranking.query}: the score of {document} is {score}.")
                 file.write(f"{ranking.query} Q0 {document} {rank} {float(score)!r} {TAG}\n")

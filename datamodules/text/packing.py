@@ -42,10 +42,6 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     """
     if not len(lengths):
         return np.empty(0, np.int64), np.zeros(1, np.int64)
-    if not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
-        raise ValueError(
-            f"pieces must have 1 to {capacity} positions, got {lengths.min()} to {lengths.max()}."
-        )
     by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
     sizes, firsts = np.unique(-lengths[by_length].astype(np.int64), return_index=True)
     row_of, num_rows = np.empty(len(lengths), np.int64), 0

@@ -430,9 +430,9 @@ class Legibility(Metric):
 IS_RANDOM = "the subject has random weights"
 OTHER_DATA = (
     "tested on data that were divided otherwise than in training: documents of the\n"
-    "test may have been trained on; token_mean, position_mean, components and the\n"
-    "counts of the teacher's rare words are of the test's own training part, the\n"
-    "mean is that of the lens's training"
+    "test may have been trained on; token_mean, position_mean, components and what\n"
+    "the teacher is told are of the test's own training part, the mean is that of\n"
+    "the lens's training"
 )
 NO_REFERENCE = (
     "without the rows of the separate reader: it is kept when both networks begin to\n"

@@ -69,7 +69,6 @@ class LitConsistencyLens(ExactModule):
         lens: how verbalizer and reconstructor are built.
         temperature: of the choice of words, over the run.
         teacher: what the teacher's text is made of; by default the most recent words.
-        reconstructor_rate: factor of the learning rate of the reconstructor.
         init_from: checkpoint to take weights from.
         best_of: readings of each activation of which a prediction writes the one that rebuilds it
             best: the surest words, and draws.
@@ -94,7 +93,6 @@ class LitConsistencyLens(ExactModule):
         lens: LensOptions | None = None,
         temperature: TemperatureSchedule | None = None,
         teacher: TeacherText | None = None,
-        reconstructor_rate: float = 1.0,
         init_from: str | None = None,
         best_of: int = 1,
         rates: dict[str, float] | None = None,
@@ -105,7 +103,7 @@ class LitConsistencyLens(ExactModule):
         self.save_hyperparameters()
         check_range("model", 1, best_of=best_of)
         self.best_of = best_of
-        self.rates, self.clips = {"reconstructor": reconstructor_rate} | (rates or {}), clips or {}
+        self.rates, self.clips = rates or {}, clips or {}
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.layers = sorted(set(layers or [subject.layer]))
         self.options, self.losses = replace(subject, layer=self.layers[-1]), losses

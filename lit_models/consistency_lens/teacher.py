@@ -1,4 +1,4 @@
-"""The teacher's text: words of the document, chosen by place, by rarity, or by what tells of them.
+"""The teacher's text: words of the document, chosen by place, or by what tells of them.
 
 Shapes: B samples, D features, T tokens, t words, V vocabulary, n pairs of a sample and a word.
 """
@@ -19,31 +19,26 @@ from lit_models.consistency_lens.lens import Lens
 if TYPE_CHECKING:
     from datamodules.activations.datamodule import ActivationDataModule
 
-_NEVER = torch.iinfo(torch.int64).max
-
 
 @dataclass(frozen=True)
 class TeacherText:
     """Choice of the words of the teacher's text among those up to the position.
 
-    The most recent words tell most of an activation; rare ones name what a document is about; told
-    ones are those of which the activation itself knows most, so that they can be learnt.
+    The most recent words tell most of an activation; told ones are those of which the activation
+    itself knows most, so that they can be learnt.
 
     Args:
-        rare: words that are the rarest ones of the text, by their number in the training part.
         told: words that the activation itself tells of, which few documents hold, see `told_map`;
-            they stand behind the most recent ones, which are all others, and before the rare ones.
+            they stand behind the most recent ones, which are all others.
     """
 
-    rare: int = 0
     told: int = 0
 
     def check(self, num_words: int) -> None:
-        if min(self.rare, self.told) < 0 or self.rare + self.told > num_words:
+        if not 0 <= self.told <= num_words:
             raise ValueError(
-                f"teacher.rare {self.rare} and teacher.told {self.told} must be 0 or more, and "
-                f"together no more than the {num_words} words of an explanation; lower one, or "
-                "raise lens.num_words."
+                f"teacher.told {self.told} must be 0 to {num_words}, the words of an explanation; "
+                "lower it, or raise lens.num_words."
             )
 
     def of(self, lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
@@ -74,23 +69,17 @@ class TeacherText:
             num_words: t.
             token_counts: [V] int64, occurrences in the training part; 0 for what is no word.
             is_word: [V] bool.
-            shares: [B, T], how much the activation tells of each word, see `told_map`.
+            shares: [B, T], how much the activation tells of each word, see `told_map`; `None` where
+                no word is told.
         """
-        num_recent = num_words - self.rare - self.told
+        num_recent = num_words - self.told
         recent = recent_words(input_ids, position, max(1, num_recent), is_word)
         last, text = recent[:, :1], recent[:, :num_recent]
-        if self.told:
-            assert shares is not None
-            told = chosen_words(input_ids, position, self.told, -shares, token_counts, text)
-            text = torch.cat([text, told.where(is_word[told], last)], dim=1)
-        if self.rare:
-            # Of equally rare words the most recent one comes first.
-            age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
-            order = token_counts[input_ids] * input_ids.shape[1] + age
-            rare = chosen_words(input_ids, position, self.rare, order, token_counts, text)
-            # Where the position holds no word.
-            text = torch.cat([text, rare.where(is_word[rare], last)], dim=1)
-        return text
+        if shares is None:
+            return text
+        told = chosen_words(input_ids, position, self.told, -shares, token_counts, text)
+        # Where the position holds no word.
+        return torch.cat([text, told.where(is_word[told], last)], dim=1)
 
 
 def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: Tensor) -> Tensor:
@@ -126,10 +115,9 @@ def chosen_words(
     age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
     is_free = (age >= 0) & (token_counts[input_ids] > 0)
     is_free &= (input_ids[..., None] != known[:, None]).all(-1)
-    never = _NEVER if order.dtype == torch.int64 else torch.inf
     current, found = input_ids.gather(1, position[:, None]), []  # [B, 1]
     for _ in range(num_words):
-        place = order.where(is_free, never).argmin(1, keepdim=True)
+        place = order.where(is_free, torch.inf).argmin(1, keepdim=True)
         word = input_ids.gather(1, place).where(is_free.any(1, keepdim=True), current)
         is_free = is_free & (input_ids != word)
         found.append(word)

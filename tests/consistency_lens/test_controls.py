@@ -138,13 +138,13 @@ def test_partners_are_of_another_document_and_a_permutation_where_one_exists(doc
 
 @torch.no_grad()
 def test_the_teachers_text_is_read_by_the_reader_of_now_and_by_the_reference():
-    case = case_of(rare=2)
+    case = case_of(told=2)
     found, ids = rows_of(case), case.batch["input_ids"]
     for row, position in enumerate(case.position.tolist()):
         recent = [int(ids[row, position]), int(ids[row, position - 1])]
         others = {i for i in ids[row, :position].tolist() if i and i not in recent}
-        rare = sorted(others)[:2]  # the number of a word is how often it occurs
-        text = torch.tensor([[*recent, *rare, *[recent[0]] * (2 - len(rare))]])
+        told = sorted(others)[:2]  # of a low number the activation tells more
+        text = torch.tensor([[*recent, *told, *[recent[0]] * (2 - len(told))]])
         words = case.lens.words(text)
         for name, part in (("teacher_text", case.lens), ("_separate", case.lens.reference)):
             read = part.reconstructor(words)[0]

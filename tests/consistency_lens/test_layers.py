@@ -71,7 +71,7 @@ def of_one(given, layer):
 def test_every_control_of_a_row_is_at_first_that_of_a_lens_of_its_layer():
     def fidelities(lens, baselines, given):
         own = lens.activation(given)
-        case = controls.Case(lens, baselines, given, own, own.roll(2, 0), TeacherText(1, 1), 3)
+        case = controls.Case(lens, baselines, given, own, own.roll(2, 0), TeacherText(2), 3)
         assert (case.activation == own).all()
         return case.fidelities() | case.predictions(), case.variance
 
@@ -82,7 +82,7 @@ def test_every_control_of_a_row_is_at_first_that_of_a_lens_of_its_layer():
         lens, baselines = lens_on(layer)
         own = lens.activation(some)
         other = own.roll(1, 0)  # of two layers in turn, each second row
-        case = controls.Case(lens, baselines, some, own, other, TeacherText(1, 1), 3)
+        case = controls.Case(lens, baselines, some, own, other, TeacherText(2), 3)
         for row, values in case.fidelities().items():
             units = torch.ones(6, dtype=torch.float64)
             units[:2] = float(lens.variance)  # errors of several layers are in such units
@@ -103,7 +103,7 @@ def test_every_term_of_a_row_is_at_first_that_of_a_lens_of_its_layer():
     given["wrong"] = wrong
 
     def of(lens, some):
-        return lens_terms(lens, some, lens.activation(some), terms, 1.0, TeacherText(0, 2))
+        return lens_terms(lens, some, lens.activation(some), terms, 1.0, TeacherText(2))
 
     found = of(lens_on(*LAYERS)[0], given)
     assert found.keys() == terms

@@ -44,7 +44,7 @@ QUICK = [
         ("GPT2", "gpt2_frozen", []),
         ("GPT2", "gpt2_unfrozen", []),
         ("Llama", "simplestories", []),
-        ("Qwen2", "simplestories", ["--model.teacher.rare=1"]),
+        ("Qwen2", "simplestories", ["--model.teacher.told=1"]),
     ],
 )
 def test_a_model_of_transformers_passes_through_all_stages(

@@ -19,9 +19,16 @@ IDS = torch.tensor([[0, 6, 4, 1, 5, 3, 4, 2, 1, 7], [0, 4, 4, 1, 4, 0, 6, 6, 6, 
 PLACES = torch.tensor([8, 4])
 
 
-def words(num_words: int, **options: object) -> list[list[int]]:
-    teacher = TeacherText(**options)  # type: ignore[arg-type]
-    return teacher.words(IDS, PLACES, num_words, COUNTS, COUNTS > 0).tolist()
+def rarity(ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Shares that tell most of the rarest words, of equal ones of the most recent."""
+    age = places[:, None] - torch.arange(ids.shape[1])
+    return -(COUNTS[ids] * ids.shape[1] + age).float()
+
+
+def words(num_words: int, told: int = 0) -> list[list[int]]:
+    shares = rarity(IDS, PLACES) if told else None
+    given = (IDS, PLACES, num_words, COUNTS, COUNTS > 0, shares)
+    return TeacherText(told).words(*given).tolist()
 
 
 def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word():
@@ -29,15 +36,15 @@ def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word():
     assert words(7)[1] == [4, 1, 4, 4, 4, 4, 4]
 
 
-def test_rare_words_are_distinct_unlike_the_recent_ones_and_the_rarest_come_first():
+def test_told_words_are_distinct_unlike_the_recent_ones_and_the_surest_come_first():
     # The first text holds 6 once, 4 and 5 three times each with 4 more recent, 3 five times.
-    assert words(6, rare=4) == [[1, 2, 6, 4, 5, 3], [4, 1, 4, 4, 4, 4]]
+    assert words(6, told=4) == [[1, 2, 6, 4, 5, 3], [4, 1, 4, 4, 4, 4]]
 
 
 def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken():
     # 7 and the later 6 come after the positions, 0 is no word: the current token fills up.
-    assert words(3, rare=3) == [[6, 4, 5], [4, 1, 4]]
-    assert words(8, rare=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
+    assert words(3, told=3) == [[6, 4, 5], [4, 1, 4]]
+    assert words(8, told=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
 
 
 def test_tokens_that_begin_or_part_documents_are_passed_over():
@@ -45,8 +52,10 @@ def test_tokens_that_begin_or_part_documents_are_passed_over():
     given = (ids, torch.tensor([4, 5, 0]), 4, COUNTS, COUNTS > 0)
     # Up to 4 there are the words 4, 3, 5; the token at 5 is no word; up to 0 there is no word.
     assert TeacherText().words(*given).tolist() == [[4, 3, 5, 5], [4, 3, 5, 5], [1, 1, 1, 1]]
-    assert TeacherText(rare=2).words(*given).tolist() == [[4, 3, 5, 4], [4, 3, 5, 4], [1, 1, 1, 1]]
-    assert TeacherText(rare=4).words(*given)[1].tolist() == [4, 5, 3, 4]
+    shares = rarity(ids, given[1])
+    two, four = (TeacherText(told).words(*given, shares).tolist() for told in (2, 4))
+    assert two == [[4, 3, 5, 4], [4, 3, 5, 4], [1, 1, 1, 1]]
+    assert four[1] == [4, 5, 3, 4]
 
 
 def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_special_token():
@@ -60,9 +69,11 @@ def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_s
 
 def test_padding_and_neighbours_change_no_text():
     longer = torch.cat([IDS, torch.full((2, 5), 6)], dim=1)
-    teacher = TeacherText(rare=3)
-    alone = [teacher.words(longer[[i]], PLACES[[i]], 5, COUNTS, COUNTS > 0) for i in range(2)]
-    assert torch.equal(torch.cat(alone), teacher.words(IDS, PLACES, 5, COUNTS, COUNTS > 0))
+    found = []
+    for ids, places in ((longer[:1], PLACES[:1]), (longer[1:], PLACES[1:]), (IDS, PLACES)):
+        given = (ids, places, 5, COUNTS, COUNTS > 0, rarity(ids, places))
+        found.append(TeacherText(told=3).words(*given))
+    assert torch.equal(torch.cat(found[:2]), found[2])
 
 
 def test_words_are_counted_over_the_training_part_in_pieces(monkeypatch):
@@ -74,20 +85,18 @@ def test_words_are_counted_over_the_training_part_in_pieces(monkeypatch):
     assert word_counts(data, is_word).tolist() == [0, 3, 0, 4, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("rare", "told"), [(-1, 0), (7, 0), (0, -1), (4, 3)])
-def test_impossible_numbers_of_chosen_words_are_refused(rare, told):
-    message = rf"rare {rare} and teacher.told {told} must be 0 or more, and together .* the 6 words"
-    with pytest.raises(ValueError, match=message):
-        TeacherText(rare, told).check(6)
+@pytest.mark.parametrize("told", [-1, 7])
+def test_impossible_numbers_of_told_words_are_refused(told):
+    with pytest.raises(ValueError, match=f"teacher.told {told} must be 0 to 6, the words"):
+        TeacherText(told).check(6)
 
 
-def test_told_words_stand_between_the_recent_and_the_rare_ones_the_surest_first():
+def test_told_words_stand_behind_the_recent_ones_the_surest_first():
     shares = torch.tensor([[9.0, 1, 2, 9, 8, 3, 1, 9, 9, 9], [9.0, 1, 7, 8, 2, 9, 9, 9, 9, 9]])
     given = (IDS, PLACES, 5, COUNTS, COUNTS > 0, shares)
     # Recent are 1, 2 and 4, 1: they are not told. Of 5 (8), 3 (3) and 4 (2) the first is 5; the
     # second text has no other words.
     assert TeacherText(told=3).words(*given).tolist() == [[1, 2, 5, 3, 4], [4, 1, 4, 4, 4]]
-    assert TeacherText(rare=1, told=2).words(*given)[0].tolist() == [1, 2, 5, 3, 6]
 
 
 def test_the_map_says_how_likely_a_word_is_for_how_few_documents_hold_it():

@@ -192,7 +192,7 @@ def statistics():
 
 
 @torch.no_grad()
-def case_of(batch=None, kind=Case, is_moved=True, rare=0):
+def case_of(batch=None, kind=Case, is_moved=True, told=0):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
     lens = Lens(small_subject(), Tokenizer(V), LensOptions(num_words=4))
@@ -207,7 +207,9 @@ def case_of(batch=None, kind=Case, is_moved=True, rare=0):
     other = activation.roll(1, 0)
     baselines = Baselines(found, V)
     baselines.tuned = tuned_map(lens.subject, [batch_of(50, seed=2)])  # type: ignore[list-item]
-    return kind(lens, [baselines], batch, activation, other, TeacherText(rare))
+    lens.told_map = torch.zeros(V, activation.shape[1] + 1)
+    lens.told_map[:, -1] = -torch.arange(V)  # most of the words of low numbers
+    return kind(lens, [baselines], batch, activation, other, TeacherText(told))
 
 
 def part_of(batch, rows):

@@ -144,11 +144,6 @@ def test_sizes_that_contradict_each_other_are_refused(given_values, message):
         planning.derive_batching(*given_values)
 
 
-def test_lengths_of_other_samples_are_refused():
-    with pytest.raises(ValueError, match="3 samples needs as many lengths, got 2"):
-        planning.make_plan(request(3), np.array([1, 2]), 0)
-
-
 def test_digest_sees_a_swapped_a_missing_and_a_repeated_sample():
     step = np.arange(10)
     others = (np.append(step[:-1], 10), step[:-1], np.append(step, 0))

@@ -64,11 +64,6 @@ def test_every_piece_is_in_one_row_and_rows_are_those_of_plain_best_fit(case):
     assert sorted(sizes) == plain_best_fit(lengths, capacity)
 
 
-def test_a_piece_longer_than_a_row_is_refused():
-    with pytest.raises(ValueError, match="pieces must have 1 to 4 positions, got 2 to 5"):
-        best_fit(np.array([2, 5]), 4)
-
-
 TOKENIZER = make_tokenizer(TokenizerOptions(), iter(()))
 END = 256
 

@@ -81,7 +81,7 @@ def consistency_lens(
         LENS_LOSSES,
         lens=LensOptions(num_words=3),
         temperature=TemperatureSchedule(begin=JOINT_START, until=JOINT_START + 4),
-        reconstructor_rate=0.5,
+        rates={"reconstructor": 0.5},
         layers=layers,
     )
     return module, data
