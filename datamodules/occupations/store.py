@@ -187,7 +187,7 @@ class TextOptions(TextNormalisation):
     @property
     def normalisation(self) -> TextNormalisation:
         """The normalisation alone, as a checkpoint keeps it."""
-        return TextNormalisation(self.lowercase, self.drop_status_words, self.fold_accents)
+        return TextNormalisation(self.drop_status_words, self.fold_accents)
 
 
 class Job(NamedTuple):

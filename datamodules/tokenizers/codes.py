@@ -33,25 +33,24 @@ _FOLDED_STATUS = frozenset(map(fold_accents, _STATUS))
 
 
 # Options of earlier checkpoints, of which these values alone are left.
-GONE = {"unicode_form": "NFKC", "strip": True, "collapse_whitespace": True}
+GONE = {"unicode_form": "NFKC", "strip": True, "collapse_whitespace": True, "lowercase": True}
 
 
 @dataclass(frozen=True)
 class TextNormalisation:
     """What is done to a text before a model sees it; every checkpoint keeps it.
 
-    Ligatures, full-width letters and the like become plain ones (NFKC), and every run of white
-    space, line breaks included, one blank; none is left at the ends.
+    Letters become small, as case carries no meaning in most records, ligatures, full-width letters
+    and the like plain ones (NFKC), and every run of white space, line breaks included, one blank;
+    none is left at the ends.
 
     Args:
-        lowercase: case carries no meaning in most records.
         drop_status_words: leave out words such as "deceased" that say nothing about the work, with
             the punctuation around them; a text of such words alone stays as it is.
         fold_accents: small letters lose their accents, æ becomes ae and ø o, as in texts that were
             transliterated to ASCII.
     """
 
-    lowercase: bool = True
     drop_status_words: bool = False
     fold_accents: bool = False
 
@@ -61,8 +60,7 @@ class TextNormalisation:
         # Lower case can undo the form (İ becomes two characters) and the form can make capitals
         # (™ becomes TM), so both are repeated until nothing changes.
         while text != before:
-            before, text = text, unicodedata.normalize("NFKC", text)
-            text = text.lower() if self.lowercase else text
+            before, text = text, unicodedata.normalize("NFKC", text).lower()
         if self.fold_accents:
             text = fold_accents(text)
         if self.drop_status_words:
@@ -74,9 +72,10 @@ class TextNormalisation:
         return " ".join(text.split())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON types; a newer one where it is set, so that recipes of
-        earlier checkpoints are those of today."""
-        return {n: v for n, v in asdict(self).items() if n != "fold_accents" or v}
+        """Return what is done as plain JSON types; a newer option where it is set, so that recipes
+        of earlier checkpoints are those of today."""
+        own = {n: v for n, v in asdict(self).items() if n != "fold_accents" or v}
+        return {"lowercase": True, **own}
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> "TextNormalisation":
@@ -87,8 +86,7 @@ class TextNormalisation:
                     f"the checkpoint was trained on texts of {name} {kept[name]}, and texts have "
                     f"{value} alone now; train anew, or code with an earlier Unisono."
                 )
-        folds = kept.get("fold_accents", False)
-        return cls(kept["lowercase"], kept["drop_status_words"], folds)
+        return cls(kept["drop_status_words"], kept.get("fold_accents", False))
 
 
 def encode(text: str, max_length: int) -> np.ndarray:

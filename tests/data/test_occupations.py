@@ -140,7 +140,7 @@ def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
 
 
 def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
-    trained = module(tmp_path, many(40), text=TextOptions(max_length=5, lowercase=False))
+    trained = module(tmp_path, many(40), text=TextOptions(max_length=5))
     recipe = open_store(trained.store_request()).recipe
     test = table(tmp_path / "t.csv", [("TRADE of all", "sv", "10003", "")])
     data = OccupationDataModule(test_files=test, columns=COLUMNS)
@@ -148,7 +148,7 @@ def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
     data.setup("test")
     store = data.store
-    assert [chr(p) for p in store.texts(np.array([0]))[0]] == list("TRADE")
+    assert [chr(p) for p in store.texts(np.array([0]))[0]] == list("trade")
     assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
     assert store.recipe == recipe
     assert "not_here.csv does not exist" in caplog.text
