@@ -38,7 +38,7 @@ from lit_models.causal_lm.pretrained import (
 )
 from lit_models.training.exact import ExactModule
 from lit_models.training.ledger import ledger_of
-from lit_models.training.metrics import LossSum, SampleResult, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
 PROMPTS_AT_ONCE = 32
@@ -243,6 +243,7 @@ class LitCausalLM(ExactModule):
 
     def prompt_dataset(self, prompts: Sequence[str | Sequence[Message]]) -> PromptDataset:
         """Return texts and chats as a dataset; errors as of `generate`."""
+        prompts = texts_for(self, prompts, are_texts=False)
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         limit = most_positions(self.recipe["network"])
         read = read_prompts(rows_in_memory(rows), self.tokenizer, max_positions=limit)
@@ -270,7 +271,8 @@ class LitCausalLM(ExactModule):
         ids = torch.cat([ids[0], torch.tensor(answer, dtype=ids.dtype)]).to(self.device)  # [T]
         before, after = ids[None, :-1], ids[1:]
         places = torch.arange(len(after), device=self.device)
-        hidden = self.network(before, places[None], torch.zeros_like(before), True)
+        with evaluating(self):
+            hidden = self.network(before, places[None], torch.zeros_like(before), True)
         _, nats = nats_at(hidden, self.network.head.weight, after, places)
         (first, *others), decode = ids.tolist(), self.tokenizer.decode_continuation
         texts = [decode([first]), *(decode([one], skip_special_tokens=False) for one in others)]

@@ -49,7 +49,7 @@ from lit_models.consistency_lens.subject import (
 )
 from lit_models.consistency_lens.teacher import MOST_SAMPLES, TeacherText, told_map, word_counts
 from lit_models.training.exact import ExactModule, flops_per_position
-from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.sharding import local_parts, total_norm
@@ -316,6 +316,7 @@ class LitConsistencyLens(ExactModule):
         index = index_of(self.layers, layer)
         with evaluating(self), torch.no_grad():
             if not isinstance(given, Tensor):
+                given = texts_for(self, given)
                 tokens = prompt_tokens(self.tokenizer, given)
                 rows = [torch.tensor([ids], device=self.device) for ids in tokens]
                 given = torch.cat([self.lens.subject.of_layers(ids)[index][:, -1] for ids in rows])
@@ -344,6 +345,7 @@ class LitConsistencyLens(ExactModule):
             ValueError: a position or a layer is none of those, or `best_of` is below 1.
         """
         check_range("readings", 1, best_of=best_of)
+        texts = texts_for(self, texts)
         found, lens, tokenizer, layers = [], self.lens, self.tokenizer, self.layers
         asked = range(len(layers)) if layer is None else [index_of(layers, layer)]
         with evaluating(self):

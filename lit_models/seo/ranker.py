@@ -23,7 +23,7 @@ from lit_models.seo.metrics import (
 )
 from lit_models.seo.networks import CrossEncoder, RankingLoss
 from lit_models.training.dropout import keyed_texts, keys_in
-from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, texts_for
 
 SYSTEMS = ("ranker", "first", "bm25")
 
@@ -144,8 +144,9 @@ class LitRanker(EncodedTextModule):
                 f"least one document, and {'one score each' if self.adds_prior else 'no score'}, "
                 f"since the ranker was trained with prior={self.adds_prior}."
             )
-        encoding, size = TextEncoding(self.recipe), len(documents)
-        rows = encoding.rows(encoding.ids_of(documents), [encoding.ids(query)] * size)
+        texts, size = texts_for(self, documents), len(documents)
+        encoding = TextEncoding(self.recipe)
+        rows = encoding.rows(encoding.ids_of(texts), [encoding.ids(query)] * size)
         first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)

@@ -54,7 +54,7 @@ from lit_models.seo.networks import (
     shortened,
     taught_terms,
 )
-from lit_models.training.metrics import LossSum
+from lit_models.training.metrics import LossSum, evaluating, texts_for
 
 QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
@@ -319,10 +319,10 @@ class LitRetriever(EncodedTextModule):
     def predict_step(self, batch: EncodeBatch, batch_idx: int) -> dict[str, Tensor]:
         return {"vector": self(batch).float()}
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[str], is_query: bool) -> Tensor:
         """Return unit vectors [n, W] of texts, in their order, on the device of the module; of
         a document, its title and its text with a line break between them."""
+        texts = texts_for(self, texts)
         encoding, parts = TextEncoding(self.recipe), []
         prompt = encoding.prompts["query" if is_query else "document"]
         most = encoding.limits.max_query_length if is_query else None
@@ -332,7 +332,8 @@ class LitRetriever(EncodedTextModule):
             ids = encoding.ids_of([prompt + texts[n] for n in chosen])
             rows = encoding.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
-            parts.append(self.kept(self.network.encode(*columns)))
+            with evaluating(self), torch.no_grad():
+                parts.append(self.kept(self.network.encode(*columns)))
         if not parts:
             return torch.zeros(0, 0, device=self.device)
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]

@@ -18,7 +18,13 @@ from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import TextEncoder
 from lit_models.seo.metrics import HeadMetrics, WeightedLoss
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline
-from lit_models.training.metrics import LossSum, SampleResult, evaluating, in_float32
+from lit_models.training.metrics import (
+    LossSum,
+    SampleResult,
+    evaluating,
+    in_float32,
+    texts_for,
+)
 
 
 class LitTextScorer(EncodedTextModule):
@@ -116,8 +122,8 @@ class LitTextScorer(EncodedTextModule):
     def score(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return head -> predictions of texts, float64, as `Head.prediction`: a number [n, 1], or
         probabilities [n, P] of the classes that `recipe["heads"]` names."""
+        found, texts = [], texts_for(self, texts)
         encoding, chunks = TextEncoding(self.recipe), ChunkOptions(**self.recipe["chunks"])
-        found = []
         with evaluating(self), torch.no_grad():
             for start in range(0, len(texts), TEXTS_AT_ONCE):
                 ids = encoding.ids_of(texts[start : start + TEXTS_AT_ONCE])

@@ -24,7 +24,7 @@ from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.pretrained import most_positions
 from lit_models.seo.metrics import GatheredRows
 from lit_models.seo.onpage import LIMITS
-from lit_models.training.metrics import SampleResult, SumCount
+from lit_models.training.metrics import SampleResult, SumCount, texts_for
 from lit_models.training.strategies import EVALUATION_STEPS
 
 WORD = re.compile(r"\w+")
@@ -161,6 +161,7 @@ class LitSnippetWriter(LitCausalLM):
         Raises:
             ValueError: a page holds neither text nor html.
         """
+        pages = texts_for(self, pages, are_texts=False)
         rows = [{"text": page} if isinstance(page, str) else page for page in pages]
         limit = most_positions(self.recipe["network"])
         if limit is not None:

@@ -51,6 +51,7 @@ class ExactModule(LightningModule):
             checkpoint; the command line refuses others.
         init_from: checkpoint to take weights from, where a network begins anew.
         recipe: plain values that the network is built by; `None` before they are known.
+        early_weights: of spawned processes that trained it, until there is a network to take them.
         late_weights: names and values of parameters on `meta`, for a strategy that `fills_late`.
     """
 
@@ -83,7 +84,7 @@ class ExactModule(LightningModule):
         self.recipe: Any = None if self.recipe_key else {}
         self.is_built = False
         self._trained_recipe: dict[str, Any] | None = None  # of the checkpoint of a trainer's call
-        self._early_weights: dict[str, Any] | None = None
+        self.early_weights: dict[str, Any] | None = None
         self.late_weights: list[Iterable[tuple[str, Tensor]]] = []
 
     def save_hyperparameters(self, *args: Any, **options: Any) -> None:
@@ -239,7 +240,7 @@ class ExactModule(LightningModule):
         is_new = False
         with float32_on("cpu"):
             if not self.is_built:
-                weights, self._early_weights = self._early_weights, None
+                weights, self.early_weights = self.early_weights, None
                 is_new = data is not None and weights is None and self.trainer.ckpt_path is None
                 self.build(self.recipe, data if is_new else None)
                 self.is_built = True
@@ -387,7 +388,7 @@ class ExactModule(LightningModule):
         """Load weights, or keep them until the network is built: `ddp_spawn` hands those of its
         children to a parent that has none."""
         if state_dict and next(self.parameters(), None) is None:
-            self._early_weights = dict(state_dict)
+            self.early_weights = dict(state_dict)
             return super().load_state_dict({}, strict=False)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
@@ -417,12 +418,12 @@ class ExactModule(LightningModule):
         content = checkpoints.read_checkpoint(path, mmap=True, classes=classes)
         values = dict(content.get("hyper_parameters", {}))
         class_path = values.pop("_class_path", None)
-        values.pop("_instantiator", None)
         kind = cls if class_path is None else class_of(class_path, path, classes)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{path} holds a {kind.__name__}, not a {cls.__name__}; load it by its own class."
             )
+        kind.stored_recipe(content)  # of another family: a parser would name an option instead
         values, _ = known_arguments(kind, values)  # another version may have had more
         classes.check(path, kind, values)
         module = instantiate_module(kind, {**values, **kwargs})

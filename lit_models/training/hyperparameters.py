@@ -178,9 +178,7 @@ def _is_plain(kind: Any) -> bool:
     """Return whether text for an argument of this type stays text, or becomes a plain value."""
     if not isinstance(kind, type):
         return kind is Ellipsis  # of tuple[int, ...]
-    return issubclass(kind, str | int | float | PathLike | Enum | dict | list | tuple | set) or (
-        kind is type(None)
-    )
+    return issubclass(kind, str | int | float | PathLike | Enum | dict | list | tuple | set | None)
 
 
 def _arguments(types: list[Any]) -> dict[str, list[Any]]:

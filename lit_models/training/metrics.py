@@ -103,15 +103,16 @@ def float32_on(device: torch.device | str) -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def texts_for(module: Any, texts: Iterable[str]) -> list[str]:
-    """As `list_of_texts`, for a module; RuntimeError where it has no trained network yet."""
-    if module.network is None:
-        name = type(module).__name__
+def texts_for(module: Any, texts: Iterable[Any], are_texts: bool = True) -> list[Any]:
+    """As `list_of_texts`, for a module; RuntimeError where it has no trained network yet. Unless
+    `are_texts`, a value may be something else, such as a chat, which its reader checks."""
+    if not module.is_built:
+        name, is_away = type(module).__name__, module.early_weights is not None
+        was = "was trained by spawned processes" if is_away else "has not been trained"
         raise RuntimeError(
-            f"this {name} has not been trained: load one with {name}.load_from_checkpoint(path), "
-            "or fit it first."
+            f"this {name} {was}: load a run's checkpoint with {name}.load_from_checkpoint(path)."
         )
-    return list_of_texts(texts)
+    return list_of_texts(texts) if are_texts or isinstance(texts, str) else list(texts)
 
 
 _evaluations: dict[nn.Module, list[Any]] = {}  # how many are under way, modes of the parts before

@@ -16,6 +16,7 @@ from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BlockDecoder
+from lit_models.seo.scorer import LitTextScorer
 from lit_models.training.optim import WarmupDecay
 from tests.toy import toy_trainer
 
@@ -116,6 +117,8 @@ def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
     trainer.fit(coder, data_of(table))
     path = tmp_path / "coder.ckpt"
     trainer.save_checkpoint(path)
+    with pytest.raises(ValueError, match="of another family: .*; give one of LitTextScorer"):
+        LitTextScorer.load_from_checkpoint(path)
     again = LitOccupationCoder.load_from_checkpoint(path, temperature={"flat": 9.0})
     assert again.temperature == {"seq2seq": 1.0, "flat": 2.5}  # what the weights came with
     flat = functools.partial(again.code, ["carpenter"], language="en", method="flat")
@@ -170,7 +173,7 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
 
 
 def test_an_untrained_coder_says_how_to_get_a_trained_one():
-    with pytest.raises(RuntimeError, match="load one with"):
+    with pytest.raises(RuntimeError, match="has not been trained: load"):
         small_coder().code(["smith"])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from datamodules import RetrievalDataModule
 from datamodules.files.splitting import TEST
@@ -118,6 +119,9 @@ def test_an_exported_folder_encodes_alike(retriever_run, trained, tmp_path):
     alone = torch.cat([trained.encode([text], False) for text in texts])
     torch.testing.assert_close(trained.encode(texts, False), alone, rtol=1e-12, atol=1e-12)
     assert trained.encode([], True).shape[0] == 0
+    for dropout in (part for part in exported.modules() if isinstance(part, nn.Dropout)):
+        dropout.p = 0.5
+    assert torch.equal(exported.train().encode(texts, False), trained.encode(texts, False))
     assert exported.recipe["fusion_weight"] == trained.recipe["fusion_weight"]
 
 
