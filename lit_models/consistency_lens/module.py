@@ -312,14 +312,24 @@ class LitConsistencyLens(ExactModule):
             given: texts, of which the activation at the last token is explained; or activations
                 [n, D] of the subject's layer.
             layer: of the subject, where the lens explains several.
+
+        Raises:
+            ValueError: a layer that is none of the lens's, or activations of another width.
         """
-        index = index_of(self.layers, layer)
+        index, are_texts = index_of(self.layers, layer), not isinstance(given, Tensor)
+        given = texts_for(self, given) if are_texts else given
+        if len(given) == 0:
+            return []
         with evaluating(self), torch.no_grad():
-            if not isinstance(given, Tensor):
-                given = texts_for(self, given)
+            if are_texts:
                 tokens = prompt_tokens(self.tokenizer, given)
                 rows = [torch.tensor([ids], device=self.device) for ids in tokens]
                 given = torch.cat([self.lens.subject.of_layers(ids)[index][:, -1] for ids in rows])
+            elif given.shape[1:] != (width := self.lens.mean.shape[-1:]):
+                raise ValueError(
+                    f"activations must be [n, {width[0]}], as the lens's subject has them, got "
+                    f"{list(given.shape)}."
+                )
             given, of_all = given.to(self.lens.mean), (len(self.layers), self.device)
             layers = rows_of(index, len(given), *of_all)
             words = self.lens.verbalizer.explain(given, layer=layers).token_ids

@@ -131,7 +131,8 @@ class LitTextScorer(EncodedTextModule):
                 batch["weight"] = torch.ones(len(ids))
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 found.append(self.predict_step(batch, 0))
-        return {name: torch.cat([each[name].cpu() for each in found]) for name in found[0]}
+        names = found[0] if found else ()  # {} of no texts
+        return {name: torch.cat([each[name].cpu() for each in found]) for name in names}
 
     def _head(self, name: str) -> Any:
         return self.network.heads[PREFIX + name]

@@ -162,7 +162,7 @@ class LitSnippetWriter(LitCausalLM):
             ValueError: a page holds neither text nor html.
         """
         pages = texts_for(self, pages, are_texts=False)
-        rows = [{"text": page} if isinstance(page, str) else page for page in pages]
+        rows = [page if isinstance(page, dict) else {"text": page} for page in pages]
         limit = most_positions(self.recipe["network"])
         if limit is not None:
             max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)

@@ -127,6 +127,7 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     trainer.predict(module, data, return_predictions=False)
     coded = [json.loads(line) for line in (tmp_path / "run/coded.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in rows[0]} for row in coded] == rows
+    assert exported.score([]) == {}
     scored = exported.score([row["text"] for row in rows])
     assert scored["trade"].argmax(1).tolist() == [
         exported.recipe["heads"]["trade"]["classes"].index(row["predicted_trade"]) for row in coded
