@@ -40,7 +40,7 @@ from datamodules.core.plan import (
     iterate_micro_batches,
     iterate_whole_batches,
 )
-from datamodules.files.tables import SUFFIXES, Files, check_output, expand_files, output_like
+from datamodules.files.tables import SUFFIXES, Files, check_output, expand_files, output_like, paths
 from datamodules.shards.order import planned_epoch
 
 RESERVED = frozenset(PlannedBatch.__annotations__)
@@ -422,8 +422,8 @@ class PlannedDataModule(LightningDataModule):
         """Warn of a file that is for training and judges it as well."""
         named: dict[int, Any] = getattr(self, "files", {})
         sets = [
-            {Path(found).resolve() for entry in entries for found in [entry, *glob.glob(entry)]}
-            for entries in ([f] if isinstance(f, str) else f or [] for f in named.values())
+            {Path(path).resolve() for entry in paths(files) for path in [entry, *glob.glob(entry)]}
+            for files in named.values()
         ]
         shared = sets[0].intersection(set().union(*sets[1:])) if sets else set()
         if shared:

@@ -99,13 +99,16 @@ def raise_bad_row(bad: BadRow) -> None:
     raise ValueError(str(bad))
 
 
-def expand_files(
-    files: str | Sequence[str] | None, option: str, suffixes: Sequence[str] = SUFFIXES
-) -> list[Path]:
+def paths(files: str | Path | Iterable[str | Path] | None) -> list[str]:
+    """The paths and patterns that an option or a script names, one or several, as a list."""
+    return [str(one) for one in ([files] if isinstance(files, str | Path) else files or [])]
+
+
+def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     """The files that these paths and patterns name, in the given order, patterns sorted.
 
     Args:
-        files: a path or a pattern such as data/*.csv, or several.
+        files: a path or a pattern such as data/*.csv, or several, see `paths`.
         option: name of the option that holds them, for messages.
         suffixes: of the files that can be read.
 
@@ -114,7 +117,7 @@ def expand_files(
         ValueError: a path is a folder, or a file is named twice.
     """
     found: list[Path] = []
-    for entry in [files] if isinstance(files, str) else list(files or []):
+    for entry in paths(files):
         path = Path(entry).expanduser()
         if path.exists() or not glob.has_magic(entry):
             found.append(path)

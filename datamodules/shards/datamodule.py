@@ -13,7 +13,7 @@ from datamodules.core.plan import MicroBatch, PlanRequest, check_range, rng_for
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.splitting import PART_NAMES, TRAIN, VALIDATION, TextSplit
-from datamodules.files.tables import Files
+from datamodules.files.tables import Files, paths
 from datamodules.shards.index import IndexOptions, documents_of
 from datamodules.shards.order import ShardedRequest
 from datamodules.shards.remote import is_url
@@ -161,7 +161,7 @@ class ShardDataModule(LanguageModelDataModule):
         self.sources: Mapping[str, SourceOptions] = sources or {
             "": SourceOptions(train_files or [])
         }
-        self.files[TRAIN] = [name for one in self.sources.values() for name in listed(one.files)]
+        self.files[TRAIN] = [name for one in self.sources.values() for name in folders(one.files)]
         self.shuffle_shards, self.cache_gib = shuffle_shards, cache_gib
         self._stores: dict[int, list[ShardStore]] = {}  # of the parts that have folders
 
@@ -171,8 +171,8 @@ class ShardDataModule(LanguageModelDataModule):
     def open_store(self, stage: str) -> Any:
         """Return the first of the stores that a stage reads, with the `tokenizer` of them all;
         indices that lack are made."""
-        sources = [listed(one.files) for one in self.sources.values()]
-        named = {part: [listed(some)] for part, some in self.files.items() if some}
+        sources = [folders(one.files) for one in self.sources.values()]
+        named = {part: [folders(some)] for part, some in self.files.items() if some}
         named |= {TRAIN: sources} if TRAIN in named else {}
         if stage != "fit" and VALIDATION in named:  # then nothing of training is held out
             del named[TRAIN]
@@ -269,7 +269,6 @@ class ShardDataModule(LanguageModelDataModule):
         return audit
 
 
-def listed(files: Files) -> list[str]:
+def folders(files: Files) -> list[str]:
     """Return the folders that an option names."""
-    names = [files] if isinstance(files, str) else files or []
-    return [name if is_url(name) else str(Path(name).expanduser()) for name in names]
+    return [name if is_url(name) else str(Path(name).expanduser()) for name in paths(files)]

@@ -116,7 +116,7 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
 def test_files_of_a_pattern_are_taken_in_order(tmp_path):
     write(tmp_path / "b.csv", "text\n2\n")
     write(tmp_path / "a.csv", "text\n1\n")
-    files = expand_files(str(tmp_path / "*.csv"), "train_files")
+    files = expand_files(tmp_path / "*.csv", "train_files")
     assert [path.name for path in files] == ["a.csv", "b.csv"]
 
 
@@ -185,7 +185,7 @@ def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
     write(tmp_path / "train.csv", "text\na\n")
     write(tmp_path / "train.xls", "x")
     with pytest.raises(FileNotFoundError, match=r'no file matches ".*\*.tsv"'):
-        expand_files([str(tmp_path / "*.tsv")], "train_files")
+        expand_files([tmp_path / "*.tsv"], "train_files")
     with pytest.raises(ValueError, match=r"is a folder, .*; name files"):
         expand_files(str(tmp_path), "train_files")
     with pytest.raises(ValueError, match=r'ends in ".xls", which is none of .csv'):

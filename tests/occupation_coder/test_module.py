@@ -40,7 +40,7 @@ def table(tmp_path, monkeypatch):
 
 def data_of(table):
     columns = Columns(text="occ1", language="lang", codes=["codes"], code_separator=";")
-    files = dict.fromkeys(("train_files", "validation_files", "test_files"), str(table))
+    files = dict.fromkeys(("train_files", "validation_files", "test_files"), table)
     return OccupationDataModule(**files, columns=columns, global_batch_size=5)
 
 
