@@ -8,15 +8,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_680,
+    "lit_models": 26_700,
     "lit_models/training": 5_680,
     "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 2_900,
-    "lit_models/causal_lm": 2_760,
-    "lit_models/consistency_lens": 2_830,
-    "lit_models/seo": 3_850,
+    "lit_models/causal_lm": 2_770,
+    "lit_models/consistency_lens": 2_850,
+    "lit_models/seo": 3_860,
     "datamodules": 14_960,
-    "tests": 38_550,
+    "tests": 38_600,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

@@ -1,7 +1,6 @@
-"""Methods for Python of every family's module: an untrained one, and one text for many."""
+"""Methods for Python of every family's module."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -9,45 +8,36 @@ import torch
 import lit_models
 from lit_models.consistency_lens.loss import LensLosses
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training import ExactModule
 
 LENS = {"subject": SubjectOptions("folder"), "losses": LensLosses()}
-METHODS = [
-    ("LitOccupationCoder", "code", (["smith"],), {}),
-    ("LitSeq2Seq", "translate", (["smth"],), {}),
-    ("LitCausalLM", "generate", (["the"],), {}),
-    ("LitCausalLM", "token_nats", ("the",), {}),
-    ("LitConsistencyLens", "explain", (["the"],), LENS),
-    ("LitConsistencyLens", "readings", (["the"],), LENS),
-    ("LitTextScorer", "score", (["salt"],), {}),
-    ("LitRanker", "rank", ("salt", ["iron"]), {}),
-    ("LitRetriever", "encode", (["salt"], True), {}),
-    ("LitSparseRetriever", "encode", (["salt"], True), {}),
-    ("LitSnippetWriter", "write", (["salt"],), {}),
-]
-
-
-def module_of(name: str, options: dict[str, Any]) -> ExactModule:
-    return getattr(lit_models, name)(optimizer=partial(torch.optim.AdamW, lr=0.1), **options)
-
-
-@pytest.mark.parametrize(("name", "method", "given", "options"), METHODS)
-def test_an_untrained_module_says_so(name, method, given, options):
-    module = module_of(name, options)
-    with pytest.raises(RuntimeError, match=f"this {name} has not been trained: load a run's check"):
-        getattr(module, method)(*given)
-    module.load_state_dict({"network.weight": torch.zeros(1)})  # as ddp_spawn hands them over
-    with pytest.raises(RuntimeError, match=f"this {name} was trained by spawned processes: load"):
-        getattr(module, method)(*given)
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "given", "options"), [m for m in METHODS if m[1] != "token_nats"]
+    ("name", "method", "given"),
+    [
+        ("LitOccupationCoder", "code", {"texts": ["smith"]}),
+        ("LitSeq2Seq", "translate", {"texts": ["smth"]}),
+        ("LitCausalLM", "generate", {"prompts": ["the"]}),
+        ("LitCausalLM", "token_nats", {"prompt": "the"}),
+        ("LitConsistencyLens", "explain", {"given": ["the"]}),
+        ("LitConsistencyLens", "readings", {"texts": ["the"]}),
+        ("LitTextScorer", "score", {"texts": ["salt"]}),
+        ("LitRanker", "rank", {"documents": ["salt"], "query": "iron"}),
+        ("LitRetriever", "encode", {"texts": ["salt"], "is_query": True}),
+        ("LitSparseRetriever", "encode", {"texts": ["salt"], "is_query": True}),
+        ("LitSnippetWriter", "write", {"pages": ["salt"]}),
+    ],
 )
-def test_one_text_in_the_place_of_a_list_is_refused(name, method, given, options):
-    """Else each of its letters would be one."""
-    module = module_of(name, options)
+def test_an_untrained_module_says_so_and_one_text_is_no_list_of_letters(name, method, given):
+    options = LENS if name == "LitConsistencyLens" else {}
+    module = getattr(lit_models, name)(optimizer=partial(torch.optim.AdamW, lr=0.1), **options)
+    call = partial(getattr(module, method), **given)
+    with pytest.raises(RuntimeError, match=f"this {name} has not been trained: load a run's check"):
+        call()
+    module.load_state_dict({"network.weight": torch.zeros(1)})  # as ddp_spawn hands them over
+    with pytest.raises(RuntimeError, match=f"this {name} was trained by spawned processes: load"):
+        call()
     module.is_built = True  # it is refused before anything is computed
-    texts = [value[0] if isinstance(value, list) else value for value in given]
-    with pytest.raises(ValueError, match="texts must be a list of texts, got one string"):
-        getattr(module, method)(*texts)
+    for role, (text,) in ((k, v) for k, v in given.items() if isinstance(v, list)):
+        with pytest.raises(ValueError, match=rf"list of texts, got one string: write \['{text}'\]"):
+            call(**{role: text})
