@@ -3,24 +3,16 @@
 import math
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
-    GradientAccumulationScheduler,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch import Trainer, callbacks
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.utilities import rank_zero_info
 
-AVERAGES = (
-    "copies the module before its network is built: it would average nothing, and save checkpoints "
-    "without weights. Use lit_models.training.AveragedWeights."
-)
-REFUSED: dict[type, str] = {
-    GradientAccumulationScheduler: "would put more samples in a step than the plan counts. A step "
-    "has data.global_batch_size samples; data.micro_batch_size cuts it in parts.",
-    StochasticWeightAveraging: AVERAGES,
-    WeightAveraging: AVERAGES,
+REFUSED: dict[Any, str] = {
+    callbacks.GradientAccumulationScheduler: "would put more samples in a step than the plan "
+    "counts. A step has data.global_batch_size samples; data.micro_batch_size cuts it in parts.",
+    (callbacks.StochasticWeightAveraging, callbacks.WeightAveraging): "copies the module before "
+    "its network is built: it would average nothing, and save checkpoints without weights. Use "
+    "lit_models.training.AveragedWeights.",
 }
 
 
@@ -30,6 +22,12 @@ def check_trainer(trainer: Trainer) -> None:
         raise ValueError(
             "trainer.val_check_interval is a time, and each rank has a clock of its own; give "
             "optimizer steps, or a share of an epoch."
+        )
+    if trainer.check_val_every_n_epoch == 0:
+        raise ValueError(
+            "trainer.check_val_every_n_epoch is 0, and must be 1 or more; null lets "
+            "trainer.val_check_interval count steps over epochs, and trainer.limit_val_batches=0 "
+            "leaves validation out."
         )
     for callback in trainer.callbacks:
         for kind, why in REFUSED.items():
@@ -47,8 +45,7 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     are called, and where `max_steps` ends a run in the middle of one.
     """
     data = trainer.datamodule
-    position = checkpoint.get(type(data).__qualname__)
-    if not position:
+    if not (position := checkpoint.get(type(data).__qualname__)):
         return
     steps, done, phase = position["step"], checkpoint["global_step"], checkpoint["ledger"]["phase"]
     is_due = phase == "step" and is_validated(trainer, position["epoch"], steps, done)

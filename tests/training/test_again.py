@@ -31,6 +31,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "StochasticWeightAveraging copies": {"callbacks": [StochasticWeightAveraging(0.1)]},
     "EMAWeightAveraging copies": {"callbacks": [EMAWeightAveraging()]},
     "val_check_interval is a time": {"val_check_interval": "00:00:10:00"},
+    "every_n_epoch is 0, and must be 1 or more": {"check_val_every_n_epoch": 0},
 }
 
 
