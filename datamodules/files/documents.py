@@ -42,8 +42,7 @@ def text_files(
     found: list[str] = []
     for entry in [files] if isinstance(files, str | Path) else list(files or []):
         folder = Path(entry).expanduser()
-        inside = files_in(folder, suffixes, option) if folder.is_dir() else [entry]
-        found += map(str, inside)
+        found += map(str, files_in(folder, suffixes, option) if folder.is_dir() else [entry])
     return expand_files(found, option, tuple(dict.fromkeys([*suffixes, LIST_SUFFIX])))
 
 

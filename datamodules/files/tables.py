@@ -10,6 +10,7 @@ import logging
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -42,7 +43,7 @@ SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
 ROW_SUFFIXES = (*SUFFIXES, *JSON_OUTPUT)  # of tables and lines of JSON
 BLOCK = 1 << 20
 MOST_LINES_OF_ROW = 1000
-MOST_EXCEL_ROWS = 1 << 20
+EXCEL_ROWS, EXCEL_CHARACTERS = 1 << 20, (1 << 15) - 1  # of a sheet, of a cell, at most
 ROWS_PER_BATCH = 8192
 OPTIONAL = ("columns.language", "columns.split", "columns.source")
 Files = str | list[str] | None
@@ -119,10 +120,8 @@ def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) ->
     found: list[Path] = []
     for entry in paths(files):
         path = Path(entry).expanduser()
-        if path.exists() or not glob.has_magic(entry):
-            found.append(path)
-            continue
-        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        is_pattern = not path.exists() and glob.has_magic(entry)
+        matches = sorted(map(Path, glob.glob(str(path), recursive=True))) if is_pattern else [path]
         if not matches:
             raise FileNotFoundError(
                 f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the folder '
@@ -209,15 +208,13 @@ class Table:
         elif suffix == EXCEL_SUFFIX:
             rows = _sheet_rows(self.path, self.options.sheet)
         else:
-            lines = _lines(self.path, self.dialect.encoding)
-            rows = _delimited_rows(lines, self.dialect.separator)
+            rows = _delimited_rows(_lines(self.path, self.dialect.encoding), self.dialect.separator)
         places = {name: names.index(name) for name in wanted}
         is_empty = True
         next(rows)  # the header
         for row in rows:
             if row.fault:
-                written = row.written.rstrip("\r\n")
-                on_bad_row(BadRow(str(self.path), row.line, written, row.fault))
+                on_bad_row(BadRow(str(self.path), row.line, row.written.rstrip("\r\n"), row.fault))
             elif row.values:
                 yield row.line, {name: row.values[i] for name, i in places.items()}
             is_empty = is_empty and not (row.fault or row.values)
@@ -247,8 +244,7 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         with open_parquet(path) as file:
             names = file.schema_arrow.names
     elif suffix == EXCEL_SUFFIX:
-        header = next(_sheet_rows(path, options.sheet, is_first=True), None)
-        names = [] if header is None else header.values
+        names = next((row.values for row in _sheet_rows(path, options.sheet, is_first=True)), [])
     else:
         encoding = options.encoding or _encoding_of(path)
         lines = list(islice(_lines(path, encoding), SNIFFED_LINES))
@@ -260,11 +256,9 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
             raise ValueError(f"{path}:1: the header cannot be read: {header.fault}")
         newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
         dialect = Dialect(separator, encoding, newline)
-        found = []
-        if options.separator is None and separator != plain:
-            found.append("separator " + ("tab" if separator == "\t" else f'"{separator}"'))
-        if options.encoding is None and not encoding.startswith("utf-8"):
-            found.append(f"encoding {encoding}")
+        mark = "tab" if separator == "\t" else f'"{separator}"'
+        found = [f"separator {mark}"] * (options.separator is None and separator != plain)
+        found += [f"encoding {encoding}"] * (options.encoding is None and encoding[:5] != "utf-8")
         _say(path, ", ".join(found))
     if not names:
         raise ValueError(f"{path} is empty; it needs a header and rows.")
@@ -403,7 +397,8 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
             del taken[1:]
             reader = csv.reader(lines_of_row(), delimiter=separator, strict=True)
         names = names or values
-        yield RawRow(number, values, fault, "".join(taken))
+        if names or fault:  # empty lines before the header are none
+            yield RawRow(number, values, fault, "".join(taken))
         number += len(taken)
         taken.clear()
 
@@ -422,7 +417,7 @@ def _fault_of(values: list[str], names: Sequence[str]) -> str:
 
 
 def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[RawRow]:
-    """Yields the rows of a sheet, the header first; empty cells at the end of a row are none."""
+    """Yields the rows of a sheet from the header on; empty cells at the end of a row are none."""
     check_installed(path)
     import openpyxl
 
@@ -434,21 +429,21 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
             f"{path} is damaged or no Excel file ({reason}); write or copy it again."
         ) from error
     try:
-        sheets, names = book.sheetnames, list[str]()
+        sheets, names = [one.title for one in book.worksheets], list[str]()  # charts are others
         if sheet is not None and sheet not in sheets:
             raise ValueError(f'{path} has no sheet "{sheet}"; it has: {", ".join(sheets)}.')
         if is_first and sheet is None and len(sheets) > 1:
             _say(path, f'sheet "{sheets[0]}" of {len(sheets)}')
-        cells = book[sheet or sheets[0]].iter_rows(values_only=True)
-        for number, row in enumerate(cells, start=1):
+        cells = book[sheet or sheets[0]]
+        cells.reset_dimensions()  # which some programs write too small: rows would be missing
+        for number, row in enumerate(cells.iter_rows(values_only=True), start=1):
             texts = list(map(cell_text, row))
             while texts and not texts[-1]:
                 texts.pop()
-            if texts:
-                texts += [""] * (len(names) - len(texts))
+            texts += [""] * (len(names) - len(texts)) * bool(texts)
             fault = _fault_of(texts, names) if texts and names else ""
-            names = names or texts
-            yield RawRow(number, texts, fault, " | ".join(texts))
+            if names := names or texts:
+                yield RawRow(number, texts, fault, " | ".join(texts))
     finally:
         book.close()
 
@@ -569,17 +564,21 @@ def _write_sheet(
     def cell(value: Any) -> Any:
         if not isinstance(value, str):
             return value
+        if len(value) > EXCEL_CHARACTERS:  # openpyxl would cut the rest off
+            most = f"a cell of Excel holds {EXCEL_CHARACTERS:,} characters"
+            raise ValueError(f"{path}: {most}, a text has {len(value):,}; name a csv file.")
         text = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value))
         text.data_type = "s"  # were it even a formula
         return text
 
-    sheet.append(list(map(cell, names)))
-    for batch in batches:
-        num_rows += batch.num_rows
-        if num_rows > MOST_EXCEL_ROWS:
-            raise ValueError(f"{path}: a sheet holds {MOST_EXCEL_ROWS:,} rows; name a csv file.")
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            sheet.append(list(map(cell, row)))
+    with closing(sheet):
+        sheet.append(list(map(cell, names)))
+        for batch in batches:
+            num_rows += batch.num_rows
+            if num_rows > EXCEL_ROWS:
+                raise ValueError(f"{path}: a sheet holds {EXCEL_ROWS:,} rows; name a csv file.")
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                sheet.append(list(map(cell, row)))
     book.save(file)
 
 

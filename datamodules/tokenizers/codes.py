@@ -154,6 +154,8 @@ class CodeSystem:
             return code
         if not code:
             raise ValueError("the code is empty; leave the row out or give it a code.")
+        if re.fullmatch(r"#(REF!|VALUE!|DIV/0!|NUM!|NULL!|NAME\?)", code):
+            raise ValueError(f'code "{code}" is an error of Excel; mend its formula, or empty it.')
         decimal = re.fullmatch(r"(-?\d+)\.0*", code)
         has_rules = self.alphabet is not None or self.length is not None
         if decimal and has_rules and "." not in (self.alphabet or ""):

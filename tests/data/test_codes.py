@@ -35,6 +35,7 @@ def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw):
         ("0111x", r'unknown symbol "x" at place 5; .*"0123456789" or one of -1, -2, -3'),
         ("-4", 'unknown symbol "-" at place 1'),
         ("  ", "code is empty"),
+        ("#REF!", 'code "#REF!" is an error of Excel; mend its formula, or empty it'),
     ],
 )
 def test_a_wrong_hisco_code_is_refused_with_the_reason(raw, message):

@@ -114,8 +114,7 @@ def test_the_datamodule_reads_them_where_no_file_is_named(tmp_path, monkeypatch)
     data.setup("fit")
     data.setup("test")
     assert data.tokenizer.vocab_size == 128
-    counts = [len(data.store.hashes(part)) for part in range(3)]
-    assert counts == [600, 20, 10]
+    assert [len(data.store.hashes(part)) for part in range(3)] == [600, 20, 10]
     assert len(data.datasets["train"].lengths) == 600  # each story is a row
     text = data.datasets["test"].describe(0, 0)["document 1"]
     assert text.startswith("<|endoftext|> ")

@@ -194,8 +194,7 @@ def test_over_long_samples_are_cut_and_counted(make, caplog):
 
 def test_a_sample_that_loses_all_targets_is_left_out_and_counted(make, caplog, tmp_path):
     ends_with_user = {"messages": [*TWO_TURNS, {"role": "user", "content": "x" * 90}]}
-    dataset = opened(make(ends_with_user, *example(3)))
-    assert dataset.samples.tolist() == [1, 2, 3]
+    assert opened(make(ends_with_user, *example(3))).samples.tolist() == [1, 2, 3]
     assert "1 train samples have no target: left out" in caplog.text
     with pytest.raises(ValueError, match="no samples are for train .*1 train samples have no t"):
         opened(make(ends_with_user))

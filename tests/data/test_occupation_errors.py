@@ -24,7 +24,7 @@ from tests.occupation_tables import COLUMNS, ROWS, many, module, table
         (("a", "en", "100001", ""), r't.csv:3: code "100001" has 6 symbols, each'),
         (("a", "en", "1000x", ""), r't.csv:3: code "1000x" holds the unknown symbol "x"'),
         (("a", "en", "2110", ""), r't.csv:3: code "2110" .*lost its leading zeros \("02110"\)'),
-        (("a", "en", "", "NA"), r"t.csv:3: .*the row has no code; give it one or drop the row"),
+        (("a", "en", "#N/A", "NA"), r"t.csv:3: .*the row has no code; give it one or drop the row"),
         (("a", "en", "10000"), r't.csv:3: "a,en,10000": the row has 3 values, the header 4'),
     ],
 )

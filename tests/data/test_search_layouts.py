@@ -74,8 +74,7 @@ def test_products_of_esci_get_the_gains_of_their_labels(tmp_path):
     assert train.document.tolist() == [0, 2, 3]
     assert train.grade.tolist() == pytest.approx([1.0, 0.01, 0.0])
     assert test.document.tolist() == [3]
-    hits = open_bm25(collection).search(["kettle"], 2)
-    assert sorted(hits.documents[0].tolist()) == [0, 2]
+    assert sorted(open_bm25(collection).search(["kettle"], 2).documents[0].tolist()) == [0, 2]
 
 
 def test_rows_that_break_a_rule_are_named_or_left_out(tmp_path):

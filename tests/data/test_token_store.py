@@ -105,8 +105,7 @@ def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
 def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning.pytorch.datamodules")
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')
-    store = request([path]).open()
-    assert len(store.hashes(TRAIN)) == 1
+    assert len(request([path]).open().hashes(TRAIN)) == 1
     (said,) = caplog.messages
     assert said.startswith("Tokenised 1 documents, 3 tokens, in ")
     assert said.endswith(f"; 2 documents without a text are left out, the first at {path}:2.")
@@ -228,8 +227,7 @@ def test_a_completion_keeps_the_space_before_its_first_word(kind):
     assert tokenizer.decode_continuation([]) == ""
     assert tokenizer.decode_continuation([2 + 0xC3, 2 + 0xA9, END_ID]) == "é"
     assert tokenizer.decode_continuation([2 + 0xC3]) == "\ufffd"
-    ids = np.array([WORD, TAIL, -1])
-    assert completion_text(tokenizer, ids, 4) == " hen"
+    assert completion_text(tokenizer, np.array([WORD, TAIL, -1]), 4) == " hen"
     assert Stops(tokenizer, ["n"]).position_in([WORD, TAIL]) == 3  # of " hen"
 
 
