@@ -242,6 +242,9 @@ def _bad_value(key: str, detail: str) -> str:
         named = re.search("class_path[ =]'([^']+)'", f"{detail} {value}")
         name = named[1] if named else value
         module, _, last = name.rpartition(".")
+        missing = re.search("No module named '([^']+)'", detail)
+        if missing and not f"{name}.".startswith(f"{missing[1]}."):
+            return f"{key}: {name} cannot be imported: {missing[0]}. Install it or mend the import."
         known: dict[str, list[str]] = {}  # class -> import paths
         for home in dict.fromkeys([*([module] if module else []), *CLASS_HOMES]):
             with suppress(ModuleNotFoundError):  # the named module is then what is wrong

@@ -106,10 +106,13 @@ def _found(pattern: str, output: str) -> bool:
         ("a: " + "9" * 10_000, "bad.yaml: .*limit.*for integer"),
         ("trainer:\n  - max_steps: 2\n", f"bad.yaml: trainer {LIST}"),
         ("data: {init_args: [1]}\n", f"bad.yaml: data.init_args {LIST}"),
+        ("model: own.X\n", "model: own.X cannot be imported: No module named 'torc'. Install it"),
         ("model: sub.yaml\n", "file sub.yaml: .*the key `a` stands twice, first in line 1"),
     ],
 )
-def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, text, message):
+def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, monkeypatch, text, message):
+    monkeypatch.syspath_prepend(Path.cwd())  # as of `python -m`
+    Path("own.py").write_text("import torc")
     Path("bad.yaml").write_text(text)
     Path("sub.yaml").write_text("{a: 1, a: 2}")
     status, output = unisono("fit", "--config", "toy.yaml", "--config", "bad.yaml")
