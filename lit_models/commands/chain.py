@@ -91,8 +91,8 @@ def chain(
         UsageError: stages or options name something that there is not.
     """
     folder = Path(to.replace("{seed}", str(seed))).expanduser()
-    prefix = (*shlex.split(launcher), *PREFIX)
     with usage_errors():
+        prefix = (*shlex.split(launcher), *PREFIX)
         read = read_stages(stages or {}, change)
         chosen = chosen_stages(read, only)
     return run_stages(read, chosen, folder, seed, prefix)
@@ -122,7 +122,7 @@ class Stage:
     @property
     def takes(self) -> list[str]:
         """The earlier stages whose output it reads."""
-        named = [self.checkpoint] if self.checkpoint else []
+        named = [str(self.checkpoint)] if self.checkpoint else []
         named += [name for name in placeholders(self.options) if name not in (self.name, SEED)]
         return list(dict.fromkeys(named))
 
@@ -157,7 +157,7 @@ def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = N
     Raises:
         ValueError: a name, a value or a reference is wrong.
     """
-    if not stages:
+    if not stages or not isinstance(stages, Mapping):
         raise ValueError(
             "a chain needs stages; give the YAML of one with --config, whose key `stages` has "
             "NAME: {verb: fit, config: FILE} for each."
@@ -210,7 +210,7 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
     merged = {**values, **changes}
     options = {k: v for one in (values, changes) for k, v in flat(one.get("options") or {})}
     config = merged.get("config") or ()
-    config = (config,) if isinstance(config, str) else tuple(config)
+    config = tuple(map(str, config if isinstance(config, list | tuple) else (config,)))
     return Stage(**{"verb": None, **merged, "name": name, "options": options, "config": config})
 
 
@@ -387,6 +387,8 @@ def run_stages(
     Raises:
         ValueError: an output was made from something else, or a stage that is taken is not there.
     """
+    if shutil.which(prefix[0]) is None:
+        raise FileNotFoundError(f"--launcher: there is no {prefix[0]} here; leave it out.")
     states, outputs = check_outputs(stages, chosen, folder, seed)
     for stage in chosen:
         if states[stage.name] == "complete":

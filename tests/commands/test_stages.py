@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_models.commands import chain, run_command
-from lit_models.commands.chain import read_stages
+from lit_models.commands.chain import read_stages, run_stages
 
 DEBUG = "causal_lm/debug.yaml"
 SUBJECT = {"verb": "fit", "config": DEBUG}
@@ -65,6 +65,7 @@ def test_changes_win_and_leave_the_rest():
     assert stage.options["data.layers"] == [3]
     assert stage.options["model.subject"] == "{export}"
     assert stage.arguments(Path("r"), 1)[-1] == "--x.y=true"
+    assert read_stages(CHAIN, {"dump": {"config": 5}})[2].config == ("5",)  # then not found
 
 
 def fit(**values: object) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def fit(**values: object) -> dict[str, Any]:
     ("stages", "message"),
     [
         ({}, "a chain needs stages; give the YAML of one with --config"),
+        (["fit"], "a chain needs stages; .* key `stages` has"),
         ({"a": "fit"}, "stage a and its options must be mappings .* got 'fit'"),
         ({"a-2": SUBJECT}, "cannot be called `a-2`: a name has small letters"),
         ({"seed": SUBJECT}, "cannot be called `seed`: .* none of seed, chain"),
@@ -91,6 +93,7 @@ def fit(**values: object) -> dict[str, Any]:
         ({"a": {"verb": "export"}}, "stage a: checkpoint must name an earlier .*trains, got None"),
         (fit(verb="test", checkpoint="b"), "must name an earlier stage that trains, got b"),
         (fit(verb="test", checkpoint="c"), "stage b: it takes c; there is no such stage"),
+        (fit(verb="test", checkpoint=["a"]), r"stage b: it takes \['a'\]; there is no such stage"),
         (fit(options={"x": "{aa}"}), "stage b: it takes aa; .* Did you mean a?"),
         ({"a": {**SUBJECT, "options": {"x": "{b}"}}, "b": SUBJECT}, "it takes b, .* later; move"),
         (
@@ -114,8 +117,7 @@ def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):
     seen: list[Any] = []
     monkeypatch.setattr(chain, "run_stages", lambda *given: seen.append(given) or 7)
     options = ["--config=mine.yaml", "--seed=3", "--only=a", "--change.a.devices=2"]
-    options += ["--change.a.options.data.x=5", "--change.b.options.z=null"]
-    options += ["--launcher=srun -N 1"]
+    options += ["--change.a.options.data.x=5", "--change.b.options.z=null", "--launcher=srun -N 1"]
     assert run_command("chain", options) == 7
     (stages, chosen, folder, seed, prefix) = seen[0]
     assert prefix == ("srun", "-N", "1", *chain.PREFIX)
@@ -125,3 +127,5 @@ def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):
     assert stages[1].options == {"class_path": "{a}", "z": None}
     with pytest.raises(ValueError, match="a chain needs stages; give the YAML"):
         run_command("chain", [])
+    with pytest.raises(FileNotFoundError, match="--launcher: there is no srunn here"):
+        run_stages([], [], Path("out"), 1, ("srunn",))
