@@ -29,7 +29,7 @@ from lit_models.training import LastCheckpoint
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.run import Topology
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
-from tests.distributed.launch import run
+from tests.distributed.launch import finished, started
 
 ZERO = "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
 LIST = "must be a mapping of options, .* got the list"
@@ -327,8 +327,8 @@ def test_test_after_fit_tests_the_best_checkpoint(unisono, toy_config):
 def test_what_spawned_processes_log_is_followed_by_the_test(toy_config):
     options = ("--trainer.devices=2", "--trainer.strategy=ddp_spawn", "--test_after_fit=true")
     where = (f"--config={toy_config}", f"--trainer.default_root_dir={Path('runs').absolute()}")
-    done = run("-m", "lit_models", "fit", *where, *options)
-    assert done.returncode == 0, done.stdout
+    statuses, outputs = finished(started("-m", "lit_models", "fit", *where, *options))
+    assert statuses == [0], outputs
     rows = csv.DictReader(Path("runs/metrics.csv").read_text().splitlines())
     found = [name + row["step"] for row in rows for name in row if row[name] and "/loss" in name]
     assert found == [*(f"train/loss{step}" for step in range(1, 8)), "val/loss6", "test/loss7"]

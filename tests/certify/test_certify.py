@@ -7,7 +7,7 @@ import pytest
 
 from lit_models.certify.command import certify
 from lit_models.errors import UsageError
-from tests.distributed.launch import ROOT, run
+from tests.distributed.launch import ROOT, finished, started
 
 CONFIG = """
 seed_everything: 1
@@ -20,8 +20,9 @@ data: {class_path: tests.certify.plain.PlainData}
 def test_it_is_said_what_a_plain_module_loses_on_two_devices(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(CONFIG)
     options = ("--strategies=ddp", "--levels=A", f"--to={tmp_path / 'page'}")
-    done = run("-m", "lit_models", "certify", f"--config={tmp_path / 'mine.yaml'}", *options)
-    assert done.returncode == 1, done.stdout
+    command = ("-m", "lit_models", "certify", f"--config={tmp_path / 'mine.yaml'}", *options)
+    statuses, [printed] = finished(started(*command))
+    assert statuses == [1], printed
     facts = json.loads((tmp_path / "page" / "certificate.json").read_text())
     [way] = facts["ways"]
     told = "\n".join(way["sentences"])
@@ -34,7 +35,7 @@ def test_it_is_said_what_a_plain_module_loses_on_two_devices(tmp_path: Path) -> 
     assert list(facts["left out"]) == ["test"]
     page = (tmp_path / "page" / "certificate.md").read_text()
     assert page.startswith("# mine: NOT the same run\n")
-    assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(tmp_path))
+    assert max(map(len, printed.splitlines())) <= 80 + len(str(tmp_path))
 
 
 @pytest.mark.parametrize(

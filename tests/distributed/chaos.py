@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -22,19 +21,6 @@ ENDS_WITHIN_S = 30.0
 # At its debug rate of 0.003 the ranker's steps make 1e-9 of the rounding in 640 steps, on two
 # devices that nobody disturbs as well; at this one 1e-14, and what a kill left would be seen.
 CALM = {"seo/ranker": ("--model.optimizer.lr=0.0003",)}
-
-
-@dataclass
-class Kill:
-    """One SIGKILL: when, whom, and under which world."""
-
-    moment: str
-    devices: int
-    strategy: str
-    whom: str
-    after_s: float
-    step: int
-    ended_after_s: float
 
 
 def config_of(family: str) -> str:
@@ -64,13 +50,15 @@ def steps_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in content.split("\n")[:-1]]
 
 
-def wait_for(is_there: Callable[[], bool], ranks: list[BaseProcess], limit_s: float) -> bool:
+def wait_for(
+    is_there: Callable[[], bool], ranks: list[BaseProcess], limit_s: float, pause_s: float = 0.002
+) -> bool:
     """Return whether it came to be before a rank ended."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end and all(rank.is_alive() for rank in ranks):
         if is_there():
             return True
-        time.sleep(0.002)
+        time.sleep(pause_s)
     return False
 
 
@@ -86,7 +74,8 @@ def wait_for_moment(
         steps: lines of the ledger to wait for.
         delay_s: seconds from then on; of the other moments, until they are looked for.
     """
-    if not wait_for(lambda: len(steps_of(folder)) > steps, ranks, 120):
+    # Ranks take seconds to start; to look more often than a step takes would slow them.
+    if not wait_for(lambda: len(steps_of(folder)) > steps, ranks, 120, pause_s=0.02):
         return False
     time.sleep(delay_s)
     checkpoints = folder / "checkpoints"
@@ -108,9 +97,9 @@ def wait_for_moment(
 
 def attempt(
     folder: Path, family: str, devices: int, strategy: str, moment: str, rng: np.random.Generator
-) -> Kill:
+) -> None:
     """Start the run in one world, kill it at a moment, and wait for its end."""
-    begun, began_at = len(steps_of(folder)), time.monotonic()
+    begun = len(steps_of(folder))
     ranks = start(folder, family, devices, strategy)
     steps = begun + int(rng.integers(1, MOST_STEPS))
     delay_s = float(rng.uniform(0, 0.1))  # which is more than a step takes
@@ -122,13 +111,10 @@ def attempt(
         killed_at = time.monotonic()
         for rank in ranks if whom == "all" else [ranks[int(rng.integers(devices))]]:
             os.kill(rank.pid, signal.SIGKILL)
-        step = max((line.get("step", 0) for line in steps_of(folder)), default=0)
         for rank in ranks:
             rank.join(max(0.0, killed_at + ENDS_WITHIN_S - time.monotonic()))
-        ended_after_s = time.monotonic() - killed_at
         if any(rank.is_alive() for rank in ranks):
             raise RuntimeError(f"ranks were left {ENDS_WITHIN_S:.0f} s after {whom} was killed")
-        return Kill(moment, devices, strategy, whom, killed_at - began_at, step, ended_after_s)
     finally:
         for rank in ranks:
             rank.kill()
@@ -146,8 +132,8 @@ def finish(folder: Path, family: str, devices: int, strategy: str) -> None:
 
 def chaos(
     folder: Path, family: str, seed: int, worlds: list[tuple[int, str]], moments: list[str]
-) -> list[Kill]:
-    """Kill a run once per moment, in random worlds and order, then let it end.
+) -> list[tuple[int, str]]:
+    """Kill a run once per moment, in random worlds and order, then let it end; return the worlds.
 
     Args:
         folder: of the run.
@@ -157,10 +143,10 @@ def chaos(
         moments: when to kill.
     """
     rng = np.random.default_rng(seed)
-    kills = []
+    killed = []
     for moment in rng.permutation(moments):
-        devices, strategy = worlds[int(rng.integers(len(worlds)))]
-        kill = attempt(folder, family, devices, strategy, str(moment), rng)
-        kills.append(kill)
+        drawn = worlds[int(rng.integers(len(worlds)))]
+        attempt(folder, family, *drawn, str(moment), rng)
+        killed.append(drawn)
     finish(folder, family, *worlds[0])
-    return kills
+    return killed

@@ -50,7 +50,7 @@ def assert_proven(folder):
 def test_twenty_kills_on_changing_devices_leave_no_trace(tmp_path, undisturbed, family, seed):
     kills = chaos(tmp_path / "run", family, seed, WORLDS, MOMENTS)
     assert len(kills) == 20
-    assert len({(kill.devices, kill.strategy) for kill in kills}) >= 3
+    assert len(set(kills)) >= 3
     assert_proven(tmp_path / "run")
     for name, value in weights(tmp_path / "run").items():
         expected, within = undisturbed(family, *ONE)[name], 1e-10
