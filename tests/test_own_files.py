@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import Table, cell_text
 from datamodules.occupations.store import CodeBookOptions, open_index
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
-from datamodules.text.pairs import framed, source_rows
+from datamodules.text.pairs import framed
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
@@ -19,7 +18,6 @@ from datamodules.tokenizers.codes import (
     build_code_book,
     code_warnings,
 )
-from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 from lit_models import LitSeq2Seq
 from lit_models.cli import ParsedCLI
 from lit_models.config_files import find_config
@@ -165,15 +163,16 @@ def test_a_column_of_the_training_is_left_out_of_an_evaluation_as_the_error_says
 
 def test_pairs_of_other_columns_and_texts_of_other_characters_are_named(tmp_path, unisono):
     path = text_file(tmp_path / "a.jsonl", '{"old": "smd", "new": "smed"}\n' * 9)
-    status, output = unisono("check", "--config=seq2seq/demo.yaml", f"--data.train_files={path}")
+    check = ["check", "--config=seq2seq/demo.yaml", f"--data.train_files={path}"]
+    status, output = unisono(*check)
     assert (status, '"source" holds no text; fill it in' in output) == (1, True), output
+    text_file(tmp_path / "a.jsonl", '{"source": "mds", "target": "smed"}\n' * 9)
     path = text_file(tmp_path / "b.jsonl", '{"source": "smd"}\n{"source": ""}\n')
-    status, output = unisono("check", "--config=seq2seq/demo.yaml", f"--data.predict_files={path}")
+    status, output = unisono(*check, f"--data.predict_files={path}")
     assert (status, "0 different predict pairs" in output, "b.jsonl:2:" in output) == (1, 1, 1)
-    tokenizer = make_tokenizer(TokenizerOptions(kind="characters"), ["smed"])
-    stored = SimpleNamespace(num_bytes=[1], text=["smed på"].__getitem__, fingerprint="a")
-    with pytest.raises(ValueError, match='"smed på": the tokenizer does not know the character'):
-        source_rows(stored, tokenizer)
+    text_file(tmp_path / "b.jsonl", '{"source": "smed på"}\n')
+    status, output = unisono(*check, f"--data.predict_files={path}")
+    assert (status, '"smed på": the tokenizer does not know the character' in output) == (1, True)
 
 
 def test_a_table_without_rows_for_its_test_is_refused_before_the_training(tmp_path, unisono):
