@@ -59,10 +59,10 @@ def test_halves_of_the_records_are_added_up():
 @pytest.mark.parametrize("coverage", [0.8, 0.9])
 def test_sets_hold_the_truth_in_the_share_of_new_records_over_many_draws(coverage):
     generator = torch.Generator().manual_seed(0)
-    shares = []
+    search, shares = LimitSearch(coverage), []
     for _ in range(200):
         lowest = torch.rand(99 + 200, generator=generator) ** 3  # most truths are unlikely
-        limit = limit_of(lowest[:99].tolist(), coverage)
+        limit = search(lowest[:99], torch.ones(99))
         shares.append((lowest[99:] >= limit).float().mean())
     mean = float(torch.stack(shares).mean())
     assert coverage - 0.005 <= mean <= coverage + 0.02  # of 99 records
