@@ -78,7 +78,7 @@ def test_a_resumed_run_takes_the_rate_and_the_decay_that_it_is_given(tmp_path, n
     def rates(folder, factor=1, **options):
         module = LitToy(partial(torch.optim.AdamW, lr=0.01 * factor, weight_decay=0.1 * factor))
         module.lr_scheduler = SCHEDULES[name]
-        fit(folder, module=module, every=5, **options)
+        fit(folder, module=module, every=5, max_epochs=2, **options)
         return {row["step"]: row["learning_rate"] for row in ledger_lines(folder)}
 
     whole = rates(tmp_path / "whole")
