@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,7 +106,7 @@ def check_run(strategy: str | None, precision: str | int | None, world_size: int
     """Raise ValueError for a run that cannot give equal bits, before its data is read; the strategy
     is a name, `None` where the configuration names a class."""
     needed = []
-    if not (strategy or "auto").startswith(("auto", "ddp")):  # ddp_spawn, ddp_fork ... too
+    if not (strategy or "auto").startswith(("auto", "single_device", "ddp")):  # ddp_spawn too
         needed.append(f"trainer.strategy ddp or ddp_spawn, got {strategy}")
     if str(precision).removesuffix("-true") not in ("None", "32", "64"):
         needed.append(f"trainer.precision 32-true or 64-true, got {precision}")
@@ -169,9 +168,8 @@ class BitwiseSum(Callback):
         """Refuse what cannot be, and fix threads and kernels before a weight is drawn."""
         if stage != "fit":
             return
-        strategy, data = trainer.strategy, getattr(trainer, "datamodule", None)
-        name = None if isinstance(strategy, SingleDeviceStrategy) else strategy_name(strategy)
-        check_run(name, trainer.precision, trainer.world_size)
+        data = getattr(trainer, "datamodule", None)
+        check_run(strategy_name(trainer.strategy), trainer.precision, trainer.world_size)
         if not isinstance(pl_module, ExactModule) or not isinstance(data, PlannedDataModule):
             raise ValueError(
                 "exactness: bitwise needs an ExactModule and a PlannedDataModule, got "

@@ -33,6 +33,7 @@ from lightning.pytorch.strategies import (
     FSDPStrategy,
     ModelParallelStrategy,
     ParallelStrategy,
+    SingleDeviceStrategy,
     StrategyRegistry,
 )
 from lightning.pytorch.trainer.states import TrainerFn
@@ -78,8 +79,9 @@ def replicated(name: str | None) -> ReplicatedStrategy | None:
 
 
 def strategy_name(strategy: Any) -> str:
-    """Return the name that `trainer.strategy` takes, or the class of one that has none here."""
-    if isinstance(strategy, ReplicatedStrategy | FullyShardedStrategy):
+    """Return the name that `trainer.strategy` takes, `single_device` where there is nothing to
+    choose, or the class of one that has none here."""
+    if isinstance(strategy, ReplicatedStrategy | FullyShardedStrategy | SingleDeviceStrategy):
         return strategy.strategy_name
     return "ddp" if type(strategy) is DDPStrategy else type(strategy).__name__
 

@@ -182,7 +182,7 @@ def test_an_option_turns_it_on_and_topology_and_banner_say_so(unisono, toy_confi
     lines = [" ".join(line.split()) for line in output.splitlines()]
     for line in (
         "run run",
-        "devices 1 (SingleDeviceStrategy, 32-true)",
+        "devices 1 (single_device, 32-true)",
         "visible GPUs 2,3",
         "parameters 13, all of them learn",
         "global batch 8 = 1 devices x 2 x 4 accumulated",

@@ -86,7 +86,7 @@ def test_the_status_of_a_plain_trainer_is_one_dictionary(tmp_path, monkeypatch):
     trainer = toy_trainer(tmp_path, max_epochs=1)
     trainer.fit(LitToy(), ToyData())
     facts = status(trainer)
-    assert (facts["strategy"], facts["backend"]) == ("SingleDeviceStrategy", None)
+    assert (facts["strategy"], facts["backend"]) == ("single_device", None)
     assert (facts["world_size"], len(facts["host_rank_device"])) == (1, 1)
     assert facts["visible_devices"] == "2,3"
     assert facts["plan"]["steps_per_epoch"] == 7
