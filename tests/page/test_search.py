@@ -14,6 +14,7 @@ from tests.page.conftest import fit
 GOODS = ("salt", "bread", "wool", "iron", "ship", "hay", "ale", "clay", "oak", "corn")
 PAGE = "<title>&lt;i&gt;All of {0}</title><h3>On {0}</h3><p>Here is {0} with {1}.<img src=a></p>"
 SHORT = ["--trainer.max_steps=2", "--data.collection.split.validation_share=0.3"]
+HEADS = "{num_parameters: {kind: ordinal}, has_default: {kind: binary}}"
 MANY = {"retries": 100}  # looks, one each tenth of a second
 
 
@@ -82,7 +83,10 @@ def test_an_unknown_model_and_one_without_its_run_are_sentences(place, visited):
 
 
 def test_a_scorer_says_what_it_makes_of_a_page(tmp_path, visited):
-    fit(tmp_path, "seo/scorer_debug.yaml", "runs/scorer", "--trainer.max_steps=1")
+    rows = [f"{good} of {n},{n % 4},{n % 2}" for n in range(9) for good in GOODS]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,num_parameters,has_default", *rows]))
+    own = ["--data.files={train: rows.csv}", f"--data.heads={HEADS}", "--trainer.max_steps=1"]
+    fit(tmp_path, "seo/scorer_debug.yaml", "runs/scorer", *own)
 
     async def visit(user: User) -> None:
         await user.open("/pages")
