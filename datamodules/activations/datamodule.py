@@ -333,15 +333,11 @@ class ActivationDataModule(DocumentsDataModule):
             store.check_files(reads_all=True)
             subject, files = store.subject, store.schema["files"]
             size = sum(facts["bytes"] for facts in files.values())
-            audit.notes += [
-                (
-                    "subject",
-                    f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}, "
-                    f"{subject.hidden_size:,} features, {store.schema['dtype']}; digest "
-                    f"{subject.digest}",
-                ),
-                ("files", f"{len(files)} files, {size / 1e6:,.1f} MB, hold what was written"),
-            ]
+            block = f"block {subject.layer} of 0 to {subject.num_layers - 1}, {subject.site}"
+            width = f"{subject.hidden_size:,} features, {store.schema['dtype']}"
+            written = f"{len(files)} files, {size / 1e6:,.1f} MB, hold what was written"
+            audit.notes.append(("subject", f"{block}, {width}; digest {subject.digest}"))
+            audit.notes.append(("files", written))
         return audit
 
     def training_sample(

@@ -124,7 +124,7 @@ class DocumentFacts(NamedTuple):
     """Attributes and files of the documents of a part.
 
     names: of the attributes. attributes [D, A] int64: `first_tokens` of the words, -1 = unknown.
-    group [D] int64: index in group_names. group_names: of the part's files, none twice.
+    group [D] int64: index in group_names. group_names: of the part's files, none twice, or `ALL`.
     """
 
     names: list[str]
@@ -223,11 +223,15 @@ class DocumentsDataModule(CorpusDataModule):
         """Return the attributes and files of a part's documents; a ValueError where a row's
         attributes are no mapping of names to words."""
         request, hashes = self.store_request(), self.store.hashes(part)
-        files = request.files[part] or request.files[TRAIN]
+        files, named = request.files[part], self.files[part] or []
+        named = [named] if isinstance(named, str) else named
+        # Parts that are drawn from the training files, and folders of texts, are one group.
+        is_whole = not files or any(Path(one).expanduser().is_dir() for one in named)
+        groups, files = [ALL] if is_whole else group_names(files), files or request.files[TRAIN]
         known: dict[int, tuple[int, dict[str, str]]] = {}
         for number, path in enumerate(files):
             for text, words in _rows_of(path, request.text_column):
-                known.setdefault(text_hash(text), (number, words))
+                known.setdefault(text_hash(text), (0 if is_whole else number, words))
         names = list(dict.fromkeys(name for _, words in known.values() for name in words))
         every = {word for _, words in known.values() for word in words.values()}
         token_of = first_tokens(sorted(every), self.store.tokenizer)
@@ -237,7 +241,7 @@ class DocumentsDataModule(CorpusDataModule):
             group[document], words = known.get(key, (0, {}))
             for name, word in words.items():
                 attributes[document, names.index(name)] = token_of[word]
-        return DocumentFacts(names, attributes, group, group_names(files))
+        return DocumentFacts(names, attributes, group, groups)
 
     def audit(self) -> Audit:
         self.store, rule = self.open_store(), self.positions

@@ -382,17 +382,15 @@ class ActivationDumpDataModule(DocumentsDataModule):
             OSError: the disk is full; the folder does not exist then.
         """
         subject: SubjectFacts = self.model.options["subject"]
-        layers = self.model.options.get("layers")
-        if layers is None:
+        if (layers := self.model.options.get("layers")) is None:
             self.write_store(results["activations"], path, subject)
             return
         with naming(path), replacing(path, is_new=True) as unfinished:
             unfinished.mkdir()
             for layer in layers:
                 facts = replace(subject, layer=layer)
-                self.write_store(
-                    results[f"activations-{layer}"], unfinished / f"layer-{layer}", facts
-                )
+                found = results[f"activations-{layer}"]
+                self.write_store(found, unfinished / f"layer-{layer}", facts)
 
     def write_store(self, activations: np.ndarray, path: Path, subject: SubjectFacts) -> None:
         """Write the store of one layer with its activations [P, K, D]; errors as above."""

@@ -9,6 +9,7 @@ import pytest
 from datamodules import ActivationDataModule, TextSplit, TokenizerOptions
 from datamodules.activations.documents import NONE, DocumentFacts, first_tokens, group_names
 from datamodules.text.store import TokenStore
+from tests.search_collections import write_lines
 from tests.text_corpora import SPACE, TAIL, WORD, rows_file, sentence_piece, text_file
 
 ROWS = [
@@ -77,6 +78,19 @@ def test_documents_know_their_file_of_any_kind(tmp_path):
     _, found = facts(files)
     assert found.group.tolist() == [0, 0, 1, 2]
     assert found.group_names == ["rows", "text", "more"]
+
+
+@pytest.mark.parametrize("named", [{}, {"test_files": "test"}])
+def test_folders_of_texts_and_what_is_drawn_of_training_are_one_group(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        for folder in ("train", "test"):
+            write_lines(Path(folder, f"{number}.txt"), f"{folder} {number}")
+    split, spelling = TextSplit(0.2, 0.2), TokenizerOptions("bytes")
+    data = ActivationDataModule(train_files="train", split=split, tokenizer=spelling, **named)
+    data.store = data.open_store()
+    found = data.facts(2)
+    assert (set(found.group.tolist()), found.group_names) == ({0}, ["all"])
 
 
 @pytest.mark.parametrize(
