@@ -315,7 +315,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
 
         Raises:
             FileNotFoundError: a named file does not exist.
-            ValueError: files are given and no heads.
+            ValueError: files are given and no heads, or a head's name has a dot.
         """
         if stage == "predict":
             return ScoredRequest({TEST: self.predict_paths}, self.columns, {}, self.table)
@@ -329,8 +329,11 @@ class ScoredTextDataModule(EncodedTextDataModule):
             columns, heads = DEMO_COLUMNS, heads or DEMO_HEADS
         if recipe is not None:
             heads = trained_heads(recipe["heads"], heads)
-        if not heads:
-            raise ValueError("data.heads is empty: name what is learnt, and in which column.")
+        if not heads or "." in "".join(heads):
+            raise ValueError(
+                f"data.heads is {', '.join(heads or ()) or 'empty'}: name what is learnt, without "
+                "a dot, which divides the names of weights, and in which column."
+            )
         return ScoredRequest(files, columns, heads, self.table)
 
     def _open(self, stage: str = "fit", recipe: dict[str, Any] | None = None) -> ScoredStore:

@@ -33,6 +33,7 @@ from datamodules.files.rows import (
     accepted,
     check_characters,
     kind_of,
+    refuse,
 )
 from datamodules.files.splitting import TRAIN, SplitOptions, split_by_stem, stem_key
 from datamodules.files.tables import TableOptions, cell_text, value_rows, write_beside
@@ -370,6 +371,7 @@ def _write(request: ScoredRequest, bad_rows: BadRows, folder: Path) -> None:
                 files[str(path)] += 1
     bad_rows.settle(folder)
     if not number_of:
+        refuse(bad_rows.rows)
         raise ValueError(f"{', '.join(files)}: no row can be used.")
     values = np.array(labels, np.float64).reshape(len(part_of), width)
     facts, ends = {}, np.cumsum([head.width for head in heads], dtype=int)

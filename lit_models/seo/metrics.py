@@ -407,7 +407,7 @@ def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, 
         value = prediction[:, 0]
         return {
             "spearman": stats.spearmanr(value, column).statistic,
-            "pearson": stats.pearsonr(value, column).statistic,
+            "pearson": stats.pearsonr(value, column).statistic if len(column) > 1 else np.nan,
             "rmse": sk.root_mean_squared_error(column, value),
             "mae": sk.mean_absolute_error(column, value),
         }

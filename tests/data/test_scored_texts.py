@@ -122,8 +122,9 @@ def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
     with pytest.raises(ValueError, match="data.files names dev; its parts are train, validation"):
         ScoredTextDataModule(files={"train": "a.csv", "dev": "b.csv"})
     (tmp_path / "a.csv").write_text("text,x\na,1\n")
-    with pytest.raises(ValueError, match="data.heads is empty: name what is learnt"):
-        ScoredTextDataModule(files={"train": str(tmp_path / "a.csv")}).setup("fit")
+    for heads, name in ((None, "empty"), ({"a.x": LabelOptions("regression", "x")}, "a.x")):
+        with pytest.raises(ValueError, match=f"data.heads is {name}: name what is learnt, without"):
+            ScoredTextDataModule(files={"train": str(tmp_path / "a.csv")}, heads=heads).setup("fit")
 
 
 def test_numbers_are_stratified_by_quantiles_and_missing_ones_apart() -> None:
@@ -302,6 +303,9 @@ def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path, monkeypatch) 
     assert [len(part.keys) for part in audit.parts] == [3, 2]
     assert list(audit.leaks()) == [("train", "predict", 1)]
     assert [(row.line, row.kind) for row in audit.bad_rows] == [(5, "label"), (4, "label")]
+    path.write_text("text,grade,trade\na,good,smith\n")
+    with pytest.raises(ValueError, match='mine.csv:2: "good": head "grade": must be a finite'):
+        ScoredTextDataModule(files={"train": str(path)}, heads=heads).audit()
 
 
 def test_the_columns_of_each_kind() -> None:

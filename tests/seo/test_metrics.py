@@ -185,6 +185,7 @@ def test_missing_labels_of_a_multilabel_head_count_for_no_label() -> None:
     ("kind", "prediction", "target", "expected", "said"),
     [
         ("regression", [[1.0], [1.0]], [1.0, 3.0], {"spearman": 0, "pearson": 0}, "all the same"),
+        ("regression", [[1.0]], [3.0], {"spearman": 0, "pearson": 0, "mae": 2}, "all the same"),
         ("ordinal", [[1.0, 0.0]] * 2, [0.0, 0.0], {"kappa": 0}, "kappa is undefined"),
         ("binary", [[0.2], [0.3]], [0.0, 0.0], {"auroc": 0.5, "f1": 0}, "auroc is undefined"),
         ("binary", [[math.nan], [0.3]], [0.0, 1.0], {"log_loss": math.nan}, "are no numbers"),
