@@ -1,8 +1,8 @@
 """Documents in: texts of txt, jsonl, json, parquet files with their places, and of HTML pages."""
 
-import codecs
 import io
 import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, lookup
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -118,18 +118,16 @@ figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu nav ol
 section summary table tbody td tfoot th thead tr ul
 """
 UNSEEN, BREAKING = frozenset(_UNSEEN.split()), frozenset(_BREAKING.split())
-BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+BOMS = ((BOM_UTF8, "utf-8"), (BOM_UTF16_LE, "utf-16"), (BOM_UTF16_BE, "utf-16"))
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
 DECLARED_WITHIN = 1024  # bytes that a browser searches
 HIDING = ("display:none", "visibility:hidden")
 
 
 def page_bytes(path: Path) -> bytes:
-    """Return the content of a page, unpacked where gzip or zstandard packed it."""
+    """Return the content of a page, unpacked where gzip or zstandard packed it; a FileNotFoundError
+    says where there is none."""
+    expand_files(str(path), "the page", [kind_of(path)])
     with opened(path) as file:
         return file.read()
 
@@ -160,14 +158,16 @@ def html_encoding(content: bytes) -> HtmlEncoding:
     match = DECLARED.search(content[:DECLARED_WITHIN])
     declared = None if match is None else match[1].decode("ascii")
     try:
-        name = codecs.lookup(declared or "").name
-    except LookupError:
+        name = lookup(declared or "").name
+        b" ".decode(name, "replace")  # base64 and idna are no encodings of a page
+    except (LookupError, UnicodeError):
         name = None
-    # Browsers read all of these as windows-1252.
+    # Browsers read these as windows-1252, and as UTF-8 what names UTF-16 in letters of one byte.
     name = "cp1252" if name in ("iso8859-1", "ascii") else name
+    name = "utf-8" if name and name.startswith("utf-16") else name
     mark = next((encoding for bom, encoding in BOMS if content.startswith(bom)), None)
     read = mark or name or ("utf-8" if first_bad_byte(content) is None else "cp1252")
-    return HtmlEncoding(declared, name, mark, codecs.lookup(read).name)
+    return HtmlEncoding(declared, name, mark, lookup(read).name)
 
 
 def decoded_html(content: bytes) -> str:

@@ -208,7 +208,8 @@ class Table:
         elif suffix == EXCEL_SUFFIX:
             rows = _sheet_rows(self.path, self.options.sheet)
         else:
-            rows = _delimited_rows(_lines(self.path, self.dialect.encoding), self.dialect.separator)
+            lines = text_lines(self.path, self.dialect.encoding)
+            rows = _delimited_rows(lines, self.dialect.separator)
         places = {name: names.index(name) for name in wanted}
         is_empty = True
         next(rows)  # the header
@@ -247,7 +248,7 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         names = next((row.values for row in _sheet_rows(path, options.sheet, is_first=True)), [])
     else:
         encoding = options.encoding or _encoding_of(path)
-        lines = list(islice(_lines(path, encoding), SNIFFED_LINES))
+        lines = list(islice(text_lines(path, encoding), SNIFFED_LINES))
         plain = SEPARATORS[suffix]
         separator = options.separator or _separator_of(lines, plain)
         header = next(_delimited_rows(iter(lines), separator), None)
@@ -310,7 +311,7 @@ def _separator_of(lines: list[str], plain: str) -> str:
     return found
 
 
-def _lines(path: Path, encoding: str) -> Iterator[str]:
+def text_lines(path: Path, encoding: str) -> Iterator[str]:
     """Yields the lines of a text with their ends, of which a carriage return alone is none.
 
     Raises:
@@ -346,7 +347,7 @@ def undecodable(path: Path, encoding: str) -> ValueError:
     start = first_bad_byte(content, encoding) or 0
     line = content.count(b"\n", 0, start) + 1
     likely = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "windows-1252"
-    option = f", or give --data.table.encoding={likely}" * (kind_of(path) in SEPARATORS)
+    option = f", or give a table's --data.table.encoding={likely}" * (kind_of(path) in SEPARATORS)
     return ValueError(
         f"{path}:{line}: byte 0x{content[start]:02X} is not in the encoding {encoding}; correct "
         f"it, or save the file in UTF-8 (iconv -f {likely} -t utf-8 {path}){option}."

@@ -69,14 +69,12 @@ class Cleaning:
             share, id = max(near, default=(0.0, ""))
             if share >= self.near_duplicates:
                 rule = f"it repeats {id}, with {share:.2f} of its runs of words; keep one."
-                row_of_file = (str(row.path), row.line, row.record.id)
-                bad_rows.add(BadRow(*row_of_file, rule, "near duplicate"))
-            elif words and row.record.id not in known:
+                bad_rows.add(BadRow(str(row.path), row.line, row.record.id, rule, "near duplicate"))
+                continue
+            if words and row.record.id not in known:
                 index.insert(row.record.id, own)
                 known[row.record.id] = own
-                yield row
-            else:
-                yield row
+            yield row
 
 
 def main_lines(source: str) -> list[str]:

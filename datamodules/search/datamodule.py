@@ -129,13 +129,11 @@ class SearchDataModule(EncodedTextDataModule):
         collection = open_collection(self.collection_request, "reject")
         contents = _contents(collection.queries)
         audit = Audit("queries", "bytes", bad_rows=read_rejected(collection.folder))
-        num_judged = 0
         for number, name in enumerate(PART_NAMES):
             judgements = collection.judgements(number)
             queries, is_relevant = np.unique(judgements.query), judgements.grade > 0
             if not len(queries):
                 continue
-            num_judged += len(queries)
             num_relevant = int(is_relevant.sum())
             columns: dict[str, int | str] = {
                 "judgements": len(judgements.query),
@@ -149,6 +147,7 @@ class SearchDataModule(EncodedTextDataModule):
             audit.labels[f"{name} grades"] = dict(zip(names, counts.tolist(), strict=True))
             if count := len(queries) - len(np.unique(judgements.query[is_relevant])):
                 audit.warnings.append(f"{name} queries with no document above grade 0: {count:,}")
+        num_unjudged = len(collection.queries) - sum(len(part.lengths) for part in audit.parts)
         if (asked := self.queries_of_file()) is not None:
             part = AuditPart("predict", asked.table.lengths, _contents(asked.table))
             audit.parts.append(part)
@@ -156,8 +155,8 @@ class SearchDataModule(EncodedTextDataModule):
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"
         audit.notes.append(("documents", f"{len(lengths):,}; {sentence}"))
-        sentence = f"{len(collection.queries) - num_judged:,} queries have no judgement"
-        audit.notes.append(("unjudged", f"{sentence} and are in no part"))
+        sentence = f"{num_unjudged:,} queries have no judgement and are in no part"
+        audit.notes.append(("unjudged", sentence))
         full = documents[documents != text_hash("")]
         if count := len(documents) - len(full):
             audit.warnings.append(f"documents with neither title nor text: {count:,}")
@@ -169,10 +168,13 @@ class SearchDataModule(EncodedTextDataModule):
         self, path: Path, table: Path, rankings: Iterable[Ranking], queries: Queries
     ) -> None:
         """Write rankings of these queries as a run; for queries of a file, and for pages, the best
-        10 documents of each, too, in a table .csv (an older one is replaced) with their addresses,
-        titles and what they say of the query."""
+        10 documents of each, too, in a table .csv with their addresses, titles and what they say of
+        the query. A FileExistsError, before anything is written, where one of the two is there."""
+        has_table = self.predict_queries is not None or self.collection.facts["format"] == "pages"
+        if has_table and table.exists():
+            raise FileExistsError(f"{table} exists and is not overwritten; move it away.")
         write_run(path, rankings)
-        if self.predict_queries is None and self.collection.facts["format"] != "pages":
+        if not has_table:
             return
         texts = {query.id: query.text for query in queries}
         rows: list[tuple[Any, ...]] = []
@@ -183,7 +185,7 @@ class SearchDataModule(EncodedTextDataModule):
                 rows.append((ranking.query, query, rank, *self.shown(query, *found)[1:]))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
         batch = pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS)
-        write_batches(table, [batch], overwrite=True)
+        write_batches(table, [batch])
 
     def shown(self, query: str, number: int, score: float) -> tuple[int, float, str, str, str]:
         """Return number, score, address or id, title and snippet of a document that was found."""

@@ -29,7 +29,7 @@ from datamodules.files.rows import (
     sound_rows,
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
-from datamodules.files.tables import Files, expand_files, value_rows
+from datamodules.files.tables import Files, Table, expand_files, text_lines, value_rows
 
 NO_DOCUMENT = -1  # where a row of documents has fewer
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
@@ -193,14 +193,13 @@ class MsMarcoReader(BeirReader):
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
         """Yield every row of `documents` or `queries` that has an id and a text."""
         for path in self.texts[role]:
-            with path.open(encoding="utf-8-sig", errors="replace") as file:
-                for line, text in enumerate(file, start=1):
-                    id, tab, own = text.rstrip("\r\n").partition("\t")
-                    if tab and id.strip():
-                        yield TextRow(TextRecord(id.strip(), "", own.strip()), path, line)
-                    elif text.strip():
-                        rule = "a row is an id and a text with a tab between them; correct it."
-                        bad_rows.add(BadRow(str(path), line, text.strip(), rule))
+            for line, text in enumerate(text_lines(path, "utf-8-sig"), start=1):
+                id, tab, own = text.partition("\t")
+                if tab and id.strip():
+                    yield TextRow(TextRecord(id.strip(), "", own.strip()), path, line)
+                elif text.strip():
+                    rule = "a row is an id and a text with a tab between them; correct it."
+                    bad_rows.add(BadRow(str(path), line, text.strip(), rule))
 
 
 class EsciReader:
@@ -209,7 +208,7 @@ class EsciReader:
 
     Raises:
         FileNotFoundError: the examples are not there.
-        ValueError: other files are named.
+        ValueError: other files are named, or a column is missing.
     """
 
     def __init__(self, folder: Path, named: CollectionFiles) -> None:
@@ -218,6 +217,10 @@ class EsciReader:
         self.products, self.examples = folder / PRODUCTS, folder / EXAMPLES
         if not self.examples.is_file():
             raise FileNotFoundError(f"{folder} has {PRODUCTS} and no {EXAMPLES}; copy it there.")
+        Table(self.products).check(("product_locale", "product_id", "product_title"))
+        Table(self.examples).check(
+            ("query_id", "query", "product_locale", "product_id", "esci_label", "split")
+        )
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role."""

@@ -283,10 +283,8 @@ class RankingDataModule(SearchDataModule):
         self.write_rankings(path, table, rankings(), queries)
         if lacking := [n for n in range(len(queries)) if not len(dataset.candidates(n))]:
             names = ", ".join(queries[place].id for place in lacking[:MOST_NAMED])
-            log.warning(
-                "%d of %d queries have no candidate and are not in %s, such as %s.",
-                *(len(lacking), len(queries), path, names),
-            )
+            share = f"{len(lacking)} of {len(queries)} queries"
+            log.warning(f"{share} have no candidate and are not in {path}, such as {names}.")
 
     def _queries(self, stage: Stage) -> Queries:
         if stage != "predict":

@@ -242,15 +242,13 @@ class PairDataset(PlannedDataset):
                     'negatives.source is "judged", but no document was judged and found not '
                     "relevant (grade 0); take bm25 or run, or set negatives.count to 0."
                 )
-        self.lists, self.taught = lists, None
-        if DISTILLED in terms:
-            if lists is None or negatives.source != "run":
-                raise ValueError(
-                    "model.distillation learns the scores of a ranker's run; give "
-                    "data.negatives.source=run, data.negatives.run and data.negatives.count, or "
-                    "leave the distillation out."
-                )
-            self.taught = lists
+        if DISTILLED in terms and (lists is None or negatives.source != "run"):
+            raise ValueError(
+                "model.distillation learns the scores of a ranker's run; give "
+                "data.negatives.source=run, data.negatives.run and data.negatives.count, or leave "
+                "the distillation out."
+            )
+        self.lists, self.taught = lists, lists if DISTILLED in terms else None
         self.counts = np.array(mix.counts(collection, queries))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
@@ -509,8 +507,6 @@ class RetrievalDataModule(SearchDataModule):
         Raises:
             FileExistsError: the folder is there.
         """
-        if path.exists():
-            raise FileExistsError(f"{path} exists and is not overwritten; move it away.")
         dataset, vectors = self.datasets["predict"], results["vector"]
         assert isinstance(dataset, TextsDataset)
         queries, documents = np.split(vectors, [len(dataset.queries)])

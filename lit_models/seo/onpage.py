@@ -339,13 +339,12 @@ def _address(link: str) -> SplitResult | None:
 
 def shown_report(report: PageReport) -> str:
     """Return what a page says of itself, then its findings with their evidence, as lines."""
-    number = len(report.findings)
     lines = [textwrap.fill(f"── {report.name}", WIDTH)]
     for name, fact in report.facts.items():
         if name == "headings":
             fact = " ".join(f"h{level}" for level, _ in fact)
         lines.append(_row(name.replace("_", " "), _in_words(fact) or "–"))
-    lines.append(f"{number} finding{'s' * (number != 1)}")
+    lines.append(f"{len(report.findings)} finding{'s' * (len(report.findings) != 1)}")
     for finding in report.findings:
         lines.append(_row(finding.check, finding.rule))
         lines += [_row("", text) for text in (finding.evidence, finding.place) if text]

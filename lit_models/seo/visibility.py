@@ -26,6 +26,7 @@ import torch
 
 from datamodules.core.plan import check_range
 from datamodules.core.store import digest_of
+from datamodules.files.documents import decoded_html, page_bytes
 from datamodules.files.tables import write_batches
 from datamodules.search.candidates import FIRST_DEPTH, open_bm25
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
@@ -218,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found_by = options.retriever and LitRetriever.load_from_checkpoint(options.retriever).eval()
     citing = Citing(options.model, options.words)
     page = Visibility(texts, options.page, queries, citing, found_by, options.sources)
-    after = page.after(options.rewrite.read_text("utf-8"))
+    after = page.after(decoded_html(page_bytes(options.rewrite)))
     write_csv(options.csv, queries, page.before, after)
     print("\n".join([*table(page.before, after, options.sources), f"each query: {options.csv}"]))
 

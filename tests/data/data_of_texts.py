@@ -8,6 +8,7 @@ from datamodules.activations.documents import PositionRule
 from datamodules.scored.store import LabelOptions
 from datamodules.search.collection import CollectionRequest
 from tests.occupation_tables import module as occupation_module
+from tests.search_collections import write_qrels
 from tests.text_corpora import rows_file, text_module
 
 BYTES = datamodules.TokenizerOptions("bytes")
@@ -15,14 +16,13 @@ BYTES = datamodules.TokenizerOptions("bytes")
 
 def collection(folder: Path, texts: list[str]) -> CollectionRequest:
     """Return one of these documents; each of as many queries has some that are judged."""
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
     rows = [{"_id": f"{n}", "title": "", "text": text} for n, text in enumerate(texts)]
+    pairs = [(n, (n + k) % len(rows), 1 - k) for n in range(len(rows)) for k in (0, 1)]
+    judged = [tuple(map(str, pair)) for pair in pairs]
+    for part, some in (("train", judged), ("validation", judged[:2]), ("test", judged[:2])):
+        write_qrels(folder / "qrels" / f"{part}.tsv", some)
     rows_file(folder / "corpus.jsonl", rows)
     rows_file(folder / "queries.jsonl", [{**row, "text": "which one"} for row in rows])
-    judged = [f"{n}\t{(n + k) % len(rows)}\t{1 - k}\n" for n in range(len(rows)) for k in (0, 1)]
-    for part, lines in (("train", judged), ("validation", judged[:2]), ("test", judged[:2])):
-        header = "query-id\tcorpus-id\tscore\n"
-        (folder / "qrels" / f"{part}.tsv").write_text(header + "".join(lines))
     return CollectionRequest(str(folder))
 
 

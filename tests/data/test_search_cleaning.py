@@ -26,8 +26,7 @@ def beir(folder: Path, texts: list[str]) -> CollectionRequest:
     rows = [json.dumps({"_id": f"d{n}", "text": text}) for n, text in enumerate(texts)]
     write_lines(folder / "corpus.jsonl", *rows)
     write_lines(folder / "queries.jsonl", '{"_id": "q", "text": "salt"}')
-    (folder / "qrels").mkdir()
-    (folder / "qrels/test.tsv").write_text("q\td0\t1\n")
+    write_lines(folder / "qrels/test.tsv", "q\td0\t1")
     return CollectionRequest(str(folder), cleaning=Cleaning(near_duplicates=0.7))
 
 

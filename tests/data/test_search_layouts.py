@@ -61,12 +61,8 @@ def test_passages_of_ms_marco_are_read_by_their_columns(tmp_path):
 
 def test_products_of_esci_get_the_gains_of_their_labels(tmp_path):
     collection = open_collection(esci(tmp_path))
-    assert [document.id for document in collection.documents] == [
-        "us-B1",
-        "de-B1",
-        "us-B2",
-        "us-B3",
-    ]
+    ids = [document.id for document in collection.documents]
+    assert ids == ["us-B1", "de-B1", "us-B2", "us-B3"]
     assert collection.documents[0].whole == "red kettle\nAcme\nred\nboils fast"
     assert collection.documents[3].whole == "Other\na pan"
     assert [query.text for query in collection.queries] == ["kettle", "pan"]
@@ -82,7 +78,13 @@ def test_rows_that_break_a_rule_are_named_or_left_out(tmp_path):
     write_lines(tmp_path / "collection.tsv", "0\tsalt", "no tab", "1\tbread")
     with pytest.raises(ValueError, match=r"collection\.tsv:2: .*with a tab between them"):
         open_collection(request)
+    (tmp_path / "collection.tsv").write_bytes("0\tsalt\n1\tpâté\n2\tiron\n".encode("cp1252"))
+    with pytest.raises(ValueError, match=r"collection\.tsv:2: byte 0xE2 is not in the encoding"):
+        open_collection(request)
     (tmp_path / "shop").mkdir()
+    unlabelled = {name: values for name, values in EXAMPLES.items() if name != "split"}
+    with pytest.raises(ValueError, match=r'examples\.parquet has no column "split"'):
+        open_collection(esci(tmp_path / "shop", unlabelled))
     wrong = EXAMPLES | {"split": ["train"] * 3 + ["later"], "esci_label": ["E", "C", "X", "E"]}
     collection = open_collection(esci(tmp_path / "shop", wrong), "reject")
     assert {row.value for row in read_rejected(collection.folder)} == {"later", "X"}

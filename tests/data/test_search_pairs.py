@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules import RetrievalDataModule
 from datamodules.core.plan import hash_ids, keys_for, uniforms_for
 from datamodules.files.splitting import TRAIN
 from datamodules.search.candidates import Bm25Options, HardNegatives, open_bm25
@@ -134,6 +135,11 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection):
             r"negatives.skip must be 0 to 2, got 3",
         ),
         (lambda: HardNegatives(1, "run"), r"negatives\.run None; a run goes with source run, and"),
+        (lambda: RetrievalDataModule(predict_depth=0), r"predict_depth must be at least 1, got 0"),
+        (lambda: RetrievalDataModule(num_others=-1), r"num_others must be at least 0, got -1"),
+        (lambda: Bm25Options(k1=-1), r"bm25\.k1 must be at least 0, got -1"),
+        (lambda: Bm25Options(b=2), r"bm25\.b must be 0 to 1, got 2"),
+        (lambda: Bm25Options(stopwords="latin"), 'stopwords must be none or english, got "latin"'),
     ],
 )
 def test_wrong_options_are_refused(make, message):

@@ -28,15 +28,8 @@ def write_pages(path: Path, number: int = 4) -> str:
         page: dict[str, Any] = {"text": text}
         if i % 2:
             page = {"html": f"<title>x</title><h1>Big {name}</h1><p>{text}</p>", "url": "nowhere"}
-        rows.append(
-            {
-                **page,
-                "description": "Animals.",
-                "title": f"Big {name}",
-                "query": f"{name} food",
-                "id": i,
-            }
-        )
+        own = {"title": f"Big {name}", "query": f"{name} food", "id": i}
+        rows.append({**page, "description": "Animals.", **own})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 

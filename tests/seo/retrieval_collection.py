@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.search_collections import write_lines
+
 WORDS = ("salt", "bread", "iron", "boat", "wool", "old", "cheap", "sold", "by", "weight", "mill")
 SIZES = {"train": 24, "validation": 7, "test": 9}
 
@@ -15,7 +17,6 @@ def write_collection(folder: Path, num_documents: int = 40) -> Path:
     Every query has a document of grade 2 and one of grade 1, every third one of grade 0.
     """
     rng = np.random.default_rng(0)
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
 
     def sentence() -> str:
         return " ".join(rng.choice(WORDS, rng.integers(4, 9))) + "."
@@ -26,8 +27,7 @@ def write_collection(folder: Path, num_documents: int = 40) -> Path:
         title = " ".join(rng.choice(WORDS, 3)) if number % 4 else ""
         documents.append({"_id": f"d{number}", "title": title, "text": text})
     documents[-1] = {**documents[-2], "_id": documents[-1]["_id"]}  # a tie
-    lines = [json.dumps(document) + "\n" for document in documents]
-    (folder / "corpus.jsonl").write_text("".join(lines))
+    write_lines(folder / "corpus.jsonl", *map(json.dumps, documents))
     queries = []
     for part, size in SIZES.items():
         judged = ["query-id\tcorpus-id\tscore"]
@@ -38,6 +38,6 @@ def write_collection(folder: Path, num_documents: int = 40) -> Path:
             queries.append({"_id": f"{part}-{number}", "text": text})
             grades = [2, 1, 0][: 3 if number % 3 == 0 else 2]
             judged += [f"{part}-{number}\td{d}\t{g}" for d, g in zip(chosen, grades, strict=False)]
-        (folder / "qrels" / f"{part}.tsv").write_text("\n".join(judged) + "\n")
-    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+        write_lines(folder / "qrels" / f"{part}.tsv", *judged)
+    write_lines(folder / "queries.jsonl", *map(json.dumps, queries))
     return folder

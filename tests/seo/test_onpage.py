@@ -133,6 +133,8 @@ def test_structured_data_of_all_kinds_is_listed():
         ("<p>é".encode(), "utf-8", "no encoding is declared"),
         ("<p>é".encode("cp1252"), "cp1252", "no encoding is declared"),
         (b"<meta charset=klingon><p>x", "utf-8", "the declared encoding is not known"),
+        (b"<meta charset=base64><p>x", "utf-8", "the declared encoding is not known"),
+        (b"<meta charset=idna><p>x", "utf-8", "the declared encoding is not known"),
         (b" ", "utf-8", "the file is empty"),
     ],
 )
@@ -144,9 +146,13 @@ def test_a_wrong_encoding_is_a_finding(content, read, rule):
 
 @pytest.mark.parametrize(
     "content",
-    ['<meta charset="iso-8859-1"><title>é'.encode("cp1252"), "\ufeff<title>é".encode("utf-16")],
+    [
+        '<meta charset="iso-8859-1"><title>é'.encode("cp1252"),
+        "\ufeff<title>é".encode("utf-16"),
+        '<meta charset="utf-16"><title>é'.encode(),
+    ],
 )
-def test_a_declared_encoding_is_used(content):
+def test_a_declared_encoding_is_used_as_browsers_do(content):
     done = check_page(content, "a")
     assert done.facts["title"] == "é"
     assert not [finding for finding in done.findings if finding.check == "encoding"]
@@ -178,7 +184,7 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.html"], "No such file or directory: 'nowhere.html'"),
+        (["nowhere.html"], "the page: nowhere.html does not exist. Name a file"),
         (["empty"], "the folder empty holds no text; its files must end in .html"),
         (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules import RankingDataModule
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
@@ -149,18 +150,20 @@ def test_a_prediction_is_a_run_of_all_candidates_in_the_order_of_scores(folder, 
 
 def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
     (tmp_path / "mine.tsv").write_text("id\tquery\na\tsalt boat\nb\tnothing known\nc\tmill\n")
-    data = ranking_data(
-        folder,
-        predict_queries=str(tmp_path / "mine.tsv"),
-        predict_output=str(tmp_path / "mine.trec"),
-        **OPTIONS,
-    )
+    files = {"predict_queries": f"{tmp_path}/mine.tsv", "predict_output": f"{tmp_path}/mine.trec"}
+    data = ranking_data(folder, **files, **OPTIONS)
     module = LitRanker.load_from_checkpoint(trained / "checkpoints" / "last.ckpt")
     toy_trainer(tmp_path / "run").predict(module, data, return_predictions=False)
     rankings = list(read_run(tmp_path / "mine.trec"))
     assert [ranking.query for ranking in rankings] == ["a", "c"]  # none of b's words is known
     assert "1 of 3 queries have no candidate and are not in" in caplog.text
     assert "such as b." in caplog.text
+    (tmp_path / "mine.trec").unlink()
+    table = (tmp_path / "mine.trec.csv").read_text()
+    with pytest.raises(FileExistsError, match=r"mine\.trec\.csv exists and is not overwritten"):
+        toy_trainer(tmp_path / "run").predict(module, data, return_predictions=False)
+    assert (tmp_path / "mine.trec.csv").read_text() == table
+    assert not (tmp_path / "mine.trec").exists()
 
 
 def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):
@@ -222,23 +225,17 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
         ),
         (GroupOptions, {"mined": 3}, r"mined documents are unjudged, .* got 3, False and 0"),
         (CandidateOptions, {"top": 0}, r"candidates.top must be at least 1, got 0"),
+        (
+            RankingDataModule,
+            {"groups": GroupOptions(**MINED)},
+            r"mined is 3, but .* judged has noth",
+        ),
+        (RankingDataModule, {"predict_queries": "q.tsv"}, r"nothing is judged for .* q.tsv; set"),
     ],
 )
 def test_options_in_conflict_are_refused(make, options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"groups": GroupOptions(**MINED)}, r"mined is 3, but candidates.source judged has noth"),
-        ({"predict_queries": "q.tsv"}, r"nothing is judged for data.predict_queries q.tsv; set"),
-    ],
-)
-def test_data_in_conflict_is_refused(folder, options, message):
-    with pytest.raises(ValueError, match=message):
-        ranking_data(folder, **options)
 
 
 def fitted(folder, tmp_path, model, **options):

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from datamodules import RetrievalDataModule
 from datamodules.files.splitting import TEST
 from datamodules.search.candidates import HardNegatives, open_bm25
 from datamodules.search.queries import read_run
@@ -289,15 +288,3 @@ def test_queries_of_a_file_search_as_those_of_the_collection(retriever_run, tmp_
     (found,) = read_run(tmp_path / "out" / "run.trec")
     known = {r.query: r for r in read_run(retriever_run / "coded.encoded" / "run.trec")}["test-3"]
     assert (found.query, found.documents) == ("mine", known.documents)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"predict_depth": 0}, r"predict_depth must be at least 1, got 0"),
-        ({"num_others": -1}, r"num_others must be at least 0, got -1"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        RetrievalDataModule(**options)

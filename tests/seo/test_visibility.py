@@ -10,6 +10,7 @@ import torch
 from datamodules.search.formats import TextRecord
 from lit_models.seo.visibility import PROMPT, Citing, Seen, Texts, Visibility, main, rankings, table
 from tests.causal_lm.folders import saved_with_bytes
+from tests.search_collections import write_lines, write_qrels
 
 DOCUMENTS = {
     "pie": "apple pie with a crust of butter",
@@ -92,14 +93,12 @@ def test_the_table_by_hand():
 
 def test_the_command_reads_a_collection_and_writes_a_row_per_query(tmp_path, folder, capsys):
     rows = [{"_id": id, "title": "", "text": text} for id, text in DOCUMENTS.items()]
-    lines = {"corpus.jsonl": rows, "queries.jsonl": [{"_id": "q", "text": "apple"}]}
-    for name, values in lines.items():
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in values))
-    (tmp_path / "qrels").mkdir()
+    write_lines(tmp_path / "corpus.jsonl", *map(json.dumps, rows))
+    write_lines(tmp_path / "queries.jsonl", '{"_id": "q", "text": "apple"}')
     for part in ("train", "test"):
-        (tmp_path / "qrels" / f"{part}.tsv").write_text("query-id\tcorpus-id\tscore\nq\tpie\t1\n")
+        write_qrels(tmp_path / "qrels" / f"{part}.tsv", [("q", "pie", "1")])
     (tmp_path / "asked.txt").write_text("\n".join(QUERIES))
-    (tmp_path / "new.txt").write_text("a soup of leek, apple and rye")
+    (tmp_path / "new.txt").write_bytes("a soup of leek, apple and rye, purée".encode("cp1252"))
     words = ["--collection", tmp_path, "--page", "soup", "--rewrite", tmp_path / "new.txt"]
     words += ["--queries", tmp_path / "asked.txt", "--model", folder, "--sources", 2]
     main([*map(str, words), "--words=4", f"--csv={tmp_path / 'seen.csv'}"])
