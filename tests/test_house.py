@@ -15,7 +15,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models/causal_lm": 2_770,
     "lit_models/consistency_lens": 2_850,
     "lit_models/seo": 3_860,
-    "datamodules": 14_960,
+    "datamodules": 14_970,
     "tests": 38_590,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product

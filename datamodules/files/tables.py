@@ -8,6 +8,8 @@ import importlib.util
 import io
 import logging
 import re
+import zipfile
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -422,13 +424,14 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
     check_installed(path)
     import openpyxl
 
+    def damaged(error: Exception) -> ValueError:
+        reason = f"{type(error).__name__}: {error}"
+        return ValueError(f"{path} is damaged or no Excel file ({reason}); write or copy it again.")
+
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     except Exception as error:  # zip, XML and key errors alike
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"{path} is damaged or no Excel file ({reason}); write or copy it again."
-        ) from error
+        raise damaged(error) from error
     try:
         sheets, names = [one.title for one in book.worksheets], list[str]()  # charts are others
         if sheet is not None and sheet not in sheets:
@@ -437,16 +440,25 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
             _say(path, f'sheet "{sheets[0]}" of {len(sheets)}')
         cells = book[sheet or sheets[0]]
         cells.reset_dimensions()  # which some programs write too small: rows would be missing
-        for number, row in enumerate(cells.iter_rows(values_only=True), start=1):
-            texts = list(map(cell_text, row))
+        for number, row in enumerate(cells.iter_rows(), start=1):
+            texts = list(map(_sheet_text, row))
             while texts and not texts[-1]:
                 texts.pop()
             texts += [""] * (len(names) - len(texts)) * bool(texts)
             fault = _fault_of(texts, names) if texts and names else ""
             if names := names or texts:
                 yield RawRow(number, texts, fault, " | ".join(texts))
+    except (SyntaxError, EOFError, zipfile.BadZipFile, zlib.error) as error:  # of the sheet alone
+        raise damaged(error) from error
     finally:
         book.close()
+
+
+def _sheet_text(cell: Any) -> str:
+    """The text of a cell; of a whole number with the zeros that its format, as 00000, shows."""
+    text, shown = cell_text(cell.value), cell.number_format
+    is_padded = type(cell.value) is int and set(shown) == {"0"}
+    return text.zfill(len(shown)) if is_padded else text
 
 
 def cell_text(value: Any) -> str:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 from pathlib import Path
+from zipfile import ZipFile
 
 import openpyxl
 import pyarrow as pa
@@ -93,13 +94,19 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     book.active.calculate_dimension = lambda: "A1:A2"  # as some programs write it
     for row in [(), ("text", "code"), ("smed", "007"), (None, None), (1.0, "=1+1"), ("a", 1, 2)]:
         book.active.append(row)
+    book.active["A5"].number_format = "000"
     book.create_sheet("1901").append(["text"])
     book.create_chartsheet("plot", 0).add_chart(openpyxl.chart.BarChart())
     book.save(tmp_path / "t.xlsx")
     bad: list[BadRow] = []
     rows = list(Table(tmp_path / "t.xlsx").rows(["text"], bad.append))
-    assert rows == [(3, {"text": "smed"}), (5, {"text": "1"})]
+    assert rows == [(3, {"text": "smed"}), (5, {"text": "001"})]
     assert [(b.line, b.value) for b in bad] == [(6, "a | 1 | 2")]
+    with ZipFile(tmp_path / "t.xlsx") as whole, ZipFile(tmp_path / "cut.xlsx", "w") as cut:
+        for name in whole.namelist():
+            cut.writestr(name, whole.read(name)[: -30 if name.endswith("sheet1.xml") else None])
+    with pytest.raises(ValueError, match=r"cut.xlsx is damaged .*ParseError: .*copy it again"):
+        list(Table(tmp_path / "cut.xlsx").rows(["text"], bad.append))
     with pytest.raises(ValueError, match='no sheet "1890"; it has: 1880, 1901'):
         Table(tmp_path / "t.xlsx", TableOptions(sheet="1890"))
     written = pa.RecordBatch.from_pydict({"text": ["=1+1", "007"], "n": [0.5, None]})
