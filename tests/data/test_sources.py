@@ -105,7 +105,7 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     with ZipFile(tmp_path / "t.xlsx") as whole, ZipFile(tmp_path / "cut.xlsx", "w") as cut:
         for name in whole.namelist():
             cut.writestr(name, whole.read(name)[: -30 if name.endswith("sheet1.xml") else None])
-    with pytest.raises(ValueError, match=r"cut.xlsx is damaged .*ParseError: .*copy it again"):
+    with pytest.raises(ValueError, match=r"cut.xlsx is damaged .*Error: .*copy it again"):
         list(Table(tmp_path / "cut.xlsx").rows(["text"], bad.append))
     with pytest.raises(ValueError, match='no sheet "1890"; it has: 1880, 1901'):
         Table(tmp_path / "t.xlsx", TableOptions(sheet="1890"))
