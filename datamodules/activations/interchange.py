@@ -18,6 +18,7 @@ import yaml
 
 from datamodules.activations.store import ActivationStore
 from datamodules.core.store import new_file, write_whole
+from datamodules.files.rows import open_parquet
 
 COPIED = ("document", "position", "before", "token", "after", "explanation", "error")
 COLUMN, KIND = "activation_vector", "nla_dataset"
@@ -82,19 +83,21 @@ class VectorFile:
                     f"{one} is not there; activations are a parquet file, and beside it its name "
                     f"with {SUFFIX}, which says of what model and layer they are."
                 )
-        meta = yaml.safe_load(sidecar.read_text("utf-8"))
         try:
+            meta = yaml.safe_load(sidecar.read_text("utf-8"))
             kind, extraction = meta["kind"], meta["extraction"]
             width = int(extraction["d_model"])
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, yaml.YAMLError) as error:
             raise ValueError(
                 f"{sidecar} must have kind, and extraction with d_model ({error!r} is wrong); copy "
                 "it again from where the activations are of."
             ) from error
-        if kind != KIND or COLUMN not in pq.read_schema(path).names:
+        with open_parquet(path) as file:
+            fields = {field.name: pa.types.is_nested(field.type) for field in file.schema_arrow}
+        if kind != KIND or not fields.get(COLUMN):
             raise ValueError(
                 f"{path} holds no activations: kind is {kind}, its columns are "
-                f"{', '.join(pq.read_schema(path).names)}; it needs kind {KIND} and {COLUMN}."
+                f"{', '.join(fields)}; it needs kind {KIND} and {COLUMN}, lists of numbers."
             )
         layer = extraction.get("layer_index", meta.get("extraction_layer_index"))
         return cls(path, width, layer, (meta.get("unisono") or {}).get("subject"))

@@ -228,19 +228,17 @@ def open_stores(folders: Sequence[Path]) -> list[ActivationStore]:
                 f"{one.folder} and {other.folder} both hold layer {one.subject.layer}; name each "
                 f"layer's store once in data.activations, or {way_out}."
             )
-        facts = [_shared_facts(store) for store in (one, other)]
+        facts: list[dict[str, Any]] = []
+        for store in (one, other):
+            subject = {f"subject.{n}": v for n, v in asdict(store.subject).items() if n != "layer"}
+            known = {n: v for n, v in store.schema.items() if n not in (*OF_ONE_STORE, "subject")}
+            facts.append(subject | known)
         if changed := [name for name in facts[0] if facts[0][name] != facts[1][name]]:
             raise ValueError(
                 f"{one.folder} and {other.folder} differ in {', '.join(changed)}, and the stores "
                 f"of a lens over several layers may differ in the layer alone; {way_out}."
             )
     return stores
-
-
-def _shared_facts(store: ActivationStore) -> dict[str, Any]:
-    subject = {f"subject.{n}": v for n, v in asdict(store.subject).items() if n != "layer"}
-    known = {n: v for n, v in store.schema.items() if n not in (*OF_ONE_STORE, "subject")}
-    return {**subject, **known}
 
 
 class LayeredActivations:

@@ -16,6 +16,7 @@ from lit_models.training.predictions import PredictionWriter
 from tests.toy import toy_trainer
 
 NETWORK = DecoderConfig(max_positions=48, hidden_size=64, num_layers=2, num_heads=2)
+SIZES = {"context_length": 48, "max_target_tokens": 16}
 ANIMALS = ("hen", "cow", "ant", "dog", "cat", "owl", "fox")
 
 
@@ -50,8 +51,7 @@ def pages_of(path: str, **options: Any) -> PagesDataModule:
         train_files=path,
         validation_files=path,
         test_files=path,
-        context_length=48,
-        max_target_tokens=16,
+        **SIZES,
         tokenizer=TokenizerOptions("bpe", vocab_size=300),
         **given,
     )
@@ -62,13 +62,8 @@ def predict(folder, module, path, **options):
     output = folder / "out.jsonl"
     quiet = {"callbacks": [PredictionWriter()], "enable_checkpointing": False, "precision": 32}
     trainer = toy_trainer(folder, **quiet)
-    data = PagesDataModule(
-        predict_files=str(path),
-        predict_output=str(output),
-        context_length=48,
-        max_target_tokens=16,
-        global_batch_size=3,
-    )
+    files = {"predict_files": str(path), "predict_output": str(output)}
+    data = PagesDataModule(global_batch_size=3, **files, **SIZES)
     trainer.ckpt_path = options.pop("ckpt_path", None)
     trainer.predict(module, data, return_predictions=False, weights_only=True)
     return [json.loads(line) for line in output.read_text("utf-8").splitlines()]

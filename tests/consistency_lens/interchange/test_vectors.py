@@ -64,9 +64,8 @@ def test_a_file_of_activations_is_explained_piece_by_piece(written, tmp_path, mo
     cosines = torch.cosine_similarity(rebuilt, true, dim=1).tolist()
     assert table["cosine"].to_pylist() == pytest.approx(cosines, abs=1e-4)
     explain_vectors(module, path, tmp_path / "best.parquet", best_of=6)
-    better, plain = (
-        pq.read_table(tmp_path / f"{n}.parquet")["fve"].to_numpy() for n in ("best", "said")
-    )
+    tables = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("best", "said"))
+    better, plain = (table["fve"].to_numpy() for table in tables)
     assert (better >= plain - 1e-6).all()
     assert (better > plain + 1e-3).any()
     assert VectorFile.open(tmp_path / "best.parquet").subject == store.subject.digest
@@ -88,9 +87,8 @@ def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(
     row, path, target = [0.5] * 16, tmp_path / "a.parquet", tmp_path / "b.parquet"
     foreign(path, [row, row])
     explain_vectors(module, path, target)
-    assert pq.read_table(target)["explanation"].to_pylist() == module.explain(
-        torch.tensor([row] * 2)
-    )
+    said = module.explain(torch.tensor([row] * 2))
+    assert pq.read_table(target)["explanation"].to_pylist() == said
     target.unlink()
     for rows, extraction, message in (
         ([row], {"layer_index": 2}, r"of another place \(layer: 2 there, 1 here\)"),
@@ -104,9 +102,16 @@ def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(
         with pytest.raises(ValueError, match=message):
             explain_vectors(module, path, target)
         assert not target.exists()
-    Path(f"{path}{SUFFIX}").write_text("kind: nla_model\n")
-    with pytest.raises(ValueError, match="must have kind, and extraction with d_model"):
+    pq.write_table(pa.table({COLUMN: ["0.5"]}), path)
+    with pytest.raises(ValueError, match="needs kind nla_dataset and activation_vector, lists of"):
         VectorFile.open(path)
+    path.write_bytes(b"no table")
+    with pytest.raises(ValueError, match=r"a.parquet is damaged or no parquet file \("):
+        VectorFile.open(path)
+    for meta in ("kind: nla_model\n", "kind: [nla\n"):
+        Path(f"{path}{SUFFIX}").write_text(meta)
+        with pytest.raises(ValueError, match="must have kind, and extraction with d_model"):
+            VectorFile.open(path)
     Path(f"{path}{SUFFIX}").unlink()
     with pytest.raises(FileNotFoundError, match=r"nla_meta.yaml is not there; activations are"):
         VectorFile.open(path)
