@@ -76,6 +76,8 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, 
     for one, two in zip(results, again.code(texts, language=["en"] * 5), strict=True):
         assert one.codes == two.codes
         assert one.set_confidence == pytest.approx(two.set_confidence, abs=1e-6)
+    with pytest.raises(ValueError, match="language has 2 names for 1 texts"):
+        again.code(["smith"], language=["en", "da"])
     scores = trainer_of(tmp_path).test(again, data_of(table), verbose=False)[0]
     assert scores["test/exact_match"] == 1.0
     assert math.isnan(scores["test/f1_unseen_text"])  # over nothing
@@ -170,13 +172,6 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
     other = OccupationLossOptions(linear=LinearOptions(num_features=512, within_words=True))
     with pytest.raises(ValueError, match="within_words False, but it is True here"):
         trainer.validate(small_coder(loss=other), data_of(table), ckpt_path=path)
-
-
-def test_a_wrong_number_of_languages_is_refused(table, tmp_path):
-    coder = small_coder()
-    trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
-    with pytest.raises(ValueError, match="language has 2 names for 1 texts"):
-        coder.code(["smith"], language=["en", "da"])
 
 
 @pytest.mark.parametrize("name", ["seq2seq_weight", "label_smoothing", "flat_dropout", "repeats"])

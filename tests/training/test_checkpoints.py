@@ -199,20 +199,24 @@ def test_a_save_holds_its_own_step_while_the_next_ones_are_made(tmp_path, monkey
 
 @pytest.mark.parametrize("hindrance", ["", "no room", "a logger that reads what is saved"])
 def test_a_copy_is_written_as_what_it_is_a_copy_of(tmp_path, monkeypatch, hindrance):
-    goes_on = []
+    goes_on, looked, write = [], threading.Event(), torch.save
 
     class Twice(AtomicCheckpointIO):
         def save_checkpoint(self, checkpoint, path, storage_options=None):
+            looked.clear()
             super().save_checkpoint(checkpoint, path)
             goes_on.append(SAVES.writing is not None)
+            looked.set()
             assert read_checkpoint(path)["global_step"] == checkpoint["global_step"]
             super().save_checkpoint(checkpoint, Path(path).with_suffix(".at_once"))
 
     if hindrance == "no room":
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    if not hindrance:
+        monkeypatch.setattr(torch, "save", lambda *what: (looked.wait(1), write(*what)))
     logger = hindrance.startswith("a logger") and DummyLogger()
     toy_trainer(tmp_path, plugins=[Twice()], logger=logger).fit(LitToy(), ToyData())
-    assert any(goes_on) is not bool(hindrance)  # of those that wait, some end at once
+    assert any(goes_on) is not bool(hindrance)  # of those that wait, the last one ends at once
     for name in ("last", "best"):
         path = tmp_path / "checkpoints" / f"{name}.ckpt"
         assert path.read_bytes() == path.with_suffix(".at_once").read_bytes()
