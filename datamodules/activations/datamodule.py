@@ -38,7 +38,7 @@ from datamodules.core.store import new_file
 from datamodules.files.audit import Audit
 from datamodules.files.rows import JSON_SUFFIXES
 from datamodules.files.splitting import PART_NAMES
-from datamodules.files.tables import Files
+from datamodules.files.tables import Files, paths
 from datamodules.text.prompts import OTHER_OUTPUT
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
@@ -260,16 +260,15 @@ class ActivationDataModule(DocumentsDataModule):
         self, activations: Files = None, predict_output: str | None = None, **documents: Any
     ) -> None:
         super().__init__(**documents)
-        named = [activations] if isinstance(activations, str) else activations or []
-        self.folders = [Path(folder).expanduser() for folder in named]
+        self.folders = [Path(folder).expanduser() for folder in paths(activations)]
         self.stores: list[ActivationStore] = []
         self.predict_output = predict_output
-        if len(named) > 1 and str(predict_output).lower().endswith(".parquet"):
+        if len(self.folders) > 1 and str(predict_output).lower().endswith(".parquet"):
             raise ValueError(
                 f"data.predict_output is {predict_output}, and such a file holds one layer alone; "
                 "name a jsonl file, or one store with data.activations and a lens of its layer."
             )
-        if named and any(self.files.values()):
+        if self.folders and any(self.files.values()):
             raise ValueError(
                 f"data.activations is {activations}, whose documents were read when it was dumped; "
                 "leave data.train_files and the like out, or dump the activations of these files."

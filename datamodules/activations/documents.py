@@ -21,6 +21,7 @@ from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.documents import TEXT_SUFFIXES, read_documents
 from datamodules.files.rows import kind_of, read_json_rows
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, TextSplit
+from datamodules.files.tables import paths
 from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import CorpusDataModule, TokenStore
 from datamodules.tokenizers.text import TextTokenizer
@@ -223,8 +224,7 @@ class DocumentsDataModule(CorpusDataModule):
         """Return the attributes and files of a part's documents; a ValueError where a row's
         attributes are no mapping of names to words."""
         request, hashes = self.store_request(), self.store.hashes(part)
-        files, named = request.files[part], self.files[part] or []
-        named = [named] if isinstance(named, str) else named
+        files, named = request.files[part], paths(self.files[part])
         # Parts that are drawn from the training files, and folders of texts, are one group.
         is_whole = not files or any(Path(one).expanduser().is_dir() for one in named)
         groups, files = [ALL] if is_whole else group_names(files), files or request.files[TRAIN]
