@@ -49,12 +49,11 @@ LONGEST = (
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Files of tests share the cores; what measures, or is repeated often, has them all. Slow tests
-    often wait, for launchers, time limits and lost ranks: one more file of them is under way."""
-    asked = config.getoption("markexpr").replace("not ", "not_").split()
-    if any(marker in asked for marker in ALONE):
+    """Files of tests share the cores; what measures, or is repeated often, has them all."""
+    asked = config.getoption("markexpr").replace("not ", "not_")
+    if any(marker in asked.split() for marker in ALONE):
         return 0
-    return min(MOST_WORKERS, len(os.sched_getaffinity(0)) + ("slow" in asked))
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

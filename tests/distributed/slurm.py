@@ -212,8 +212,8 @@ def wait_for_end(
         job: its number.
         environ: of the cluster.
         timeout_s: how long to wait.
-        folder: of its logs; once the run has stopped and saved, the job has more time, and before
-            that a minute more each time, since on a busy machine Python alone may take what it had.
+        folder: of its logs; once the run has stopped and saved, the job has more time, since on a
+            busy machine Python alone may take what it had.
     """
     end, restarts = time.monotonic() + timeout_s, "0"
     while True:
@@ -222,8 +222,7 @@ def wait_for_end(
             restarts = facts["Restarts"]
             time.sleep(3)  # of a job that starts in the second in which it ended, SLURM knows both
             # It would be held back for two minutes.
-            minutes = 30 if folder and "with status 75" in said(folder) else 1 + int(restarts)
-            eased = [f"TimeLimit={minutes}"] if folder else []
+            eased = ["TimeLimit=30"] if folder and "with status 75" in said(folder) else []
             slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *eased)
         elif facts["JobState"] not in UNFINISHED:
             return facts

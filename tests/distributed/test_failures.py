@@ -93,7 +93,7 @@ def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
 
 
 def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
-    more = TWO_RANKS.format(45)  # in which the other one starts
+    more = TWO_RANKS.format(30)  # in which the other one starts
     output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=more))
     shown = " ".join(output.split())
     lost = r"error: rank 0, fit, epoch 0, step \d: the connection to another rank is lost;"

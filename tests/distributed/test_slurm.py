@@ -51,8 +51,9 @@ def test_srun_makes_the_world_that_was_asked_for(slurm, one_device, tmp_path, la
     status, printed = fit(slurm, nodes, tasks, *options, "--trainer.strategy=ddp", folder)
     assert status == 0, printed
     facts = json.loads((tmp_path / "run" / "topology.json").read_text())
-    found = facts["strategy"], facts["world_size"], facts["num_nodes"]
-    assert found == ("ddp", nodes * tasks, nodes)
+    assert (facts["strategy"], facts["world_size"], facts["num_nodes"]) == (
+        *("ddp", nodes * tasks, nodes),
+    )
     ranks = [place.split(":")[1:] for place in facts["host_rank_device"]]
     assert ranks == [[str(rank), "cpu"] for rank in range(nodes * tasks)]
     assert len(facts["memory"]) == nodes * tasks

@@ -93,7 +93,7 @@ def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(slur
 
 def test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, minute) -> None:
     folder, job = minute
-    facts = cluster.wait_for_end(job, slurm, 400, folder)
+    facts = cluster.wait_for_end(job, slurm, 300, folder)
     assert facts["JobState"] == "COMPLETED", cluster.said(folder)
     assert int(facts["Restarts"]) >= 1
     assert f"job {job} ended with status 75 and is requeued" in cluster.said(folder)
