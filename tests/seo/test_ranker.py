@@ -228,9 +228,13 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
         (
             RankingDataModule,
             {"groups": GroupOptions(**MINED)},
-            r"mined is 3, but .* judged has noth",
+            r"mined is 3, but candidates.source judged has noth",
         ),
-        (RankingDataModule, {"predict_queries": "q.tsv"}, r"nothing is judged for .* q.tsv; set"),
+        (
+            RankingDataModule,
+            {"predict_queries": "q.tsv"},
+            r"nothing is judged for data.predict_queries q.tsv; set",
+        ),
     ],
 )
 def test_options_in_conflict_are_refused(make, options, message):
