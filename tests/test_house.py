@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_700,
+    "lit_models": 26_710,
     "lit_models/training": 5_680,
     "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 2_900,

@@ -113,15 +113,22 @@ def generate(
     Args:
         network: in eval mode.
         input_ids: [B, S] int64, padded at the right.
-        lengths: [B] int64, tokens of each prompt, from 1 to the network's positions.
+        lengths: [B] int64, tokens of each prompt, from 1.
         sample_ids: [B], keys of the draws.
         hear: takes the tokens of each so far, and ends them all there by returning True.
 
     Raises:
+        ValueError: a prompt is empty, or longer than the network's learned positions.
         RuntimeError: the network returns logits that are not finite.
     """
     limit = most_positions(network.recipe)
     stops = Stops(tokenizer, options.stop, limit)
+    if not lengths.min():
+        raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
+    if limit is not None and lengths.max() > limit:
+        raise ValueError(
+            f"a prompt has {lengths.max()} tokens and the network {limit} positions; shorten it."
+        )
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
     rows = [_Row(ids[:n], int(key), options, stops) for ids, n, key in prompts]
     device = input_ids.device
