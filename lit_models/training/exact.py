@@ -17,6 +17,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.cli import instantiate_module
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -417,14 +418,16 @@ class ExactModule(LightningModule):
         path, classes = checkpoint_path, StoredClasses(trust_checkpoint)
         content = checkpoints.read_checkpoint(path, mmap=True, classes=classes)
         values = dict(content.get("hyper_parameters", {}))
-        class_path = values.pop("_class_path", None)
+        class_path, _ = values.pop("_class_path", None), values.pop("_instantiator", None)
         kind = cls if class_path is None else class_of(class_path, path, classes)
         if not issubclass(kind, cls):
             raise ValueError(
                 f"{path} holds a {kind.__name__}, not a {cls.__name__}; load it by its own class."
             )
         kind.stored_recipe(content)  # of another family: a parser would name an option instead
-        values, _ = known_arguments(kind, values)  # another version may have had more
+        values, gone = known_arguments(kind, values)
+        if gone:
+            rank_zero_warn(f"{path} is of another version, whose {', '.join(gone)} has no effect.")
         classes.check(path, kind, values)
         module = instantiate_module(kind, {**values, **kwargs})
         module.configure_model()

@@ -259,7 +259,8 @@ def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(uniso
     assert status == 0, output
     assert "whose lr_scaling=none has no effect any more" in " ".join(output.split())
     export(path, to=Path("exported"), trust_checkpoint=True)
-    module = LitToy.from_exported("exported", trust_checkpoint=True)
+    with pytest.warns(UserWarning, match="of another version, whose lr_scaling=none has no effect"):
+        module = LitToy.from_exported("exported", trust_checkpoint=True)
     assert torch.equal(module.model[0].weight, content["state_dict"]["model.0.weight"])
 
 
