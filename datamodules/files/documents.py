@@ -18,7 +18,7 @@ from datamodules.files.rows import (
 from datamodules.files.tables import SEPARATORS, Table, expand_files, first_bad_byte, undecodable
 
 if TYPE_CHECKING:
-    from selectolax.lexbor import LexborHTMLParser
+    from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 TEXT_SUFFIXES = (".txt",)
 SUFFIXES = (*TEXT_SUFFIXES, *JSON_SUFFIXES, *PARQUET_SUFFIXES)
@@ -109,8 +109,8 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
 # --- HTML pages ---
 
 _UNSEEN = """
-head script style noscript template svg math iframe object canvas select textarea datalist audio
-video
+head title script style noscript template svg math iframe object canvas select textarea datalist
+audio video
 """
 _BREAKING = """
 address article aside blockquote body br caption dd details dialog div dl dt fieldset figcaption
@@ -175,14 +175,14 @@ def decoded_html(content: bytes) -> str:
     return content.decode(html_encoding(content).read, "replace").removeprefix("\ufeff")
 
 
-def visible_lines(tree: "LexborHTMLParser") -> list[str]:
-    """Return what the body shows, one line per block, spaces collapsed; no empty line.
+def visible_lines(root: "LexborNode | None") -> list[str]:
+    """Return what a body or a part shows, one line per block, spaces collapsed; no empty line.
 
     Scripts, styles, drawings, form fields and elements that are hidden by an attribute of their
     own are left out; a style sheet is not read.
     """
     lines, pieces = [], []
-    stack = [] if tree.body is None else [(tree.body, False)]  # a page may nest without end
+    stack = [] if root is None else [(root, False)]  # a page may nest without end
     while stack:
         node, is_closing = stack.pop()
         if node.tag == "-text":
@@ -199,3 +199,9 @@ def visible_lines(tree: "LexborHTMLParser") -> list[str]:
             stack.append((node, True))
             stack += [(child, False) for child in node.iter(include_text=True)][::-1]
     return lines
+
+
+def line_of(node: "LexborNode | None") -> str:
+    """Return the text of an element on one line, of a hidden one too; "" of `None`."""
+    shown = " ".join(visible_lines(node)) or (node.text() if node else "")
+    return " ".join(shown.split())

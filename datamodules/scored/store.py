@@ -199,7 +199,8 @@ def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str,
     kind, classes = facts["kind"], facts["classes"]
     rounded = np.round(values.astype(np.float64), DIGITS)
     if kind == "regression":
-        return {f"predicted_{name}": rounded[:, 0].tolist()}
+        digits = DIGITS + max(0, int(-math.log10(facts["std"])))  # small ones keep theirs
+        return {f"predicted_{name}": np.round(values[:, 0].astype(np.float64), digits).tolist()}
     if kind == "binary":
         return {f"probability_{name}": rounded[:, 0].tolist()}
     if kind == "multilabel":

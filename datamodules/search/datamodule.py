@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from datamodules.core.planned import Stage
 from datamodules.core.store import text_hash
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import hand_over_rejected, read_rejected
+from datamodules.files.rows import OnBadRows, hand_over_rejected, read_rejected
 from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import write_batches
 from datamodules.search.candidates import Bm25Options
@@ -69,7 +69,7 @@ class SearchDataModule(EncodedTextDataModule):
     def __init__(
         self,
         collection: CollectionRequest = CollectionRequest(),  # noqa: B008 - frozen
-        on_bad_rows: Literal["error", "reject"] = "error",
+        on_bad_rows: OnBadRows = "error",
         predict_output: str | None = None,
         predict_queries: str | None = None,
         bm25: Bm25Options | None = Bm25Options(),  # noqa: B008 - frozen
@@ -104,15 +104,17 @@ class SearchDataModule(EncodedTextDataModule):
             )
         return judged
 
-    def queries_of_file(self) -> Queries | None:
-        """Return the queries of `predict_queries`, where it is given."""
+    def queries_of_file(self, mode: OnBadRows | None = None) -> Queries | None:
+        """Return the queries of `predict_queries`, where it is given. Args: mode, if other."""
         if self.predict_queries is None:
             return None
-        return file_queries(Path(self.predict_queries).expanduser())
+        return file_queries(Path(self.predict_queries).expanduser(), mode or self.on_bad_rows)
 
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
         hand_over_rejected(self.collection.folder, self.run_folder)
+        if self._trainer_stage() == "predict" and (asked := self.queries_of_file()) is not None:
+            hand_over_rejected(asked.table.folder, self.run_folder)
         super().prepare_data()
 
     def training_texts(self) -> Iterator[str]:
@@ -148,9 +150,10 @@ class SearchDataModule(EncodedTextDataModule):
             if count := len(queries) - len(np.unique(judgements.query[is_relevant])):
                 audit.warnings.append(f"{name} queries with no document above grade 0: {count:,}")
         num_unjudged = len(collection.queries) - sum(len(part.lengths) for part in audit.parts)
-        if (asked := self.queries_of_file()) is not None:
+        if (asked := self.queries_of_file("reject")) is not None:
             part = AuditPart("predict", asked.table.lengths, _contents(asked.table))
             audit.parts.append(part)
+            audit.bad_rows += read_rejected(asked.table.folder)
         documents, lengths = _contents(collection.documents), collection.documents.lengths
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from datamodules.files.documents import (
     decoded_html,
     files_in,
+    line_of,
     page_bytes,
     parsed,
     read_documents,
@@ -25,7 +26,6 @@ from datamodules.files.rows import (
     RowFault,
     check_characters,
     kind_of,
-    placed,
     sound_rows,
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
@@ -40,12 +40,16 @@ QUERY_TABLES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xlsx", ".parquet")
 QUERY_COLUMNS = ("query", "question", "search", "text")
 PAGE_COLUMNS = ("page", "pages", "url", "address", "document", "relevant")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
+# Of Jekyll, Hugo and others: keys, and what is indented below them, between two rules.
+FRONT_MATTER = re.compile(r"---[ \t\r]*\n(?:(?:\w[\w-]*:|[ \t#]|- ).*\n|\r?\n)*---[ \t\r]*(?:\n|$)")
+FRONT_TITLE = re.compile(r"""^title:[ \t]*["']?([^\s"'].*?)["']?[ \t\r]*$""", re.MULTILINE)
 MARKUP = re.compile(
     r"!?\[([^\]\n]{0,1000})\]\([^)\n]{0,1000}\)|^#{1,6}\s+|(?<!\w)[*_`]{1,3}|[*_`]{1,3}(?!\w)",
     re.MULTILINE,
 )
 PASSAGES = "collection.tsv"
 PRODUCTS, EXAMPLES = (f"shopping_queries_dataset_{n}.parquet" for n in ("products", "examples"))
+EXAMPLE_COLUMNS = ("query_id", "query", "product_locale", "product_id", "esci_label", "split")
 GAINS = {"E": 1.0, "S": 0.1, "C": 0.01, "I": 0.0}  # exact, substitute, complement, irrelevant
 PRODUCT_TEXT = ("product_brand", "product_color", "product_bullet_point", "product_description")
 LONGEST_TITLE = 120  # characters of a first line that is taken for one
@@ -218,25 +222,22 @@ class EsciReader:
         if not self.examples.is_file():
             raise FileNotFoundError(f"{folder} has {PRODUCTS} and no {EXAMPLES}; copy it there.")
         Table(self.products).check(("product_locale", "product_id", "product_title"))
-        Table(self.examples).check(
-            ("query_id", "query", "product_locale", "product_id", "esci_label", "split")
-        )
+        Table(self.examples).check(EXAMPLE_COLUMNS)
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by their role."""
         return {"documents": [self.products], "queries": [self.examples]}
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
-        """Yield every product, or every query where it comes first."""
-        known: set[str] = set()
+        """Yield every product, or the query of every example."""
         for line, row in value_rows(self.products if role == "documents" else self.examples):
             if role == "documents":
                 text = "\n".join(row[name] for name in PRODUCT_TEXT if row.get(name))
                 record = TextRecord(_product(row), row["product_title"] or "", text)
                 yield TextRow(record, self.products, line)
-            elif (id := str(row["query_id"])) not in known:
-                known.add(id)
-                yield TextRow(TextRecord(id, "", row["query"] or ""), self.examples, line)
+            else:
+                record = TextRecord(str(row["query_id"]), "", row["query"] or "")
+                yield TextRow(record, self.examples, line)
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
         """Yield every example of a known split."""
@@ -288,27 +289,26 @@ class QueryRow(NamedTuple):
     grade: Any = None
 
 
-def query_rows(path: Path) -> Iterator[QueryRow]:
-    """Yield the rows of a table or jsonl of queries; lines of text (.txt) have their number as id.
-
-    Raises:
-        ValueError: a row has no query, or one that no text in UTF-8 can hold.
-    """
+def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
+    """Yield the rows of a table or jsonl of queries that hold one, in characters that UTF-8 knows;
+    lines of text (.txt) have their number as id."""
     if kind_of(path) == ".txt":
         for line, query in enumerate(next(read_documents(path)).text.split("\n"), start=1):
             if query.strip():
                 yield QueryRow(line, query.strip(), str(line))
         return
-    for line, row in value_rows(path):
+    for line, row in value_rows(path, on_bad_row=bad_rows.add):
         query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
-        if not isinstance(query, str) or not query.strip():
-            raise ValueError(
-                f"{path}:{line}: the row has no {' or '.join(QUERY_COLUMNS)}; it has "
-                f"{', '.join(map(str, row)) or 'nothing'}."
-            )
-        placed(f"{path}:{line}", check_characters, f"{query}{id}")
-        page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
-        yield QueryRow(line, query.strip(), id, page, grade)
+        try:
+            if not isinstance(query, str) or not query.strip():
+                names = ", ".join(map(str, row)) or "nothing"
+                rule = f"the row has no {' or '.join(QUERY_COLUMNS)}; it has {names}."
+                raise RowFault("columns", "", rule)
+            check_characters(f"{query}{id}")
+            page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
+            yield QueryRow(line, query.strip(), id, page, grade)
+        except RowFault as fault:
+            bad_rows.add_fault(path, line, fault)
 
 
 def value_of(row: dict[str, Any], names: Sequence[str]) -> Any:
@@ -378,15 +378,16 @@ class PagesReader:
             yield from self._titles
         numbers: dict[str, str] = {}  # a query stands where it comes first; ids count from 1
         for path in self.asked:
-            for row in query_rows(path):
+            for row in query_rows(path, bad_rows):
                 if not row.page:
-                    raise ValueError(f"{path}:{row.line}: the row names no page (column page).")
-                if row.query not in numbers:
-                    numbers[row.query] = str(len(numbers) + 1)
-                    yield TextRow(TextRecord(numbers[row.query], "", row.query), path, row.line)
+                    rule = "the row names no page (column page); name one, or take it out."
+                    bad_rows.add(BadRow(str(path), row.line, row.query, rule))
+                    continue
+                number = numbers.setdefault(row.query, str(len(numbers) + 1))
+                yield TextRow(TextRecord(number, "", row.query), path, row.line)
                 grade = 1.0 if row.grade is None else row.grade
                 for asked in row.page if isinstance(row.page, list) else [row.page]:
-                    values = (str(path), row.line, numbers[row.query], str(asked), grade)
+                    values = (str(path), row.line, number, str(asked), grade)
                     self._pairs.append(JudgementRow(TRAIN, *values))
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
@@ -409,20 +410,21 @@ def page_record(
 ) -> TextRecord:
     """Return id, title, text and address of a page; the title is no line of the text.
 
-    The title is `<title>`, else the first heading, of text a short first line, else the name of the
-    file; the address is that of a canonical link, else "".
+    The title is `<title>`, of Markdown that of its front matter, else the first heading, of text a
+    short first line, else the name of the file; the address is that of a canonical link, else "".
     """
     source, address = decoded_html(page_bytes(page)), ""
     if kind_of(page) in HTML_SUFFIXES:
         tree = parsed(source)
-        nodes = [tree.css_first("title"), tree.css_first("h1")]
-        title = next((text for n in nodes if n and (text := " ".join(n.text().split()))), "")
-        lines = visible_lines(tree) if main_lines is None else main_lines(source)
-        link = tree.css_first('link[rel="canonical"]')
+        title = line_of(tree.css_first("title:not(svg *)")) or line_of(tree.css_first("h1"))
+        lines = visible_lines(tree.body) if main_lines is None else main_lines(source)
+        link = tree.css_first('link[rel~="canonical" i]')
         address = "" if link is None else (link.attributes.get("href") or "").strip()
     else:
         is_markdown = kind_of(page) == ".md"
-        heading = HEADING.search(source) if is_markdown else None
+        front = (FRONT_MATTER.match(source) or [""])[0] if is_markdown else ""
+        source = source.removeprefix(front)
+        heading = (FRONT_TITLE.search(front) or HEADING.search(source)) if is_markdown else None
         plain = MARKUP.sub(r"\1", source) if is_markdown else source
         lines = [line for one in plain.splitlines() if (line := " ".join(one.split()))]
         title = lines[0] if len(lines) > 1 and len(lines[0]) <= LONGEST_TITLE else ""

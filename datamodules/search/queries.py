@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, new_file
-from datamodules.files.rows import BadRow, BadRows, kind_of
+from datamodules.files.rows import BadRow, BadRows, OnBadRows, accepted, kind_of, refuse
 from datamodules.files.tables import check_file
 from datamodules.search.collection import COLLECTION_VERSION, Judgements, TextTable, write_texts
 from datamodules.search.formats import NO_DOCUMENT, QUERY_TABLES, TextRecord, TextRow, query_rows
@@ -112,9 +112,9 @@ class Queries:
         )
 
 
-def file_queries(path: Path) -> Queries:
+def file_queries(path: Path, on_bad_rows: OnBadRows = "error") -> Queries:
     """Return the queries of a file, in its order: lines of text (.txt), or a table or jsonl with
-    query and perhaps id; without ids by their number.
+    query and perhaps id; without ids by their number. Rejected rows are listed in their folder.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -123,23 +123,21 @@ def file_queries(path: Path) -> Queries:
     """
     check_file(path, "data.predict_queries", (*QUERY_TABLES, ".txt"))
     source = digest_of([COLLECTION_VERSION, kind_of(path), file_digest(path)])
+    bad_rows = BadRows(on_bad_rows)
 
     def rows() -> Iterator[TextRow]:
-        known: set[str] = set()  # a table of queries and pages names a query several times
-        for row in query_rows(path):
-            if row.id is not None or row.query not in known:
-                known.add(row.query)
-                id = str(row.line if row.id is None else row.id)
-                yield TextRow(TextRecord(id, "", row.query), path, row.line)
+        ids: dict[str, Any] = {}  # a table of queries and pages names a query several times
+        for row in query_rows(path, bad_rows):
+            id = ids.setdefault(row.query, row.line) if row.id is None else row.id
+            yield TextRow(TextRecord(str(id), "", row.query), path, row.line)
 
     def write(folder: Path) -> None:
-        repeated = BadRows("reject")
-        if not len(write_texts(folder, "queries", rows(), repeated)):
+        if not len(write_texts(folder, "queries", rows(), bad_rows)):
+            refuse(bad_rows.rows)
             raise ValueError(f"data.predict_queries {path} holds no query.")
-        if repeated.rows:
-            raise ValueError(f"data.predict_queries: {repeated.rows[0]}")
+        bad_rows.settle(folder)
 
-    folder = made_once(cache_root() / "queries" / source, write)
+    folder = accepted(made_once(cache_root() / "queries" / source, write), on_bad_rows)
     table = TextTable(folder, "queries")
     return Queries(table, source, numbers=np.arange(len(table)))
 

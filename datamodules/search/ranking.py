@@ -75,7 +75,8 @@ class RankingDataset(PlannedDataset):
         self.lengths = np.maximum(1, np.array(lengths, np.int64))
         lists = [self.lists.fingerprint] if self.lists else []
         drawn = self.groups and asdict(self.groups)
-        facts = [collection.fingerprint, encoding.digest, lists, len(places), drawn]
+        which = queries.digest if stage == "predict" else len(places)  # whose parts lie in files
+        facts = [collection.fingerprint, encoding.digest, lists, which, drawn]
         self.fingerprint = digest_of([*facts, bm25 and asdict(bm25)])
         self.target_counts = {TERM: None}
         # Batches of a prediction are as wide as the longest list, so that results join.
@@ -85,8 +86,7 @@ class RankingDataset(PlannedDataset):
     @property
     def baselines(self) -> list[str]:
         """What a test shows beside a ranker: `first`, a run, and `bm25`."""
-        is_run, has_bm25 = self.options.source == "run", self.bm25 is not None
-        return [name for name, there in (("first", is_run), ("bm25", has_bm25)) if there]
+        return ["first"] * (self.options.source == "run") + ["bm25"] * (self.bm25 is not None)
 
     def listed(self, place: int) -> np.ndarray:
         """Return the documents of a query's list, best first, or the judged ones, ascending."""

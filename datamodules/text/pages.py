@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
@@ -15,7 +15,7 @@ from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.core.plan import check_range
 from datamodules.core.planned import own_files_hint
-from datamodules.files.documents import parsed, visible_lines
+from datamodules.files.documents import line_of, parsed, visible_lines
 from datamodules.files.rows import JsonRow, RowFault, check_characters, placed
 from datamodules.files.splitting import TEST, TRAIN, VALIDATION
 from datamodules.text.instructions import (
@@ -26,12 +26,8 @@ from datamodules.text.instructions import (
     Marker,
     tokens_within,
 )
-from datamodules.text.packing import Piece
 from datamodules.text.prompts import Prompt, PromptDataset, begun, padded_prompts
 from datamodules.tokenizers.text import TextTokenizer
-
-if TYPE_CHECKING:
-    from selectolax.lexbor import LexborHTMLParser
 
 log = logging.getLogger(__name__)
 Target = Literal["title", "description"]
@@ -40,7 +36,7 @@ COLUMNS = ("html", "text", *TARGETS, "query")
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
-PAGES_VERSION = 2  # of how pages become prompts
+PAGES_VERSION = 3  # of how pages become prompts
 
 
 class WriterPage(NamedTuple):
@@ -61,13 +57,15 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
     check_characters(json.dumps(values, ensure_ascii=False))
     html, text = values["html"] or "", (values["text"] or "").strip()
     given = {name: " ".join((values[name] or "").split()) for name in (*TARGETS, "query")}
-    if text:  # somebody has taken it out of the HTML already
-        lines = [" ".join(line.split()) for line in text.splitlines()]
-    elif html.strip():
+    lines = [" ".join(line.split()) for line in text.splitlines()]  # taken out of the HTML already
+    if html.strip():
         tree = parsed(html)
-        lines = visible_lines(tree)
-        given |= {name: given[name] or _own(tree, name) for name in TARGETS}
-    else:
+        lines = lines or visible_lines(tree.body)
+        meta = tree.css_first('meta[name="description" i]')
+        content = (meta and meta.attributes.get("content")) or ""
+        own = (line_of(tree.css_first("title:not(svg *)")), " ".join(content.split()))
+        given |= {name: given[name] or text for name, text in zip(TARGETS, own, strict=True)}
+    elif not lines:
         keys = ", ".join(row.values) or "nothing"
         raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
     parts = (given[target], *SEPARATORS.split(given[target]))
@@ -77,16 +75,6 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
         raise RowFault("empty page", (text or html)[:60], rule)
     title = given["title"] if target != "title" else ""
     return WriterPage("\n".join(kept), given[target], title, given["query"])
-
-
-def _own(tree: "LexborHTMLParser", name: str) -> str:
-    """Return the title or the description that the page has in its head, on one line."""
-    if name == "title":
-        node = tree.css_first("head title")
-        return " ".join(node.text().split()) if node else ""
-    metas: Any = tree.css("meta[name]")
-    found = (m.attributes for m in metas if (m.attributes["name"] or "").lower() == name)
-    return " ".join(next((a.get("content") or "" for a in found), "").split())
 
 
 def _folded(text: str) -> str:
@@ -162,16 +150,13 @@ class SnippetDataset(InstructionDataset):
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the pages with their targets as one row, their prompts, and their texts."""
         pieces, texts = zip(*examples, strict=True)
-        prompt_ids, prompt_lengths = padded_prompts([prompt_of(piece) for piece in pieces])
+        # A prompt ends before the first token that is trained on.
+        prompts = [p.input_ids[: int(np.argmax(p.labels != IGNORED)) + 1] for p in pieces]
+        prompt_ids, prompt_lengths = padded_prompts(prompts)
         names = ("texts", "targets", "queries")
         columns = dict(zip(names, map(list, zip(*texts, strict=True)), strict=True))
         rows = super().collate([[piece] for piece in pieces])
         return {**rows, "prompt_ids": prompt_ids, "prompt_lengths": prompt_lengths, **columns}
-
-
-def prompt_of(piece: Piece) -> np.ndarray:
-    """Return the tokens before the first one that is trained on, [n] int64."""
-    return piece.input_ids[: int(np.argmax(piece.labels != IGNORED)) + 1]
 
 
 class PagesDataModule(InstructionDataModule):

@@ -26,6 +26,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from datamodules.files.tables import Table, write_table
+from datamodules.search.formats import HTML_SUFFIXES
 from lit_models.commands import report
 from lit_models.page.shelf import Finder, Model, Shelf
 
@@ -456,7 +457,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
 
     @view
     async def opened(number: int) -> None:
-        from lit_models.seo.onpage import SUFFIXES, check_page
+        from lit_models.seo.onpage import check_page
 
         document = documents[number]
         with ui.dialog(value=True).props("aria-label=document") as dialog, ui.card():
@@ -464,7 +465,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
             words("h2", document.title or document.id)
             words("pre", document.text)
             page = Path(folder or "") / document.id.replace("%20", " ")
-            if data.collection.facts["format"] == "pages" and page.suffix.lower() in SUFFIXES:
+            if data.collection.facts["format"] == "pages" and page.suffix.lower() in HTML_SUFFIXES:
                 report = await shelf.compute(check_page, page.read_bytes(), document.id)
                 facts((one.check, " · ".join(filter(None, one[1:]))) for one in report.findings)
 

@@ -7,8 +7,7 @@ log2(rank + 1) as the discount of every rank):
 - A candidate without a judgement counts as not relevant, and so does a grade of 0 or below.
 - The ideal ranking and the number of relevant documents are those of **all** judged documents, so
   that a relevant document that no candidate is lowers NDCG, MAP and recall.
-- A query that has judgements but no relevant document scores 0; one without judgements is not
-  evaluated at all.
+- A query that has judgements but no relevant document scores 0; one without is in no part.
 - Ties: equal scores keep the order of the candidates, which is that of the documents' indices, on
   any number of devices. (trec_eval takes the larger identifier first.)
 - A query with a score that is no number has the value NaN: it cannot pass for a good ranking.
@@ -16,8 +15,8 @@ log2(rank + 1) as the discount of every rank):
 Scores of heads are those of scikit-learn and scipy, in float64 over all predictions in the order of
 the sample ids. Where one is undefined, a warning says so and the value is that of someone who knows
 nothing: 0 for a correlation or a kappa of constant values, 0.5 for the AUROC of a single class, 0
-for the F1 of a class that is neither there nor predicted. Without any label, or with predictions
-that are no numbers, it is NaN.
+for the F1 of a label that is neither there nor predicted (of several classes such ones do not
+count). Without any label, or with predictions that are no numbers, it is NaN.
 """
 
 import json
@@ -54,7 +53,6 @@ class RankedQueries(NamedTuple):
 
     relevance: Tensor  # [B, K] float64, grade at each rank; 0 = not relevant, unjudged or none
     ideal: Tensor  # [B, J] float64, grades of all judged documents, descending, at least 0
-    is_evaluated: Tensor  # [B] bool, the query has judgements
 
 
 def rank_queries(
@@ -67,7 +65,7 @@ def rank_queries(
         relevance: [B, K] grades; nan = unjudged.
         is_candidate: [B, K] bool, false where a query has fewer candidates.
         all_relevance: [B, J] grades of every judged document, whether it is a candidate or not;
-            nan or below 0 = none, so that a judgement below 0 is given as 0.
+            nan = none.
     """
     scores = scores.detach().double()
     # Sorts that keep the order of equals, the least important first.
@@ -75,11 +73,10 @@ def rank_queries(
     order = order.gather(1, (~is_candidate).gather(1, order).byte().argsort(dim=1, stable=True))
     grades = relevance.double().nan_to_num(nan=0.0).clamp(min=0).masked_fill(~is_candidate, 0)
     is_wrong = (scores.isnan() & is_candidate).any(1, keepdim=True)
-    judged = all_relevance.double()
+    judged = all_relevance.double().nan_to_num(nan=0.0).clamp(min=0)
     return RankedQueries(
         relevance=grades.gather(1, order).masked_fill(is_wrong, torch.nan),
-        ideal=judged.nan_to_num(nan=0.0).clamp(min=0).sort(dim=1, descending=True).values,
-        is_evaluated=(judged >= 0).any(1),
+        ideal=judged.sort(dim=1, descending=True).values,
     )
 
 
@@ -152,13 +149,12 @@ class RankingMetrics(nn.ModuleDict):
 
     def update(self, ranked: RankedQueries, weight: Tensor) -> None:
         """Add a batch of queries in order. Args: weight [B], 0 for a filler."""
-        counted = weight.double() * ranked.is_evaluated
         for name, values in self.per_query(ranked).items():
             # Zero times a value that is no number would be one that is none.
-            self[name].update(values.where(counted > 0, 0.0) * counted, counted)
+            self[name].update(values.where(weight > 0, 0.0) * weight, weight)
 
     def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
-        """Return each metric of each query, [B] float64, evaluated or not."""
+        """Return each metric of each query, [B] float64."""
         return {name: measure(name)(ranked) for name in self}
 
 
@@ -348,6 +344,7 @@ class HeadMetrics(nn.Module):
         """Return label -> what is logged, and begin anew; a collective. `expected` [P] float64 is
         the prediction of someone who has read no text: a baseline."""
         rows = self.rows.take()
+        self.has_labels = len(rows.target) > 0
         predictions, target = {"": rows.prediction.cpu().numpy()}, rows.target.cpu().numpy()
         if expected is not None:
             predictions[BASELINE] = expected.expand(len(target), -1).numpy()
@@ -443,27 +440,3 @@ def calibration_error(confidence: np.ndarray, is_hit: np.ndarray) -> float:
     by their counts (Guo et al. 2017)."""
     bins = (confidence * CALIBRATION_BINS).astype(int).clip(0, CALIBRATION_BINS - 1)
     return np.abs(np.bincount(bins, confidence - is_hit)).sum() / len(confidence)
-
-
-class WeightedLoss(Metric):
-    """The sum of the heads' mean losses times their weights, as training adds them up."""
-
-    totals: Tensor
-    counts: Tensor
-
-    def __init__(self, weights: dict[str, float]) -> None:
-        super().__init__()
-        self.weights = weights
-        zeros = torch.zeros(len(weights), dtype=torch.float64)
-        self.add_state("totals", zeros, dist_reduce_fx="sum")
-        self.add_state("counts", zeros.clone(), dist_reduce_fx="sum")
-
-    def update(self, terms: dict[str, Any]) -> None:
-        """Add a batch: head -> LossSum, in the order of the weights."""
-        self.totals = self.totals + torch.stack([terms[n].total.double() for n in self.weights])
-        self.counts = self.counts + torch.stack([terms[n].count.double() for n in self.weights])
-
-    def compute(self) -> Tensor:
-        """Return the loss, [] float64; a head without labels adds 0."""
-        weights = torch.tensor(list(self.weights.values())).to(self.totals)
-        return (weights * self.totals / self.counts.clamp(min=1)).sum()

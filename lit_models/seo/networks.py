@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from datamodules.core.batches import RetrievalBatch, ScoredTextBatch
+from datamodules.core.plan import check_range
 from datamodules.search.candidates import DISTILLED
 from datamodules.search.queries import NO_DOCUMENT
 from lit_models.seo.encoders import TextEncoder
@@ -166,11 +167,7 @@ class Distillation:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.weight <= 0 or self.temperature <= 0:
-            raise ValueError(
-                "distillation.weight and .temperature must be above 0, got "
-                f"{self.weight} and {self.temperature}."
-            )
+        check_range("distillation", 1e-6, weight=self.weight, temperature=self.temperature)
 
 
 def taught_terms(

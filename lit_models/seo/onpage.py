@@ -22,19 +22,21 @@ from datamodules.files.documents import (
     decoded_html,
     files_in,
     html_encoding,
+    line_of,
     page_bytes,
     parsed,
     visible_lines,
 )
 from datamodules.files.tables import first_bad_byte, write_batches
 from datamodules.search.cleaning import library
+from datamodules.search.formats import HTML_SUFFIXES
 from datamodules.text.encoding import sentences_of, words_of
 from lit_models.errors import run_guarded
 
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-SUFFIXES = (".html", ".htm", ".xhtml")
+
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*|[xi](?:-[A-Za-z0-9]{1,8})+")
 LIMITS = {"title": (1, 60), "description": (70, 160)}  # characters
 CANONICAL = 'link[rel~="canonical" i]'
@@ -116,7 +118,7 @@ def check_page(content: bytes, name: str, with_ease: bool = False) -> PageReport
     for check in (_check_texts, _check_head, _check_headings, _check_images, _check_links):
         check(report, tree)
     _check_structured_data(report, tree)
-    report.words = words_of("\n".join(lines := visible_lines(tree)))
+    report.words = words_of("\n".join(lines := visible_lines(tree.body)))
     report.facts["words"] = len(report.words)
     if with_ease:
         report.facts["reading_ease"] = reading_ease(lines, report.facts["language"])
@@ -176,7 +178,7 @@ def _check_encoding(report: PageReport, content: bytes) -> None:
 
 def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
     """Title and description: there, once, and neither empty, short nor long."""
-    titles = [(e, _line(e)) for e in tree.css("title:not(svg *)")]
+    titles = [(e, line_of(e)) for e in tree.css("title:not(svg *)")]
     metas = tree.css('meta[name="description" i]')
     descriptions = [(e, " ".join(_value(e, "content").split())) for e in metas]
     kinds = ("title", "<title>", titles), ("description", "meta description", descriptions)
@@ -232,7 +234,7 @@ def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
 
 def _check_headings(report: PageReport, tree: "LexborHTMLParser") -> None:
     elements = tree.css("h1, h2, h3, h4, h5, h6")
-    listed = [(int((e.tag or "h1")[1]), _line(e)[:LONGEST_HEADING]) for e in elements]
+    listed = [(int((e.tag or "h1")[1]), line_of(e)[:LONGEST_HEADING]) for e in elements]
     report.facts["headings"] = listed
     before, has_top = 6, False
     for element, (level, text) in zip(elements, listed, strict=True):
@@ -285,7 +287,7 @@ def _check_structured_data(report: PageReport, tree: "LexborHTMLParser") -> None
         own = value.get("@type")
         types.extend(own if isinstance(own, list) else [own])
 
-    for element in tree.css('script[type="application/ld+json" i]'):
+    for element in tree.css('script[type^="application/ld+json" i]'):
         text = element.text(deep=True)
         try:
             json.loads(text, object_hook=note)
@@ -303,10 +305,6 @@ def _check_structured_data(report: PageReport, tree: "LexborHTMLParser") -> None
 def _value(element: "LexborNode", name: str) -> str:
     """Return an attribute without spaces around it; "" where there is none."""
     return (element.attributes.get(name) or "").strip()
-
-
-def _line(element: "LexborNode") -> str:
-    return " ".join(element.text(deep=True).split())
 
 
 def _is_named(element: "LexborNode") -> bool:
@@ -412,8 +410,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--csv", type=Path, default=Path("onpage.csv"), help=told)
     parser.add_argument("--ease", action="store_true", help="say how easily each text is read")
     options = parser.parse_args(arguments)
-    paths = [files_in(p, SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
-    contents = ((str(path), page_bytes(path)) for path in chain(*paths))
+    named = [files_in(p, HTML_SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
+    paths = {path.resolve(): path for path in chain(*named)}  # a page of two of them is no copy
+    contents = ((str(path), page_bytes(path)) for path in paths.values())
     reports = check_site(contents, options.ease)
     if len(reports) == 1:
         print(shown_report(reports[0]))

@@ -104,8 +104,7 @@ class LitRanker(EncodedTextModule):
         for name, found in {"ranker": scores, **batch["baselines"]}.items():
             ranked = _ranked(batch, found)
             values = self.test_metrics.per_query(ranked)
-            is_counted = (batch["weight"] > 0) & ranked.is_evaluated
-            self.tested[name].update(is_counted, id=batch["sample_id"], **values)
+            self.tested[name].update(batch["weight"] > 0, id=batch["sample_id"], **values)
         return judged
 
     def query_values(self, split: str) -> QueryValues | None:

@@ -186,7 +186,7 @@ class RetrievalEvaluation(nn.Module):
             values = metrics.per_query(ranked)
             self.values[system] = {name: each.cpu().numpy() for name, each in values.items()}
             # Every rank has all queries, and adds them: a mean over copies is the same mean.
-            metrics.update(ranked, torch.ones_like(ranked.is_evaluated, dtype=torch.float64))
+            metrics.update(ranked, torch.ones_like(self.judged[:, 0], dtype=torch.float64))
             prefix = "" if system == OWN else f"{system}_"
             named |= {f"{prefix}{name}": metric for name, metric in metrics.items()}
         return named

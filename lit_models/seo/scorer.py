@@ -16,11 +16,12 @@ from datamodules.scored.store import scores_of
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import TextEncoder
-from lit_models.seo.metrics import HeadMetrics, WeightedLoss
+from lit_models.seo.metrics import HeadMetrics
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline
 from lit_models.training.metrics import (
     LossSum,
     SampleResult,
+    SumCount,
     evaluating,
     in_float32,
     texts_for,
@@ -66,7 +67,7 @@ class LitTextScorer(EncodedTextModule):
         for split in ("val", "test"):
             metrics = {PREFIX + n: HeadMetrics(facts["kind"]) for n, facts in declared.items()}
             self.add_module(f"{split}_metrics", nn.ModuleDict(metrics))
-            self.add_module(f"{split}_loss", WeightedLoss(self.term_weights()))
+            self.add_module(f"{split}_loss", SumCount())
         heads = {
             name: Head(facts, self.options[name].loss_of(name, facts["kind"]), encoder.width)
             for name, facts in declared.items()
@@ -146,9 +147,7 @@ class LitTextScorer(EncodedTextModule):
 
     def _evaluate(self, split: str, batch: ScoredTextBatch) -> SampleResult:
         outputs, found, weighted = self(batch), {}, []
-        terms, loss = self._terms(outputs, batch), getattr(self, f"{split}_loss")
-        loss.update(terms)
-        self.log(f"{split}/loss", loss)
+        terms = self._terms(outputs, batch)
         for name, values in outputs.items():
             head, metrics = self._head(name), getattr(self, f"{split}_metrics")[PREFIX + name]
             metrics.loss.update(*terms[name])
@@ -161,7 +160,13 @@ class LitTextScorer(EncodedTextModule):
         return SampleResult(torch.stack(weighted).sum(0), found)
 
     def _log_measures(self, split: str) -> None:
+        one = torch.ones((), dtype=torch.float64, device=self.device)
+        total, loss = 0 * one, getattr(self, f"{split}_loss")
         for name, facts in self.recipe["heads"].items():
             metrics: HeadMetrics = getattr(self, f"{split}_metrics")[PREFIX + name]
             expected = baseline(facts) if split == "test" else None
             self.log_dict(metrics.measure(split, name, expected))
+            if metrics.has_labels:  # of all ranks; a head without any adds nothing
+                total = total + self.options[name].weight * metrics.loss.compute()
+        loss.update(total, one)
+        self.log(f"{split}/loss", loss)

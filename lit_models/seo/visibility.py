@@ -27,10 +27,11 @@ import torch
 from datamodules.core.plan import check_range
 from datamodules.core.store import digest_of
 from datamodules.files.documents import decoded_html, page_bytes
+from datamodules.files.rows import kind_of
 from datamodules.files.tables import write_batches
 from datamodules.search.candidates import FIRST_DEPTH, open_bm25
 from datamodules.search.collection import Collection, CollectionRequest, open_collection
-from datamodules.search.formats import TextRecord
+from datamodules.search.formats import HTML_SUFFIXES, TextRecord, page_record
 from datamodules.search.queries import file_queries
 from datamodules.text.prompts import ChoiceDataset, read_prompts, rows_in_memory
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
@@ -205,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--collection", help="folder of pages, or of BEIR's files; by default the demo")
     add("--page", required=True, help="id of the page; in a folder of pages its path")
-    add("--rewrite", required=True, type=Path, help="file with the page's other text")
+    add("--rewrite", required=True, type=Path, help="the page's other text: .txt, .md or .html")
     add("--queries", required=True, type=Path, help="lines of .txt, or a table with query")
     add("--model", required=True, type=Path, help="checkpoint or folder of a language model")
     add("--retriever", type=Path, help="checkpoint of a LitRetriever; by default BM25 finds")
@@ -219,7 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found_by = options.retriever and LitRetriever.load_from_checkpoint(options.retriever).eval()
     citing = Citing(options.model, options.words)
     page = Visibility(texts, options.page, queries, citing, found_by, options.sources)
-    after = page.after(decoded_html(page_bytes(options.rewrite)))
+    text, rewrite = decoded_html(page_bytes(options.rewrite)), options.rewrite
+    if kind_of(rewrite) in (*HTML_SUFFIXES, ".md"):  # read as the collection's pages are
+        text = page_record(rewrite, rewrite.parent).whole
+    after = page.after(text)
     write_csv(options.csv, queries, page.before, after)
     print("\n".join([*table(page.before, after, options.sources), f"each query: {options.csv}"]))
 

@@ -4,7 +4,6 @@ Batch: TextBatch, SnippetBatch. Shapes: B pages.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +15,7 @@ from torchmetrics.functional.text.rouge import rouge_score
 
 from datamodules.core.batches import SnippetBatch
 from datamodules.text.encoding import sentences_of
-from datamodules.text.pages import Target, page_prompts
+from datamodules.text.pages import WORD, Target, page_prompts
 from datamodules.text.prompts import PromptDataset, completion_text, rows_in_memory
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, generate
@@ -27,7 +26,6 @@ from lit_models.seo.onpage import LIMITS
 from lit_models.training.metrics import SampleResult, SumCount, texts_for
 from lit_models.training.strategies import EVALUATION_STEPS
 
-WORD = re.compile(r"\w+")
 ROUGE = ("rouge1", "rouge2", "rougeL")
 BASELINE = "lead_"  # before the names of the same scores of the lead sentence
 
@@ -150,13 +148,18 @@ class LitSnippetWriter(LitCausalLM):
             )
         super().setup(stage)
 
-    def write(self, pages: Sequence[str | dict[str, str]], max_prompt: int = 384) -> list[str]:
+    def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
+        return {"max_prompt": data.max_prompt, **super().recipe_of(data, trained)}
+
+    def write(
+        self, pages: Sequence[str | dict[str, str]], max_prompt: int | None = None
+    ) -> list[str]:
         """Return the title or description of each page, on one line.
 
         Args:
             pages: their texts; or dicts as the rows of a file, with `text` or `html`, and `query`
                 or `title` where there is one.
-            max_prompt: tokens of a page that are read, at most.
+            max_prompt: tokens of a page that are read, at most; None takes as many as in training.
 
         Raises:
             ValueError: a page holds neither text nor html.
@@ -164,10 +167,11 @@ class LitSnippetWriter(LitCausalLM):
         pages = texts_for(self, pages, are_texts=False)
         rows = [page if isinstance(page, dict) else {"text": page} for page in pages]
         limit = most_positions(self.recipe["network"])
+        most = max_prompt or self.recipe.get("max_prompt", 384)  # which earlier ones do not tell
         if limit is not None:
-            max_prompt = min(max_prompt, limit - self.generation.max_new_tokens)
+            most = min(most, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)
-        dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, max_prompt))
+        dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, most))
         return [" ".join(text.split()) for text in self.completions(dataset, self.generation)]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:

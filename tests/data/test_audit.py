@@ -109,12 +109,13 @@ def test_what_is_to_be_predicted_is_counted_with_what_was_trained_on(tmp_path, n
 
 
 def test_queries_to_predict_are_counted_with_those_that_were_trained_on(tmp_path):
-    folder, asked = write_beir(tmp_path / "beir"), tmp_path / "asked.txt"
-    asked.write_text("what is  LIFT\nnew\n")
+    folder, asked = write_beir(tmp_path / "beir"), tmp_path / "asked.csv"
+    asked.write_text("id,query\na,what is  LIFT\nb,\na,other\nc,new\n")
     collection = CollectionRequest(str(folder), split=Split(validation_share=0.0))
     audit = RetrievalDataModule(collection=collection, predict_queries=str(asked)).audit()
     assert [(part.name, len(part.keys)) for part in audit.parts][-1] == ("predict", 2)
     assert ("train", "predict", 1) in audit.leaks()
+    assert [bad.line for bad in audit.bad_rows] == [3, 4]  # no query, and an id that comes again
 
 
 def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path):

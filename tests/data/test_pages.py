@@ -8,7 +8,7 @@ import pytest
 from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOptions, demo
 from datamodules.core.batches import IGNORED
 from datamodules.files.rows import BadRows, JsonRow
-from datamodules.text.pages import SnippetDataset, framed, page_of, page_prompts, prompt_of
+from datamodules.text.pages import SnippetDataset, framed, page_of, page_prompts
 from datamodules.text.prompts import read_rows
 from datamodules.tokenizers.text import byte_tokenizer
 from tests.text_corpora import rows_file
@@ -46,6 +46,8 @@ def test_the_target_is_nowhere_in_the_page():
     assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
     prompt, _ = framed(page, "title")
     assert prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
+    page = page_of(row(html=HTML, text="Apple pie\nNeeds apples."), "title")  # text wins, of text
+    assert (page.target, page.text) == (TITLE, "Needs apples.")
 
 
 def test_a_description_is_written_from_title_and_text():
@@ -104,7 +106,7 @@ def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
     decode = data.store.tokenizer.decode
     answers = [decode(p.labels[p.labels != IGNORED]) for p in (short, long)]
     assert answers == ["Hen", "A hen, déjà vu"]
-    prompts = [prompt_of(p) for p in (short, long)]
+    prompts = [p.input_ids[: (p.labels == IGNORED).sum() + 1] for p in (short, long)]
     assert prompts[0].tolist() == prompts[1].tolist()  # a long target leaves no trace in it
     assert len(prompts[0]) == data.max_prompt == 48
     told = decode(prompts[0])
@@ -117,9 +119,8 @@ def test_prediction_asks_as_training_did(tmp_path):
     data = module(tmp_path, rows, layout="documents")
     asked = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
     prompts = [prompt for [prompt] in page_prompts(*asked)]
-    assert [prompt.ids for prompt in prompts] == [
-        prompt_of(piece).tolist() for piece in pieces(data.build("train"))
-    ]
+    trained = (p.input_ids[: (p.labels == IGNORED).sum() + 1] for p in pieces(data.build("train")))
+    assert [prompt.ids for prompt in prompts] == [ids.tolist() for ids in trained]
     assert [prompt.num_cut for prompt in prompts] == [0, len("the hen " * 40) + 24 - 1 - 72]
 
 

@@ -310,7 +310,7 @@ def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path, monkeypatch) 
 
 def test_the_columns_of_each_kind() -> None:
     chances = np.array([[0.25, 0.75], [0.625, 0.375]])
-    classes = {"classes": ["x", "y"]}
+    classes = {"classes": ["x", "y"], "std": 1.0}
     for kind, expected in {
         "multiclass": {"predicted_q": ["y", "x"], "probability_q": [0.75, 0.625]},
         "multilabel": {"probability_q_x": [0.25, 0.625], "probability_q_y": [0.75, 0.375]},
@@ -321,6 +321,8 @@ def test_the_columns_of_each_kind() -> None:
     levels = {"kind": "ordinal", "classes": ["-1", "0"]}  # numbers keep their scale
     found = {"predicted_q": ["0", "-1"], "expected_q": [-0.25, -0.625]}
     assert scores_of("q", levels, chances) == found
+    small = {"kind": "regression", "classes": None, "std": 2e-8}
+    assert scores_of("q", small, chances * 1e-8) == {"predicted_q": [2.5e-9, 6.25e-9]}
 
 
 def test_the_demo_counts_the_parameters_of_a_function() -> None:

@@ -14,10 +14,11 @@ from datamodules.core.store import cache_root
 from datamodules.search import candidates as candidates_file
 from datamodules.search.candidates import Bm25Options, CandidateOptions, GroupOptions, open_bm25
 from datamodules.search.collection import CollectionRequest, open_collection
+from datamodules.search.formats import CollectionFiles
 from datamodules.search.queries import Ranking, read_run, write_run
 from datamodules.search.ranking import RankingDataset
-from tests.search_collections import write_lines
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_lines, write_qrels
+from tests.seo.retrieval_collection import SIZES, write_collection
 from tests.seo.small_collection import ranking_data
 
 MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)
@@ -139,6 +140,17 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert sorted(batch["baselines"]) == ["bm25", "first"]
     # Outside its list a run gives a document the lowest score that it has given.
     assert data.first_scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
+
+
+def test_as_many_other_queries_are_another_prediction_whose_parts_are_no_others(folder, tmp_path):
+    files = {p: str(write_qrels(tmp_path / f"{p}.tsv", [(f"{p}-0", "d2", "1")])) for p in SIZES}
+    request, asked = CollectionRequest(str(folder), CollectionFiles(**files)), set()
+    for part in ("validation", "test"):
+        data = ranking_data(folder, collection=request, predict_part=part)
+        data.setup("fit")  # which knows how the texts are read
+        data.setup("predict")
+        asked.add(data.request("predict").digest())
+    assert len(asked) == 2
 
 
 def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):

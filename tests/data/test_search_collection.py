@@ -129,17 +129,19 @@ PAGES = {
     "bread/rye bread.html": "<title>Rye  bread</title><h1>Rye bread</h1><p>Takes <b>sour</b> dough."
     "<link rel=canonical href=https://ex.org/rye>",
     "bread/index.html": "<h1>All breads</h1><p>White and dark.</p><script>x</script>",
+    "hugo.md": "---\r\ntags:\r\n  - rye\r\ntitle: 'Rye, again'\r\n---\r\n\r\n## How\r\nSlowly.\r\n",
     "oven.md": "# The *oven*\n\nHeat it to [230](http://x.y) degrees of _max_length_.\n",
     "notes.txt": "Flour\nKeep it *dry*: 2*3 of max_length.\n",
     "old.htm": "<meta charset=latin1><title>Caf\xe9</title><p>Cr\xe8me",
     ".hidden/x.html": "<p>no",
     "copy.html.gz": "<title>Copy</title>A <link rel=canonical href=https://ex.org/y><p>y",
-    "y.HTML": "<title>Y</title>Yes<link rel=canonical href=https://ex.org/y>",
+    "y.HTML": "<svg><title>Menu</title></svg><title>Y</title>Yes<link rel=canonical href=https://ex.org/y>",
 }
 RECORDS = {
     "bread/index.html": ("All breads", "White and dark.", ""),
     "bread/rye%20bread.html": ("Rye bread", "Takes sour dough.", "https://ex.org/rye"),
     "copy.html.gz": ("Copy", "A\ny", "https://ex.org/y"),
+    "hugo.md": ("Rye, again", "How\nSlowly.", ""),
     "notes.txt": ("Flour", "Keep it *dry*: 2*3 of max_length.", ""),
     "old.htm": ("Café", "Crème", ""),
     "oven.md": ("The oven", "Heat it to 230 degrees of max_length.", ""),
@@ -198,13 +200,14 @@ def test_a_folder_of_pages_has_queries_beside_it(tmp_path, kind):
     for name, page, message in (
         ("grill", "gone.html", '"gone.html": no page has this path, name or address'),
         ("grill", "https://ex.org/y", '"https://ex.org/y": no page .*or several have; name its p'),
-        ("grill", "", rf"queries.{kind}:\d: the row names no page"),
+        ("grill", "", rf'queries.{kind}:\d: "grill": the row names no page'),
     ):
         wrong = f'{{"query": "{name}", "page": "{page}"}}'
         more = f"{name};{page};1" if kind == "csv" else wrong
         write_lines(tmp_path / f"queries.{kind}", *lines, more)
         with pytest.raises(ValueError, match=message):
             open_collection(request)
+    assert len(open_collection(request, "reject").queries) == 4
 
 
 def with_queries(folder: Path, count: int) -> CollectionRequest:

@@ -80,7 +80,8 @@ def test_robots_and_language_are_read():
 
 
 def test_the_order_of_headings_is_checked():
-    html = "<h2>a</h2><h4>b</h4><h1>c</h1><h1>d</h1><h2></h2>"
+    html = "<h2>a<br>a</h2><h4>b</h4><h1>c</h1><h1>d</h1><h2></h2>"
+    assert report(html).facts["headings"][0] == (2, "a a")
     broken = ["levels are skipped", "another h1", "an empty heading"]
     assert [rule for rule, _, _ in rules(html, "headings")] == broken
     assert rules("<p>x", "headings") == [("there is no heading", "", "")]
@@ -114,10 +115,11 @@ def test_links_that_say_nothing_or_lead_nowhere_are_findings():
 def test_structured_data_of_all_kinds_is_listed():
     html = (
         '<script type="application/ld+json">{"@graph": [{"@type": ["A", "B"]}]}</script>'
+        '<script type="application/ld+json; charset=utf-8">{"@type": "C"}</script>'
         '<div itemscope itemtype="https://schema.org/Recipe"></div><p typeof="Person">x</p>'
     )
     held = report(html).facts["structured_data"]
-    assert (held["json_ld"], held["rdfa"]) == (["A", "B"], ["Person"])
+    assert (held["json_ld"], held["rdfa"]) == (["A", "B", "C"], ["Person"])
     assert held["microdata"] == ["https://schema.org/Recipe"]
 
 
@@ -171,7 +173,10 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "0 findings" in printed
-    main([str(page), str(page), f"--csv={tmp_path / 'site.csv'}"])
+    main([str(page), str(tmp_path)])  # the same page twice is no copy of itself
+    assert capsys.readouterr().out == printed
+    (tmp_path / "b.html").write_text(SOUND, encoding="utf-8")
+    main([str(tmp_path), f"--csv={tmp_path / 'site.csv'}"])
     with (tmp_path / "site.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["headings"], first["findings"]) == ("2", "0")

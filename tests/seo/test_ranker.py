@@ -279,9 +279,9 @@ def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankin
     ("name", "content", "message"),
     [
         ("q.md", "salt\n", r"q.md"),
-        ("q.csv", "a,b\nsalt,1\n", r"q.csv:2: the row has no query or .*; it has a, b"),
+        ("q.csv", "a,b\nsalt,1\n", r'q.csv:2: "": the row has no query or .*; it has a, b'),
         ("q.tsv", "id\tquery\na\tsalt\na\thay\n", r'q.tsv:3: "a": a row further up has this id'),
-        ("q.jsonl", '{"_id": "a"}\n', r"q.jsonl:1: the row has no query or .*; it has _id"),
+        ("q.jsonl", '{"_id": "a"}\n', r'q.jsonl:1: "": the row has no query or .*; it has _id'),
         ("q.txt", "\n", r"q.txt holds no query"),
     ],
 )
@@ -296,7 +296,7 @@ def test_queries_of_tables_and_lines_are_read(tmp_path):
         file_queries(tmp_path / "no.tsv")
     (tmp_path / "q.txt").write_text("\ufeffsalt mill\n\n old boat \n", encoding="utf-8")
     (tmp_path / "q.csv").write_text("question;page\nsalt mill;a\nsalt mill;b\nold boat;c\n")
-    (tmp_path / "r.csv").write_text("id,query\nx,salt mill\ny,old boat\n")
+    (tmp_path / "r.csv").write_text("id,query,page\nx,salt mill,a\nx,salt mill,b\ny,old boat,c\n")
     (tmp_path / "r.jsonl").write_text('{"_id": 7, "text": "salt mill"}\n{"query": "old boat"}\n')
     for name, ids in (("q.txt", "13"), ("q.csv", "24"), ("r.csv", "xy"), ("r.jsonl", "72")):
         queries = file_queries(tmp_path / name)

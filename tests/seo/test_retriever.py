@@ -1,7 +1,6 @@
 """A whole retriever: evaluation against a plain reference, prediction, scripts, wrong input."""
 
 import csv
-import io
 import json
 import re
 from collections import defaultdict
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from datamodules.files.splitting import TEST
@@ -19,7 +17,6 @@ from datamodules.search.queries import read_run
 from datamodules.text.encoding import RECIPE_KEY
 from lit_models import LitRetriever
 from lit_models.commands.export import export
-from lit_models.seo.metrics import shown_systems
 from lit_models.seo.retriever import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES
@@ -143,21 +140,6 @@ def test_validation_can_leave_documents_out_and_says_so(retriever_run, tmp_path,
     assert max(map(len, lines)) <= 80
 
 
-def test_three_systems_fit_a_terminal():
-    systems = ("retriever", "bm25", "fused")
-    span = (-0.123, -0.234, 0.345)
-    content = {
-        "systems": {system: {"recall@100": 0.5} for system in systems},
-        "differences": {f"{system} - bm25": {"recall@100": span} for system in systems[::2]},
-    }
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(shown_systems(content, "val: 7 queries", ["fused: BM25 weighs 0.35"]))
-    printed = console.export_text()
-    assert "fused: BM25 weighs 0.35" in printed
-    (row,) = [line for line in printed.splitlines() if "recall@100" in line]
-    assert row.split() == ["recall@100", *["0.500"] * 3, *["-.123", "[-.23", "+.34]"] * 2]
-
-
 def test_a_checkpoint_is_of_the_class_that_fsdp_hides(retriever_run, trained):
     checkpoint = {RECIPE_KEY: trained.recipe, "state_dict": {}}
     sharded = LitRetriever(optimizer=adamw)
@@ -175,7 +157,9 @@ def test_a_step_that_is_cut_is_refused(retriever_run, tmp_path):
         toy_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_a_fusion_needs_a_weight():
+def test_a_fusion_needs_a_weight_in_its_range():
+    with pytest.raises(ValueError, match=r"fusion\.weight must be 0 to 1, got 1\.5"):
+        Fusion(1.5)
     fresh = LitRetriever(optimizer=adamw, fusion=Fusion())
     fresh.recipe = {}
     with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
@@ -264,7 +248,11 @@ def test_only_a_fit_chooses_the_weight(trained, retriever_run, tmp_path, other_w
     trainer = toy_trainer(tmp_path)
     trainer.validate(module, data, ckpt_path=other_weight, verbose=False)
     assert module.fusion_weight() == 0.123
-    assert "BM25 weighs 0.123, chosen on these queries" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert "BM25 weighs 0.123, chosen on these queries" in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80  # with three systems and two differences
+    [row] = [line.split() for line in printed.splitlines() if "recall@100" in line]
+    assert [len(cell) for cell in row] == [10, *[5] * 3, *[5, 5, 5] * 2]  # +.000 [+.00 +.00]
     assert trained.recipe[CHOSEN_WEIGHT] in WEIGHTS
 
 

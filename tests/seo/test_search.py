@@ -11,7 +11,7 @@ from datamodules.search.retrieval import chosen_documents
 from lit_models.seo import nearest
 from lit_models.seo.metrics import reciprocal_rank
 from lit_models.seo.nearest import ExactSearch
-from lit_models.seo.retriever import Fusion, RetrievalEvaluation, fused
+from lit_models.seo.retriever import RetrievalEvaluation, fused
 from tests.seo.retrieval_collection import write_collection
 
 
@@ -107,11 +107,6 @@ def test_a_document_of_both_rankings_has_the_sum_of_both():
     ]
     assert pairs[0] == pytest.approx({7: 0.75, 2: 0.75 * 0.5, 5: 0.25, 9: 0.25 * 0.25})
     assert pairs[1] == pytest.approx({7: 0.75, 2: 0.75, 5: 1.0, 9: 0.25 * 0.5, 8: 0.0})
-
-
-def test_a_weight_outside_its_range_is_refused():
-    with pytest.raises(ValueError, match=r"fusion\.weight must be 0 to 1, got 1\.5"):
-        Fusion(1.5)
 
 
 NAN = float("nan")

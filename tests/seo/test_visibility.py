@@ -98,8 +98,9 @@ def test_the_command_reads_a_collection_and_writes_a_row_per_query(tmp_path, fol
     for part in ("train", "test"):
         write_qrels(tmp_path / "qrels" / f"{part}.tsv", [("q", "pie", "1")])
     (tmp_path / "asked.txt").write_text("\n".join(QUERIES))
-    (tmp_path / "new.txt").write_bytes("a soup of leek, apple and rye, purée".encode("cp1252"))
-    words = ["--collection", tmp_path, "--page", "soup", "--rewrite", tmp_path / "new.txt"]
+    page = "<title>soup</title><p class='slate roof'>a soup of leek, apple and rye, purée"
+    (tmp_path / "new.html").write_bytes(page.encode("cp1252"))
+    words = ["--collection", tmp_path, "--page", "soup", "--rewrite", tmp_path / "new.html"]
     words += ["--queries", tmp_path / "asked.txt", "--model", folder, "--sources", 2]
     main([*map(str, words), "--words=4", f"--csv={tmp_path / 'seen.csv'}"])
     assert "share of the citations" in capsys.readouterr().out
@@ -107,6 +108,7 @@ def test_the_command_reads_a_collection_and_writes_a_row_per_query(tmp_path, fol
         written = list(csv.DictReader(file))
     assert [row["query"] for row in written] == QUERIES
     assert [row["rank_before"] for row in written] == ["2", "", ""]
+    assert written[1]["rank_after"] == ""  # what stands in a tag is no text
     assert written[2]["rank_after"] in ("1", "2")
     with pytest.raises(FileExistsError):
         main([*map(str, words), f"--csv={tmp_path / 'seen.csv'}"])

@@ -76,7 +76,7 @@ def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
     assert [row["snippet"] for row in rows] == [r["title"] for r in lines if "text" in r]
 
 
-def test_an_exported_folder_writes_the_same(trained, tmp_path):
+def test_an_exported_folder_writes_the_same(trained, tmp_path, monkeypatch):
     folder, _, module = trained
     export(folder / "a.ckpt", to=tmp_path / "model", class_path=NAME)
     loaded = LitSnippetWriter.from_exported(tmp_path / "model")
@@ -84,6 +84,8 @@ def test_an_exported_folder_writes_the_same(trained, tmp_path):
     rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text().splitlines()]
     titles = [row["title"] for row in rows]
     assert loaded.write(rows) == module.float().write(rows) == titles
+    monkeypatch.setattr(loaded, "completions", lambda dataset, _: map(str, dataset.lengths))
+    assert loaded.write(["The hen is here. " * 20]) == ["32"]  # tokens of a prompt, as in training
     with pytest.raises(ValueError, match='row:1: the row has no "html" and no "text"'):
         loaded.write([{"query": "hen"}])
     theirs = json.loads((tmp_path / "model" / "config.json").read_text())
