@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_710,
-    "lit_models/training": 5_680,
+    "lit_models": 26_705,
+    "lit_models/training": 5_675,
     "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 2_900,
     "lit_models/causal_lm": 2_770,

@@ -484,18 +484,19 @@ def leave_subject_out(module: LitConsistencyLens) -> None:
     own = {id(weight) for part in (lens.subject, lens.untrained) for weight in part.parameters()}
     stored, frozen = lens.state_dict(keep_vars=True), ("subject.", "untrained.")
     names = {f"lens.{n}" for n, value in stored.items() if id(value) in own or n.startswith(frozen)}
+    module.register_state_dict_post_hook(partial(_forget, names))
+    module.register_load_state_dict_pre_hook(partial(_remember, names))
 
-    def forget(owner: nn.Module, content: dict[str, Any], prefix: str, facts: Any) -> None:
-        for name in names:
-            content.pop(prefix + name, None)
 
-    def remember(owner: nn.Module, content: dict[str, Any], prefix: str, *rest: Any) -> None:
-        held = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-        for name in names & held.keys():
-            content.setdefault(prefix + name, held[name].detach())
+def _forget(names: set[str], owner: nn.Module, content: Any, prefix: str, _: Any) -> None:
+    for name in names:
+        content.pop(prefix + name, None)
 
-    module.register_state_dict_post_hook(forget)
-    module.register_load_state_dict_pre_hook(remember)
+
+def _remember(names: set[str], owner: nn.Module, content: Any, prefix: str, *_: Any) -> None:
+    held = dict(owner.named_parameters(remove_duplicate=False)) | dict(owner.named_buffers())
+    for name in names & held.keys():
+        content.setdefault(prefix + name, held[name].detach())
 
 
 def check_parts(module: nn.Module, option: str, values: Mapping[str, float]) -> None:

@@ -185,8 +185,6 @@ class MuonAdamW(Optimizer):
         weight_decay: where a group does not say otherwise.
         betas: of AdamW.
         eps: of AdamW.
-        adjust_lr_fn: as of torch.optim.Muon: `original` scales by sqrt(max(1, n / m)) alone, whose
-            rates are those of Jordan et al.
 
     Attributes:
         found_inf: [] float32, 1 where the next step must change nothing, which the host need not
@@ -208,12 +206,10 @@ class MuonAdamW(Optimizer):
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
-        adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw",
     ) -> None:
         defaults: dict[str, Any] = {"lr": lr, "adamw_factor": adamw_factor, "momentum": momentum}
         defaults |= {"weight_decay": weight_decay, "betas": tuple(betas), "eps": eps}
-        # With `fused` torch keeps AdamW's step counts beside the parameters.
-        defaults |= {"fused": True, "adjust_lr_fn": adjust_lr_fn}
+        defaults["fused"] = True  # then torch keeps AdamW's step counts beside the parameters
         # torch's classes check theirs; a wrong sign or decay would train, but not learn.
         least = min(lr, adamw_factor, weight_decay, eps, momentum, *betas)
         if least < 0 or max(momentum, *betas) >= 1:
@@ -253,9 +249,7 @@ class MuonAdamW(Optimizer):
                 grad = torch.where(self.found_inf > 0, buffer, grad)
             buffer.lerp_(grad, 1 - group["momentum"])
             moved.append(grad.lerp(buffer, group["momentum"]))
-        n, m = matrices[0].shape
-        factor = RMS_OF_ADAMW * max(n, m) ** 0.5
-        factor = factor if group["adjust_lr_fn"] == "match_rms_adamw" else max(1, n / m) ** 0.5
+        factor = RMS_OF_ADAMW * max(matrices[0].shape) ** 0.5
         updates = orthogonal_parts(moved, matrices[0])
         for part, update in zip(local_parts(matrices), updates, strict=True):
             part.mul_(1 - group["lr"] * group["weight_decay"] * applied)

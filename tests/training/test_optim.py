@@ -95,12 +95,12 @@ def test_a_head_that_is_the_embedding_too_is_trained_as_that() -> None:
     assert (group["kind"], group["weight_decay"]) == ("others", 0.0)
 
 
-@pytest.mark.parametrize("how", ["match_rms_adamw", "original"])
-def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest(how):
+def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
     ours, theirs = network().bfloat16(), network().bfloat16()  # torch's iterates in bfloat16 alone
-    rates = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": how}
+    rates = {"lr": 0.02, "weight_decay": 0.1}
     optimizer = optim.MuonAdamW(groups_of(ours), adamw_factor=0.5, **rates)
-    muon = torch.optim.Muon([theirs[1].weight, theirs[2].weight], **rates)
+    matrices = [theirs[1].weight, theirs[2].weight]
+    muon = torch.optim.Muon(matrices, **rates, adjust_lr_fn="match_rms_adamw")
     others = [theirs[0].weight, theirs[1].bias, theirs[2].bias]
     groups = [{"params": others, "weight_decay": 0.0}, {"params": [theirs[3].weight]}]
     adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
