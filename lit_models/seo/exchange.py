@@ -31,6 +31,7 @@ from lit_models.training.export import write_tensors
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
 FOLDERS = {"Pooling": "sentence_transformer"}  # of sentence-transformers' modules, else base
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
+ROPE_BASE = 1000.0  # of `rotary_table`
 NORM_EPSILON = 1e-5  # of nn.LayerNorm
 
 
@@ -68,7 +69,7 @@ def write_folder(module: Any, folder: Path) -> str:
 
     Raises:
         ValueError: the layout cannot express the module: a text that becomes stems, a bag that
-            counts tokens by logarithms, a prior of a first stage, layers that are no folder's.
+            counts tokens by logarithms, a prior of a first stage, segments beside rotary positions.
     """
     network, recipe = module.network, module.recipe
     is_ranker, limits = isinstance(network, CrossEncoder), TextEncoding(recipe).limits
@@ -77,7 +78,7 @@ def write_folder(module: Any, folder: Path) -> str:
             "model.prior adds the score of a first stage, which CrossEncoder does not know; export "
             "it without --format."
         )
-    config, weights = _encoder_files(network.encoder, limits.max_length)
+    config, weights = _encoder_files(network.encoder, limits.max_length, is_ranker)
     read: dict[str, Any] = {"max_seq_length": limits.max_length}
     pooled = {"embedding_dimension": network.encoder.width, "include_prompt": True}
     pooled["pooling_mode"] = NAMES[network.encoder.pooling]
@@ -113,43 +114,85 @@ def write_folder(module: Any, folder: Path) -> str:
 
 
 def _encoder_files(
-    encoder: TextEncoder, max_length: int
+    encoder: TextEncoder, max_length: int, has_segments: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the content of config.json and the weights of the model of transformers that computes
     what an encoder does."""
+    state = encoder.state_dict()
     if isinstance(encoder, PretrainedEncoder):
-        merged = merged_weights(encoder, encoder.state_dict())
+        merged = merged_weights(encoder, state)
         names = {"architectures": [type(encoder.model).__name__]}
-        own = encoder.model.config.to_diff_dict() | names
-        return own, {name.removeprefix("model."): t for name, t in merged.items()}
-    if not isinstance(encoder, TransformerEncoder) or encoder.layers:
+        config = encoder.model.config.to_diff_dict() | names
+        return config, {name.removeprefix("model."): t for name, t in merged.items()}
+    if not isinstance(encoder, TransformerEncoder):
         raise ValueError(
-            f"sentence-transformers cannot express this {type(encoder).__name__}: transformers has "
-            "no model of its layers, nor one in which a token that comes n times counts 1 + ln n "
-            "times, as in a bag. Export it without --format, a retriever with --format onnx; or "
-            "train a TransformerEncoder with num_layers 0, or a folder with model.pretrained."
+            f"sentence-transformers cannot express a {type(encoder).__name__}: a token that comes "
+            "n times counts 1 + ln n times in a bag, which no module there does. Export it without "
+            "--format, or train a TransformerEncoder with num_layers 0."
         )
     size, width = encoder.tokens.weight.shape
-    config: dict[str, Any] = {  # BERT without a layer is a bag of embeddings
-        "model_type": "bert",
-        "architectures": ["BertModel"],
+    config = {
         "vocab_size": size,
         "hidden_size": width,
-        "num_hidden_layers": 0,
+        "num_hidden_layers": len(encoder.layers),
         "num_attention_heads": width // encoder.head_size,
-        "intermediate_size": width,
         "max_position_embeddings": max_length,
         "layer_norm_eps": NORM_EPSILON,
         "hidden_dropout_prob": encoder.dropout.p,
+        "attention_probs_dropout_prob": 0.0,
         "pad_token_id": 0,
     }
-    stored = {
-        "word_embeddings.weight": encoder.tokens.weight,
-        "token_type_embeddings.weight": encoder.segments.weight,
-        "position_embeddings.weight": torch.zeros(max_length, width),
-        **{f"LayerNorm.{name}": tensor for name, tensor in encoder.norm.state_dict().items()},
+    segments, norm = encoder.segments.weight, encoder.norm.state_dict()
+    if not encoder.layers:  # BERT without a layer is a bag of embeddings
+        config |= {"model_type": "bert", "architectures": ["BertModel"], "intermediate_size": width}
+        stored = {
+            "word_embeddings.weight": encoder.tokens.weight,
+            "token_type_embeddings.weight": segments,
+            "position_embeddings.weight": torch.zeros(max_length, width),
+            **{f"LayerNorm.{name}": tensor for name, tensor in norm.items()},
+        }
+        return config, {f"embeddings.{name}": tensor for name, tensor in stored.items()}
+    if has_segments:
+        raise ValueError(
+            "sentence-transformers cannot express this model: transformers has no encoder with "
+            "both segments and rotary positions, which a ranker of model.encoder reads. Export it "
+            "without --format, or fine-tune a folder with model.pretrained."
+        )
+    # ESM has the same layers: norms before them, rotary positions, biases, which are 0 here.
+    config |= {
+        "model_type": "esm",
+        "architectures": ["EsmModel"],
+        "position_embedding_type": "rotary",
     }
-    return config, {f"embeddings.{name}": tensor for name, tensor in stored.items()}
+    config |= {"rope_theta": ROPE_BASE, "intermediate_size": encoder.layers[0].expand.out_features}
+    config |= {"emb_layer_norm_before": False, "token_dropout": False, "mask_token_id": None}
+    stored = {"embeddings.word_embeddings.weight": encoder.tokens.weight + segments[0]}
+    steps = torch.arange(0, encoder.head_size, 2) / encoder.head_size
+    stored["rotary_embeddings.inv_freq"] = ROPE_BASE**-steps
+    heads = len(encoder.layers) * config["num_attention_heads"]
+    stored["contact_head.regression.weight"] = torch.zeros(1, heads)  # of proteins: unused
+    stored["contact_head.regression.bias"] = torch.zeros(1)
+    stored |= {f"encoder.emb_layer_norm_after.{name}": tensor for name, tensor in norm.items()}
+    for number, layer in enumerate(encoder.layers):
+        parts: dict[str, nn.Module] = {
+            "attention.LayerNorm": layer.attention_norm,
+            "attention.output.dense": layer.attention.output,
+            "LayerNorm": layer.feed_forward_norm,
+            "intermediate.dense": layer.expand,
+            "output.dense": layer.contract,
+        }
+        place = f"encoder.layer.{number}."
+        for name, part in parts.items():
+            stored |= {
+                f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()
+            }
+        stored[f"{place}attention.output.dense.bias"] = torch.zeros(width)
+        for name, tensor in zip(
+            ("query", "key", "value"), layer.attention.qkv.weight.chunk(3), strict=True
+        ):
+            stored[f"{place}attention.self.{name}.weight"] = tensor
+            stored[f"{place}attention.self.{name}.bias"] = torch.zeros(width)
+    return config, stored
 
 
 def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, str]:

@@ -60,7 +60,9 @@ def prompted_bert(folder: Path, pooling: str | None, **options: Any) -> Path:
 
 
 RETRIEVERS = {
-    "bag": {"encoder": bag, "pooling": "max", "size": 10},
+    "layers": {"encoder": small_encoder},
+    "bag": {"encoder": bag, "pooling": "max"},
+    "first": {"encoder": small_encoder, "pooling": "first", "size": 10},
     "prompts": {"pretrained": "cls"},
 }
 
@@ -85,7 +87,7 @@ def test_transformers_and_the_pooling_of_the_folder_give_the_vectors(retriever_f
     mode = json.loads((folder / "1_Pooling/config.json").read_text())["pooling_mode"]
     own = json.loads((folder / "config_sentence_transformers.json").read_text())
     most = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
-    assert (own["prompts"] == PROMPTS) == (model.config.num_hidden_layers > 0)
+    assert (own["prompts"] == PROMPTS) == (mode == "cls" and model.config.model_type == "bert")
     for is_query, name in ((True, "query"), (False, "document")):
         found = module.encode(TEXTS[:3], is_query)
         for text, vector in zip(TEXTS, found, strict=False):
@@ -168,8 +170,7 @@ def test_an_older_folder_says_its_pooling_by_switches(tmp_path):
     [
         (retriever_checkpoint, {"encoder": partial(BagEncoder, width=16)}, "1 \\+ ln n times"),
         (retriever_checkpoint, {"limits": TextLimits(24, 16, stemmer="english")}, "stemmer"),
-        (retriever_checkpoint, {"encoder": small_encoder}, "no model of its layers"),
-        (ranker_checkpoint, {}, "no model of its layers"),
+        (ranker_checkpoint, {}, "segments and rotary positions"),
         (ranker_checkpoint, {"prior": True}, "model.prior"),
     ],
 )
