@@ -14,7 +14,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models/occupation_coder": 2_900,
     "lit_models/causal_lm": 2_770,
     "lit_models/consistency_lens": 2_850,
-    "lit_models/seo": 3_800,
+    "lit_models/seo": 3_840,
     "datamodules": 14_970,
     "tests": 38_600,
 }

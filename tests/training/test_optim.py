@@ -97,10 +97,9 @@ def test_a_head_that_is_the_embedding_too_is_trained_as_that() -> None:
 
 def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
     ours, theirs = network().bfloat16(), network().bfloat16()  # torch's iterates in bfloat16 alone
-    rates = {"lr": 0.02, "weight_decay": 0.1}
-    optimizer = optim.MuonAdamW(groups_of(ours), adamw_factor=0.5, **rates)
-    matrices = [theirs[1].weight, theirs[2].weight]
-    muon = torch.optim.Muon(matrices, **rates, adjust_lr_fn="match_rms_adamw")
+    both = {"lr": 0.02, "weight_decay": 0.1}
+    optimizer = optim.MuonAdamW(groups_of(ours), adamw_factor=0.5, **both)
+    muon = torch.optim.Muon([m.weight for m in theirs[1:3]], **both, adjust_lr_fn="match_rms_adamw")
     others = [theirs[0].weight, theirs[1].bias, theirs[2].bias]
     groups = [{"params": others, "weight_decay": 0.0}, {"params": [theirs[3].weight]}]
     adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -175,10 +175,8 @@ def test_an_older_folder_says_its_pooling_by_switches(tmp_path):
     ],
 )
 def test_what_the_layout_cannot_express_is_refused(make, options, match, tmp_path):
-    path, kind = (
-        make(tmp_path, **options),
-        "LitRanker" if make is ranker_checkpoint else "LitRetriever",
-    )
+    path = make(tmp_path, **options)
+    kind = "LitRanker" if make is ranker_checkpoint else "LitRetriever"
     given = {"class_path": f"lit_models.{kind}", "format": "sentence-transformers"}
     with pytest.raises(ValueError, match=match):
         export(path, to=tmp_path / "out", **given)
