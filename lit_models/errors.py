@@ -237,14 +237,14 @@ def _bad_value(key: str, detail: str) -> str:
     with the nearest that can, or no choice."""
     given = re.search(r"(?:Given value|Got value): (.+)", detail)
     value = given[1].strip() if given else ""
-    is_class = re.search("dot import path|has no attribute|No module named", detail)
+    missing = re.search(r"No module named '([^']+)'|(?<=- )[^\n]+ \(\S+\.py, line \d+\)", detail)
+    is_class = missing or re.search("dot import path|has no attribute", detail)
     if is_class and "<class 'float'>" not in detail:
-        named = re.search("class_path[ =]'([^']+)'", f"{detail} {value}")
+        named = re.search("class_path'?[ =:]+'([^']+)'", f"{detail} {value}")
         name = named[1] if named else value
         module, _, last = name.rpartition(".")
-        missing = re.search("No module named '([^']+)'", detail)
         if missing and not f"{name}.".startswith(f"{missing[1]}."):
-            return f"{key}: {name} cannot be imported: {missing[0]}. Install it or mend the import."
+            return f"{key}: {name} cannot be imported: {missing[0]}. Install or mend it."
         known: dict[str, list[str]] = {}  # class -> import paths
         for home in dict.fromkeys([*([module] if module else []), *CLASS_HOMES]):
             with suppress(ModuleNotFoundError):  # the named module is then what is wrong

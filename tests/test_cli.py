@@ -106,13 +106,15 @@ def _found(pattern: str, output: str) -> bool:
         ("a: " + "9" * 10_000, "bad.yaml: .*limit.*for integer"),
         ("trainer:\n  - max_steps: 2\n", f"bad.yaml: trainer {LIST}"),
         ("data: {init_args: [1]}\n", f"bad.yaml: data.init_args {LIST}"),
-        ("model: own.X\n", "model: own.X cannot be imported: No module named 'torc'. Install it"),
+        ("model: own.X\n", "model: own.X cannot be imported: No module named 'torc'. Install or"),
+        ("model: {class_path: cut.X}\n", r"model: cut.X cannot .* never closed \(cut.py, line 1"),
         ("model: sub.yaml\n", "file sub.yaml: .*the key `a` stands twice, first in line 1"),
     ],
 )
 def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, monkeypatch, text, message):
     monkeypatch.syspath_prepend(Path.cwd())  # as of `python -m`
     Path("own.py").write_text("import torc")
+    Path("cut.py").write_text("(")
     Path("bad.yaml").write_text(text)
     Path("sub.yaml").write_text("{a: 1, a: 2}")
     status, output = unisono("fit", "--config", "toy.yaml", "--config", "bad.yaml")
@@ -241,7 +243,7 @@ def test_plain_classes_of_the_working_folder_train_with_a_warning(unisono, toy_c
     assert Path("runs/unnamed-2/checkpoints/last.ckpt").exists()
     status, output = unisono("fit", "--config=toy.yaml", "--data=own_plain.PlainData")
     assert status == 2
-    words = "error: LitToy trains on planned batches, and PlainData is no PlannedDataModule"
+    words = "error: LitToy reads planned batches, and PlainData is no PlannedDataModule"
     assert _found(words, output)
     Path("mine.yaml").write_text("model: {class_path: own_plain.LitPlain}")
     assert unisono("fit", "--config=mine.yaml", classes[1], "--print_config")[0] == 0

@@ -90,7 +90,15 @@ def test_a_debug_config_trains_validates_saves_and_reloads(unisono, tmp_path, mo
     status, output = unisono("fit", "--config", name)
     assert status == 0, output
     if name.split("/")[0] != "occupation_coder":  # which codes a table of the user's
-        assert_next_predicts(unisono, output, "--data.global_batch_size=500")
+        assert re.search(r"^best: .*val/", output, re.M), output
+        assert re.search(r"^report: unisono report runs/", output, re.M), output
+        (line,) = re.findall(r"^next: (.*)$", output, re.M)
+        before, _, command = line.rpartition(" && ")
+        if before:
+            subprocess.run(before, shell=True, check=True)
+        program, *words = shlex.split(command)
+        status, output = unisono(*words, "--data.global_batch_size=500")
+        assert (program, status) == ("unisono", 0), output
     monkeypatch.setattr("lit_models.training.predictions.MOST", 20)  # where none is named wrong
     status, output = unisono("test", "--config", name, "--ckpt_path", "auto")
     assert status == 0, output
@@ -101,19 +109,6 @@ def test_a_debug_config_trains_validates_saves_and_reloads(unisono, tmp_path, mo
     status, output = unisono("verify", run)
     assert status in (Status.PROVEN, Status.CUT), output  # most end in the middle of an epoch
     assert_errors_are_told(Path(run), name)
-
-
-def assert_next_predicts(unisono: Unisono, output: str, *faster: str) -> None:
-    """Assert that the command which a training printed last predicts, as it is printed."""
-    assert re.search(r"^best: .*val/", output, re.M), output
-    assert re.search(r"^report: unisono report runs/", output, re.M), output
-    (line,) = re.findall(r"^next: (.*)$", output, re.M)
-    before, _, command = line.rpartition(" && ")
-    if before:
-        subprocess.run(before, shell=True, check=True)
-    program, *words = shlex.split(command)
-    status, output = unisono(*words, *faster)
-    assert (program, status) == ("unisono", 0), output
 
 
 def assert_errors_are_told(run: Path, name: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import Columns, OccupationDataModule
+from datamodules import Columns, OccupationDataModule, SplitOptions, TextOptions
 from datamodules.files.tables import Table, cell_text
 from datamodules.occupations.store import CodeBookOptions, open_index
 from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
@@ -22,6 +22,7 @@ from lit_models import LitSeq2Seq
 from lit_models.cli import ParsedCLI
 from lit_models.config_files import find_config
 from lit_models.errors import one_screen
+from lit_models.occupation_coder.answers.nearest import NearestTexts
 from lit_models.training.metrics import evaluating
 from tests.occupation_coder.test_module import small_coder
 from tests.seq2seq.test_data import table
@@ -105,6 +106,10 @@ def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):
     assert (empty.codes, empty.set_confidence, len(job.codes) > 0) == ([], 0.0, True)
     with pytest.raises(ValueError, match=r"texts\[1\] is nan, no text; write"):
         coder.code(["smith", float("nan")])
+    data = jobs(tmp_path / "jobs.csv", [("07370", ""), ("51020", "")] * 10)
+    data.options.text = TextOptions(fold_accents=True)
+    with pytest.raises(ValueError, match="was made for another normalisation than the data has"):
+        toy_trainer(tmp_path / "again", max_steps=1, limit_val_batches=0).fit(coder, data)
 
 
 def test_a_module_evaluates_until_the_last_thread_has_done_so():
@@ -194,3 +199,9 @@ def test_texts_that_are_cut_are_counted_in_training_and_prediction(tmp_path, cap
     data.build("predict")
     assert "1 predict texts exceed the 10 characters of" in caplog.text
     assert cell_text("at 12 00:00:00") == "at 12 00:00:00"
+
+
+def test_the_nearest_training_rows_are_found_where_no_row_validates(tmp_path):
+    data = jobs(tmp_path / "jobs.csv", [("51020", ""), ("07370", "51020"), ("61110", "")])
+    data.options.split = SplitOptions(0.0, 0.0)
+    assert NearestTexts(data).find("Job 1", 1)[0]["codes"] == "07370 51020"

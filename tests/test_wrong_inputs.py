@@ -55,6 +55,10 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
         [*FIT, "--model.init_from=none.ckpt"],
         "model.init_from: there is no checkpoint none.ckpt. A run keeps its own in runs/NAME",
     ),
+    "a part of no checkpoint": (
+        ["fit", "--config=occupation_coder/finetune.yaml"],
+        "names no checkpoint: the run would train from .*--model.init_from=BEST.ckpt",
+    ),
     "the table itself as the coded one": (
         [*CODE_MINE, "--data.predict_output=mine.csv"],
         "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",

@@ -28,10 +28,6 @@ def request(files, split=NO_SPLIT, options=TokenizerOptions(), **more):  # noqa:
     return TokenRequest(parts, options, split, **more)
 
 
-def streams(store):
-    return [store.stream(part) for part in (TRAIN, VALIDATION, TEST)]
-
-
 def texts_of(store, part=TRAIN):
     """Return the text of each document, special tokens included."""
     s = store.stream(part)
@@ -44,7 +40,7 @@ def texts_of(store, part=TRAIN):
 def same(a, b):
     return a.fingerprint == b.fingerprint and all(
         np.array_equal(getattr(x, name), getattr(y, name))
-        for x, y in zip(streams(a), streams(b), strict=True)
+        for x, y in ((a.stream(part), b.stream(part)) for part in (TRAIN, VALIDATION, TEST))
         for name in ("tokens", "starts", "num_positions")
     )
 

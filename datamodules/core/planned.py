@@ -557,6 +557,9 @@ class PlannedDataModule(LightningDataModule):
 
     def request(self, stage: Stage) -> PlanRequest:
         """Return all that the plan of a stage depends on."""
+        if stage not in self.datasets:
+            verb = next(verb for verb, stages in STAGES_OF.items() if stage in stages)
+            raise RuntimeError(f'no data for {stage} yet: call prepare_data() and setup("{verb}").')
         dataset = self.datasets[stage]
         return PlanRequest(
             fingerprint=dataset.fingerprint,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -78,6 +79,14 @@ class TableOptions:
     encoding: str | None = None
     sheet: str | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.separator or ",") != 1:
+            raise ValueError(f"table.separator must be one character, got {self.separator!r}.")
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError as error:
+            raise ValueError(f"table.encoding: {error}; name one of Python's.") from error
+
 
 class Dialect(NamedTuple):
     """How a delimited file is written; `encoding` as Python names it."""
@@ -130,9 +139,10 @@ def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) ->
                 "and the suffix."
             )
         found += matches
-    for path, times in Counter(found).items():
+    times = Counter(path.absolute() for path in found)
+    for path in found:
         check_file(path, option, suffixes)
-        if times > 1:
+        if times[path.absolute()] > 1:
             raise ValueError(f"{option} names {path} twice; its rows would count double.")
     return found
 
@@ -328,7 +338,7 @@ def text_lines(path: Path, encoding: str) -> Iterator[str]:
                         ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv "
                         "(UTF-8)."
                     )
-                yield line
+                yield line if number > 1 else line.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise undecodable(path, encoding) from error
 
@@ -383,14 +393,12 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
                 return
             if not values and len(names) == 1:
                 values = [""]  # an empty line is a row of a one-column table alone
-            fault = _fault_of(values, names) if values and names else ""
+            fault = _fault_of(values, names, "quote values that hold the separator")
             if len(taken) > 1 and names:
                 ends = [len(line.split(separator)) for line in (taken[0], taken[-1])]
                 looks_glued = ends == [len(names)] * 2 and f"{separator} " not in taken[0]
                 if fault or (looks_glued and len(names) > 1):
                     fault = OPEN_QUOTE
-            if "\r" in separator.join(values).replace("\r\n", ""):  # csv would not quote it again
-                fault = LONE_RETURN
         except csv.Error as error:
             values = []
             is_return = len(taken) == 1 and "new-line character" in str(error)
@@ -406,16 +414,14 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
         taken.clear()
 
 
-def _fault_of(values: list[str], names: Sequence[str]) -> str:
-    """What is wrong with a row of so many values; "" where each name has one."""
-    if len(values) == len(names):
+def _fault_of(values: list[str], names: Sequence[str], too_many: str) -> str:
+    """What is wrong with a row of so many values; "" of an empty row, or of one for each name."""
+    if not values or len(names) in (0, len(values)):
         return ""
-    way_out = "fill the row up, or check the quotes before it"
-    if len(values) > len(names):
-        way_out = "quote values that hold the separator"
+    too_few = "fill the row up, or check the quotes before it"
     return (
         f"the row has {len(values)} values, the header {len(names)} ({', '.join(names)}); "
-        f"{way_out}."
+        f"{too_many if len(values) > len(names) else too_few}."
     )
 
 
@@ -445,7 +451,7 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
             while texts and not texts[-1]:
                 texts.pop()
             texts += [""] * (len(names) - len(texts)) * bool(texts)
-            fault = _fault_of(texts, names) if texts and names else ""
+            fault = _fault_of(texts, names, "empty the cells beside the table")
             if names := names or texts:
                 yield RawRow(number, texts, fault, " | ".join(texts))
     except (SyntaxError, EOFError, zipfile.BadZipFile, zlib.error) as error:  # of the sheet alone
@@ -549,19 +555,14 @@ def write_batches(
         elif suffix == EXCEL_SUFFIX:
             _write_sheet(path, file, first.schema.names, rest)
         else:
-            _write_text(file, first.schema.names, rest, dialect)
-
-
-def _write_text(
-    file: Any, names: list[str], batches: Iterable[pa.RecordBatch], dialect: Dialect
-) -> None:
-    text = io.TextIOWrapper(file, encoding=dialect.encoding, newline="")
-    rows = csv.writer(text, delimiter=dialect.separator, lineterminator=dialect.newline)
-    rows.writerow(names)
-    for batch in batches:
-        columns = map(as_text, batch.columns, names)
-        rows.writerows(zip(*(column.to_pylist() for column in columns), strict=True))
-    text.detach()  # written out
+            text = io.TextIOWrapper(file, encoding=dialect.encoding, newline="")
+            lines: Any = SimpleNamespace(write=lambda row: text.write(row[:-2] + dialect.newline))
+            rows = csv.writer(lines, delimiter=dialect.separator)  # whose \r\n makes it quote both
+            rows.writerow(first.schema.names)
+            for batch in rest:
+                columns = map(as_text, batch.columns, first.schema.names)
+                rows.writerows(zip(*(column.to_pylist() for column in columns), strict=True))
+            text.detach()  # written out
 
 
 def _write_sheet(

@@ -315,11 +315,10 @@ class OccupationDataModule(PlannedDataModule):
     def audit(self) -> Audit:
         """Return what is in the tables, and what is wrong with them, whatever the model."""
         request, book, bad_rows = self.store_request(), None, BadRows("reject")
-        system = request.system
         if request.book.path is not None:
-            book = build_code_book(system, Path(request.book.path), ())
-        text, columns = request.text.normalisation, request.columns
-        rules = (columns, text, system, bad_rows, book, request.table)
+            book = build_code_book(request.system, Path(request.book.path), ())
+        how = (request.columns, request.text.normalisation, request.system)
+        rules = (*how, bad_rows, book, request.table)
         audit = Audit("rows", "characters", limit=request.text.max_length)
 
         def rows() -> Iterator[tuple[Path, str, Job]]:
@@ -356,7 +355,7 @@ class OccupationDataModule(PlannedDataModule):
         if book is not None:
             unseen = set(book.codes) - set(book.system.specials) - set(codes)
             audit.notes.append(("code book", f"{len(unseen):,} of its codes occur in no row"))
-        elif system.is_open:
+        elif request.system.is_open:
             refuse_decimals(codes)
             audit.warnings += code_warnings(codes)
         conflicts = [text for text, sets in code_sets.items() if len(sets) > 1]

@@ -115,12 +115,11 @@ def write_coded_table(
         crosswalk: to codes of other systems.
 
     Raises:
-        FileExistsError: the file exists.
+        FileExistsError: the file exists, or that of the vectors.
         RuntimeError: a table has changed since the index was made.
     """
     is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
-    most_codes = (results["code_ids"] >= 0).sum(1).max(initial=0)
-    num_codes = max(1, int(most_codes))  # as many as an answer has
+    num_codes = int((results["code_ids"] >= 0).sum(1).max(initial=1))  # as many as an answer has
     num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
     # One empty entry at the end, which index -1 (no code) finds.
     codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
@@ -169,6 +168,8 @@ def write_coded_table(
         columns["language_known"] = values(index.arrays["language_ids"][ids] != 0, is_coded)
         return columns
 
+    if "embedding" in results and embeddings_path(path).exists():
+        raise FileExistsError(f"{embeddings_path(path)} exists and is not overwritten; move it.")
     texts = book.codes + book.descriptions
     texts += [text for t in (crosswalk.targets if crosswalk else {}).values() for text in t]
     write_beside(index.files, index.table, path, len(index.arrays["input_of_row"]), added, texts)

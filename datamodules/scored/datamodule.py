@@ -141,7 +141,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
     Args:
         files: part (train, validation, test, predict) -> a path, a pattern, or several. Without
             validation or test files that part is drawn from the training rows. Files to predict
-            need no labels.
+            need no labels. In a script files without a part are those of training.
         predict_output: the scored file; `None` makes mine.csv mine.scored.csv in the run folder.
         columns: which column holds the text, and the group.
         heads: name -> what is learnt, and in which column.
@@ -172,7 +172,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         **encoded: Any,
     ) -> None:
         super().__init__(**encoded)
-        named: dict[Any, Files] = {**(files or {})}
+        named: dict[Any, Any] = {**files} if isinstance(files, dict) else {"train": files}
         self.files = {part: named.get(name) for part, name in enumerate(PART_NAMES)}
         self.predict_files, self.predict_output = named.get("predict"), predict_output
         self.columns, self.heads = columns, heads

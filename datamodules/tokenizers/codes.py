@@ -324,10 +324,6 @@ class CodeBook:
         best = np.argsort(distance, kind="stable")[:count]
         return [(self.codes[i], self.descriptions[i]) for i in best]
 
-    def truncation_ids(self, digits: int) -> np.ndarray:
-        """[C] int64: codes with the same first `digits` symbols share a number."""
-        return np.unique(self.table[:, :digits], axis=0, return_inverse=True)[1].reshape(-1)
-
     def to_dict(self) -> dict[str, Any]:
         """The book as plain JSON types; `from_dict` gives it back with the same ids."""
         return {

@@ -63,6 +63,24 @@ class ComputationOptions:
     activation_checkpointing: bool | Literal["selective"] = False
 
 
+def start_weights(module: Any, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the weights that `init_from` of a module takes, and new adapters where it has none.
+
+    Raises:
+        ValueError: it is of other tokens or another network, or has adapters and this run none.
+    """
+    trained = checkpoint.get(module.recipe_key)  # `None` in a checkpoint of another family
+    source = f"model.init_from {module.init_from}"
+    if trained is not None:
+        if trained.get("lora") and not module.recipe["lora"]:  # which older ones may lack
+            raise ValueError(
+                f"{source} was trained with LoRA, and this run has none; `unisono export` "
+                "merges it: give that folder."
+            )
+        check_same(trained, module.recipe, source, is_start=True)
+    return with_adapters(module, checkpoint["state_dict"])
+
+
 class LitCausalLM(ExactModule):
     """Next-token prediction. Logs losses in nats per target token.
 
@@ -87,6 +105,7 @@ class LitCausalLM(ExactModule):
     uneven_steps: ClassVar[tuple[str, ...]] = ("predict_step",)
     exported_layout = staticmethod(model_layout)
     restored_weights = staticmethod(restored_weights)
+    adapted_weights = start_weights
 
     def __init__(
         self,
@@ -286,23 +305,6 @@ class LitCausalLM(ExactModule):
     def take_recipe(self, trained: Recipe) -> None:
         check_same(trained, self.recipe)
 
-    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that `init_from` takes, and new adapters where it has none.
-
-        Raises:
-            ValueError: the checkpoint is of other tokens, or has adapters and this run none.
-        """
-        trained = checkpoint.get(TEXT_RECIPE_KEY)  # `None` in a checkpoint of another family
-        source = f"model.init_from {self.init_from}"
-        if trained is not None:
-            if trained["lora"] and not self.recipe["lora"]:
-                raise ValueError(
-                    f"{source} was trained with LoRA, and this run has none; `unisono export` "
-                    "merges it: give that folder."
-                )
-            check_same(trained, self.recipe, source, is_start=True)
-        return with_adapters(self, checkpoint["state_dict"])
-
     def _evaluate(self, split: Literal["val", "test"], batch: TextBatch) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
         nats, of_sample = sample_nats(self(batch), self.network.head.weight, batch)
@@ -342,7 +344,7 @@ def check_same(
     there, here = _network_facts(trained["network"]), _network_facts(recipe["network"])
     if is_start and there.get("network.tied") and there.keys() == here.keys():
         there["network.tied"] = here["network.tied"]
-    if trained["lora"] or not is_start:
+    if trained.get("lora") or not is_start:
         for facts, lora in ((there, trained["lora"] or {}), (here, recipe["lora"] or {})):
             facts["lora.layers"] = sorted(lora.get("layers", ()))
             facts |= {f"lora.{name}": lora.get(name) for name in ("rank", "alpha", "base_dtype")}
@@ -371,7 +373,7 @@ def check_tokens(trained: Recipe, tokenizer: dict[str, Any], source: str) -> Non
 
 def _network_facts(network: Recipe) -> dict[str, Any]:
     facts = {"kind": network["kind"], **network["config"]}
-    if network["kind"] == "own":
+    if network["kind"] == "own" and "positions" in facts:  # else an encoder with a decoder
         config = DecoderConfig(**network["config"])
         facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
         facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")

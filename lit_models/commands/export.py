@@ -62,8 +62,7 @@ def export(
     recipe = module_class.stored_recipe(content)
     layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
     left_out = (*START_ONLY, *layout.replaced)
-    kept = [name for name in values if not name.startswith("_") and name not in left_out]
-    init_args = {name: values[name] for name in kept}
+    init_args = {n: v for n, v in values.items() if n[0] != "_" and n not in left_out}
     step, epoch = int(content.get("global_step", 0)), int(content.get("epoch", 0))
     packages = {name: version(name) for name in ("torch", "lightning", "safetensors")}
     config: dict[str, Any] = {

@@ -158,13 +158,14 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
     """Return metric -> steps done and values; an empty cell is no value.
 
     Lightning numbers an evaluation inside a training by the step before it from 0, all other rows
-    by the steps done.
+    by the steps done. One after the training begins at 0, and counts where none was inside of it.
     """
     if not path.exists():
         notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
         return {}
     found: dict[str, dict[float, float]] = {}
-    damaged = 0
+    alone: dict[str, Points] = {}  # by themselves, after the training: the newest
+    damaged, newest = 0, 0.0
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file, restval=""):
             try:
@@ -176,10 +177,15 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
                 continue
             for name, value in values.items():
                 inside = "train/loss" not in values and name.startswith("val/")
-                found.setdefault(name, {})[min(step + 1, last_step) if inside else step] = value
+                done = min(step + 1, last_step) if inside else step
+                if name.startswith("test/") or (inside and done < newest):
+                    alone[name] = [(float(last_step), value)]
+                    continue
+                newest = max(newest, done)
+                found.setdefault(name, {})[done] = value
     if damaged:
         notes.append(f"metrics.csv: {damaged} damaged rows are left out, as a kill leaves them.")
-    return {name: sorted(points.items()) for name, points in found.items()}
+    return alone | {name: sorted(points.items()) for name, points in found.items()}
 
 
 def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
@@ -304,8 +310,7 @@ def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
         last |= {f"test/baseline_{n}": v for n, v in systems.get("bm25", {}).items()}
         first = next(iter(own))
     known = {n.removeprefix("test/baseline_"): v for n, v in last.items() if "/baseline_" in n}
-    names = [n.removeprefix("test/") for n in last if n.startswith("test/")]
-    names = [name for name in names if not name.startswith("baseline_")]
+    names = [n.removeprefix("test/") for n in last if re.match("test/(?!baseline_)", n)]
     names.sort(key=lambda n: (n != first or n not in known, n not in known, n != first))
     for name in names:
         value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""

@@ -538,12 +538,15 @@ class PlausibleSets(nn.Module):
     Source: Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World"; Angelopoulos
     and Bates 2023, "Conformal Prediction: A Gentle Introduction".
 
-    All marginals are of `code_marginals`, [B, C]; all batches are of records with codes.
+    All marginals are of `code_marginals`, [B, C], by these options: a limit holds for one share of
+    the flat head. All batches are of records with codes.
     """
 
-    def __init__(self, coverage: float) -> None:
+    def __init__(self, options: DecodingOptions) -> None:
         super().__init__()
-        self.name, self.search = f"{coverage:g}", LimitSearch(coverage)
+        coverage, share = options.coverage or 0.0, options.share
+        self.name = f"{coverage:g}" + f" at flat_share {share:g}" * (share != 0.5)
+        self.search = LimitSearch(coverage)
         self.scores = nn.ModuleDict({"set_coverage": SumCount(), "set_size": SumCount()})
 
     def observe(self, marginals: Tensor, batch: Mapping[str, Any]) -> None:

@@ -143,9 +143,8 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
     if options is None or trained is None:
         return  # another shape, which has its own error
     meant, known = asdict(options), {**asdict(LinearOptions()), **trained}
-    for name in meant:
-        is_feature = name not in ("cost", "descriptions")
-        if is_feature and list(np.unique(meant[name])) != list(np.unique(known[name])):
+    for name in sorted(meant.keys() - {"cost", "descriptions"}):
+        if list(np.unique(meant[name])) != list(np.unique(known[name])):
             raise ValueError(
                 f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
                 f"{meant[name]} here: the weights stand for something else. Give its own config, "

@@ -78,8 +78,8 @@ class OccupationMetrics(nn.ModuleDict):
         self.languages, self.term_weights = list(languages), dict(term_weights)
         self.num_levels = min(MOST_DIGITS, book.table.shape[1])
         for digits in range(1, self.num_levels + 1):
-            groups = torch.as_tensor(book.truncation_ids(digits)).long()
-            self.register_buffer(f"groups_{digits}", groups, persistent=False)
+            groups = np.unique(book.table[:, :digits], axis=0, return_inverse=True)[1].reshape(-1)
+            self.register_buffer(f"groups_{digits}", torch.from_numpy(groups), persistent=False)
         names = [f"loss_{term}" for term in term_weights] + ["loss", *SCORES]
         names += [f"f1_digits_{digits}" for digits in range(1, self.num_levels + 1)]
         names += [f"f1_language_{language}" for language in languages]
@@ -227,8 +227,7 @@ class LinearBaseline(Callback):
         for logger in trainer.loggers:
             logger.log_metrics({"test/baseline_f1": f1}, step=trainer.global_step)
 
-        title = f"test, {len(test_rows):,} records"
-        lines = [f"{title:<40} F1      accuracy"]
+        lines = [f"{f'test, {len(test_rows):,} records':<40} F1      accuracy"]
         model = [trainer.callback_metrics.get(f"test/{name}") for name in ("f1", "accuracy")]
         if model[0] is not None and model[1] is not None:
             lines.append(f"{'this model':<40} {float(model[0]):.4f}  {float(model[1]):.4f}")

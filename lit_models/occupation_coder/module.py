@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch, padded_texts
-from datamodules.occupations.store import language_code
+from datamodules.occupations.store import ENCODING_KEYS, language_code
 from datamodules.tokenizers.codes import CodeBook, TextNormalisation, encode
 from lit_models.blocks import layer_rates
 from lit_models.occupation_coder.decoding import (
@@ -148,7 +148,7 @@ class LitOccupationCoder(ExactModule):
         return {"temperature": self.first_temperature, **data.recipe}
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
-        return {name: recipe[name] for name in ("code_book", "languages")}
+        return {name: recipe[name] for name in ENCODING_KEYS}
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         book, languages = CodeBook.from_dict(recipe["code_book"]), recipe["languages"]
@@ -156,16 +156,14 @@ class LitOccupationCoder(ExactModule):
         encoder = self.encoder_factory(len(languages))
         encoder.name_languages(languages)
         decoder = self.decoder_factory(encoder.width, trie)
-        options = (self.loss.flat_dropout, self.loss.linear)
-        self.network = OccupationNetwork(encoder, decoder, *options)
+        self.network = OccupationNetwork(encoder, decoder, self.loss.flat_dropout, self.loss.linear)
         freeze_encoder(self.network.encoder, self.hparams.freeze)
         # They are keys and values, and nothing changes them in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         for split in ("val", "test"):
             metrics = OccupationMetrics(book, languages, self.loss.term_weights)
             self.add_module(f"{split}_metrics", metrics)
-        coverage = self.decoding.coverage
-        self.sets = None if coverage is None else PlausibleSets(coverage)
+        self.sets = None if self.decoding.coverage is None else PlausibleSets(self.decoding)
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -185,9 +183,8 @@ class LitOccupationCoder(ExactModule):
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
         weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
-        memory, flat_logits = self(batch)
-        smoothing = self.loss.label_smoothing
-        losses = record_losses(memory, flat_logits, self.network.decoder, batch, smoothing)
+        memory, flat = self(batch)
+        losses = record_losses(memory, flat, self.network.decoder, batch, self.loss.label_smoothing)
         return summed(losses, batch["weight"], weights)
 
     def term_weights(self) -> dict[str, float]:
@@ -263,11 +260,18 @@ class LitOccupationCoder(ExactModule):
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights with the rows of the language embedding that the new data needs; a
-        language not trained on begins as the unknown one. Those of OccCANINE are for its codes."""
+        language not trained on begins as the unknown one. Those of OccCANINE are for its codes;
+        a ValueError refuses heads of others."""
         weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
         trained = checkpoint.get(RECIPE_KEY, {})
         if isinstance(getattr(self.network, "decoder", None), OccCanineDecoder):
             return renumbered(weights, trained["code_book"], self.recipe["code_book"])
+        codes, own = (r.get("code_book", {}).get("codes") for r in (trained, self.recipe))
+        if trained and codes != own and self.init_from_part is None:
+            raise ValueError(
+                f"model.init_from {self.init_from} has heads for other codes, or for another order "
+                "of these; take its encoder alone with --model.init_from_part=encoder."
+            )
         if "languages" not in trained or name not in weights:
             return weights
         row_of = {language: row for row, language in enumerate(trained["languages"])}
@@ -303,11 +307,10 @@ class LitOccupationCoder(ExactModule):
         normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
         normalised, most = [normalise(text) for text in texts], self.recipe["max_length"]
         encoded = [encode(text, most) for text in normalised]
-        order = sorted(
-            filter(normalised.__getitem__, range(len(texts))), key=lambda i: len(encoded[i])
-        )
+        sizes = list(map(len, encoded))
+        order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)
         decoding = replace(self.decoding, **options)
-        sets = None if decoding.coverage is None else PlausibleSets(decoding.coverage)
+        sets = None if decoding.coverage is None else PlausibleSets(decoding)
         limit = 0.0 if sets is None else sets.limit(self.recipe)
         results = {i: CodedText(text, [], [], [], 0.0, False) for i, text in enumerate(texts)}
         book = self.recipe["code_book"]
@@ -348,15 +351,14 @@ class LitOccupationCoder(ExactModule):
         self, split: str, batch: OccupationBatch
     ) -> tuple[tuple[Memory, Tensor], SampleResult]:
         memory, flat_logits = self(batch)
-        true_ids, temperature = batch["code_ids"], self.temperature
-        decoded = decode(self.network, memory, flat_logits, self.decoding, temperature)
+        decoded = decode(self.network, memory, flat_logits, self.decoding, self.temperature)
         each = record_losses(memory, flat_logits, self.network.decoder, batch)
         metrics: OccupationMetrics = getattr(self, f"{split}_metrics")
         loss = metrics.add_losses(each, batch["weight"])
         metrics.update(decoded, batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
-        is_wrong = set_scores(true_ids, decoded.code_ids)["exact_match"] == 0
+        is_wrong = set_scores(batch["code_ids"], decoded.code_ids)["exact_match"] == 0
         answers, sure = {"given": decoded.code_ids}, decoded.set_confidence
         result = SampleResult(loss, answers, is_wrong, sure, batch.get("is_seen_text"))
         return (memory, flat_logits), result

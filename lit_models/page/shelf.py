@@ -41,7 +41,7 @@ class Shelf:
         self.place = place.resolve()
         self._readable = [path.resolve() for path in (place, *also, cache_root())]
         self._worker = ThreadPoolExecutor(1, "model")
-        self._held: dict[Any, Any] = {}  # of weights, a run, a config: module, data, content
+        self._held: dict[Any, Any] = {}  # key -> time, and what was made then
         self._alone: list[Model] = []  # where the place is no run
         if not self.runs():
             from lit_models.training.checkpoints import read_checkpoint
@@ -70,7 +70,7 @@ class Shelf:
             files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
             with suppress(FileNotFoundError, KeyError, TypeError, ValueError):  # as its view tells
                 path = newest_config(run)
-                config = self.once((path, path.stat().st_mtime_ns), read_config, path)
+                config = self.once(path, path, read_config, path)
                 kind = config["model"]["class_path"].rpartition(".")[2]
                 found += [Model(name, kind, path, run) for path in files if path.exists()][:1]
         return {model.name: model for model in found if not kinds or model.kind in kinds}
@@ -80,18 +80,19 @@ class Shelf:
         return await asyncio.wrap_future(self._worker.submit(function, *arguments))
 
     async def module(self, model: Model) -> Any:
-        """Return the module of a model in eval mode, loaded once."""
-        return await self.compute(self.once, model.weights, self._module, model)
+        """Return the module of a model in eval mode, loaded once for the weights that are there."""
+        return await self.compute(self.once, model.weights, model.weights, self._module, model)
 
     async def data(self, model: Model) -> Any:
         """Return the datamodule that a model was trained with, made once, not set up."""
-        return await self.compute(self.once, model.run, self._data, model)
+        return await self.compute(self.once, model.run, None, self._data, model)
 
-    def once(self, key: Any, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what was made for a key when it was first asked for; runs in `compute`."""
-        if key not in self._held:
-            self._held[key] = make(*arguments)
-        return self._held[key]
+    def once(self, key: Any, file: Path | None, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what is made for a key, again where a file has changed; runs in `compute`."""
+        when = file and file.stat().st_mtime_ns
+        if key not in self._held or self._held[key][0] != when:
+            self._held[key] = when, make(*arguments)
+        return self._held[key][1]
 
     def _check(self, model: Model, values: Any) -> None:
         """Raise ValueError where values of a stranger's file name one outside of what was given."""

@@ -325,7 +325,7 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     table.props(remove="hide-pagination").on("request", lambda e: turn(e.args["pagination"]))
     table.on("open", lambda e: open_row(e.args))
     await turn({"page": 1, "rowsPerPage": 25, "sortBy": None, "descending": False})
-    if model is not None:
+    if model is not None and "truth" in whole.column_names:
         confused = Counter[tuple[str, str]]()
         for row in whole.group_by(["truth", "answer"]).aggregate([([], "count_all")]).to_pylist():
             true, given = set(row["truth"].split()), set(row["answer"].split())
@@ -433,7 +433,7 @@ async def show_nearest(shelf: Shelf, model: Model, text: str) -> None:
     data = await shelf.data(model)
     from lit_models.occupation_coder.answers.nearest import NearestTexts  # with torch, as the data
 
-    known = await shelf.compute(shelf.once, (model.run, NearestTexts), NearestTexts, data)
+    known = await shelf.compute(shelf.once, (model.run, NearestTexts), None, NearestTexts, data)
     near = await shelf.compute(known.find, text, NUM_NEAREST)
     rows_table(list(near[0]), near, f"training rows nearest to {text}")
 
@@ -450,7 +450,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
         with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
             theirs = await shelf.data(one)
             if theirs.collection_request.folder == folder:
-                parts = (Finder, one.weights), Finder, await shelf.module(one), theirs
+                parts = (Finder, one.weights), one.weights, Finder, await shelf.module(one), theirs
                 finders[one.kind] = await shelf.compute(shelf.once, *parts)
     documents, judged = finders[model.kind].documents, finders[model.kind].grades
     state.text = f"{len(documents):,} documents{', no ranker' * ('LitRanker' not in finders)}"

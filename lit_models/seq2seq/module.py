@@ -18,14 +18,9 @@ from datamodules.text.pairs import PairBatch, cut, framed
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm import export
-from lit_models.causal_lm.adapters import (
-    LoraOptions,
-    add_lora,
-    lora_recipe,
-    merged_weights,
-    with_adapters,
-)
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, merged_weights
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
+from lit_models.causal_lm.module import start_weights
 from lit_models.causal_lm.pretrained import CONFIG, Recipe
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
 from lit_models.seq2seq.metrics import WrittenMetrics
@@ -59,6 +54,7 @@ class LitSeq2Seq(ExactModule):
     monitor_mode: ClassVar[str] = "max"
     recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
+    adapted_weights = start_weights
 
     def __init__(
         self,
@@ -222,10 +218,6 @@ class LitSeq2Seq(ExactModule):
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         return {"written": self.texts_of(np.array([answers["written"]], np.int64))[0]}
-
-    def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that `init_from` takes, and new adapters where it has none."""
-        return with_adapters(self, checkpoint["state_dict"])
 
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])

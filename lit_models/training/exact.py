@@ -122,8 +122,8 @@ class ExactModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the own callbacks that the trainer lacks: a plain script gets them too."""
+        follows_plan(self, self.trainer.datamodule)
         if self.trainer.state.fn == "fit":
-            follows_plan(self, self.trainer.datamodule)
             check_trainer(self.trainer)
         # The first hook of a call, before the data are read.
         self._trained_recipe = None
@@ -167,8 +167,6 @@ class ExactModule(LightningModule):
                 f"trainer.gradient_clip_val must be 0 or more, got {clip}: every step would go "
                 "uphill. 1.0 is usual; 0 or null clips nothing."
             )
-        if self.trainer.datamodule is None:
-            return
         if self.recipe is None:
             self.recipe = self.recipe_of(self.trainer.datamodule, self._trained_recipe)
             self._hand_over()
@@ -180,8 +178,7 @@ class ExactModule(LightningModule):
         return ModelFacts(self._trained_recipe if self.recipe is None else self.recipe)
 
     def _hand_over(self) -> None:
-        if isinstance(self.trainer.datamodule, PlannedDataModule):
-            self.trainer.datamodule.model = self.model_facts()
+        self.trainer.datamodule.model = self.model_facts()
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
         """Return the plain values that the network is built by.
@@ -521,7 +518,7 @@ def follows_plan(module: LightningModule, data: Any) -> bool:
     is_exact = isinstance(module, ExactModule)
     if is_exact and not isinstance(data, PlannedDataModule):
         raise ValueError(
-            f"{type(module).__name__} trains on planned batches, and {type(data).__name__} is no "
+            f"{type(module).__name__} reads planned batches, and {type(data).__name__} is no "
             "PlannedDataModule, which deals them: give it one (lit_models/README.md), or train a "
             "plain LightningModule."
         )

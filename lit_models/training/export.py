@@ -6,6 +6,7 @@ takes it too.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ def paths_in(value: Any) -> set[str]:
     if isinstance(value, list):
         return set().union(*(paths_in(item) for item in value))
     # A sign such as "/" is a word of some option, not the root of all files.
-    is_path = isinstance(value, str) and "/" in value.strip("/") and Path(value).exists()
+    is_path = isinstance(value, str) and "/" in value.strip("/") and os.path.exists(value)
     return {value} if is_path else set()
 
 

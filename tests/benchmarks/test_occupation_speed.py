@@ -162,19 +162,6 @@ def our_training(folder):
     return sum(line["samples"] for line in lines) / seconds, trained
 
 
-def our_prediction(folder, trained, files, num_rows):
-    """Return rows per second from the table to the coded table, by `trainer.predict`."""
-    coder = module()
-    coder.recipe = trained.recipe
-    coder.configure_model()
-    coder.network.load_state_dict(trained.network.state_dict())
-    trainer = toy_trainer(folder, precision=32)
-    predicted = data(predict_files=files, predict_output=str(folder / "coded.csv"))
-    begin = time.perf_counter()
-    trainer.predict(coder, predicted, return_predictions=False)
-    return num_rows / (time.perf_counter() - begin)
-
-
 def read_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -218,7 +205,15 @@ def test_greedy_decoding_beside_plain_loops(tmp_path, monkeypatch, figures):
     few, some = peer_texts(trained, 512), peer_texts(trained, 2048)
     ours, slow, fair = [], [], []
     for repeat in range(REPEATS):
-        ours.append(our_prediction(tmp_path / str(repeat), trained, files, num_rows))
+        coder = module()  # from the table to the coded table, by `trainer.predict`
+        coder.recipe = trained.recipe
+        coder.configure_model()
+        coder.network.load_state_dict(trained.network.state_dict())
+        trainer = toy_trainer(tmp_path / str(repeat), precision=32)
+        predicted = data(predict_files=files, predict_output=f"{tmp_path}/{repeat}/coded.csv")
+        begin = time.perf_counter()
+        trainer.predict(coder, predicted, return_predictions=False)
+        ours.append(num_rows / (time.perf_counter() - begin))
         slow.append(plain_prediction(few, True, partial(greedy_by_whole_prefix, network)))
         fair.append(plain_prediction(some, False, partial(greedy_by_cache, network)))
     for peer, theirs, aim in (

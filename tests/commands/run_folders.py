@@ -49,6 +49,7 @@ METRICS = """step,epoch,train/loss,val/f1,val/loss
 2,0,0.5,,
 2,0,,0.25,0.75
 5,1,,0.5,0.625
+0,0,,0.75,0.5
 """
 
 

@@ -216,4 +216,4 @@ def test_wrong_checkpoints_are_one_screen(toy_checkpoint, tmp_path, unisono, mon
 
 
 def test_a_slash_alone_is_no_file_that_an_export_needs():
-    assert paths_in({"ends": ["/", "of", __file__]}) == {__file__}
+    assert paths_in({"ends": ["/", "of", __file__, "of/" * 999]}) == {__file__}

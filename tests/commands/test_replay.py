@@ -59,17 +59,6 @@ def replayed(unisono: Unisono) -> Callable[..., tuple[dict, str]]:
     return act
 
 
-def losses_by_hand(run: Path, sample_id: int, weights: dict, epoch: int) -> tuple[float, float]:
-    """Both terms of one toy sample in numpy, from the definition of the toy."""
-    data = ToyData()
-    data.setup("fit")
-    values = data.datasets["train"].values[sample_id] + 0.01 * rng_for(0, epoch, sample_id).normal()
-    hidden = np.tanh(values[:, None] @ weights["model.0.weight"].T + weights["model.0.bias"])
-    each = (hidden @ weights["model.2.weight"].T + weights["model.2.bias"])[:, 0]
-    by_sum = (each.sum() - (values**2).sum()) ** 2
-    return by_sum, float(((each - values**2) ** 2).mean())
-
-
 def test_a_checkpoint_just_before_the_step_gives_the_ledgers_loss(run, replayed):
     content, output = replayed(run, 8)
     line = ledger_lines(run)[7]
@@ -91,12 +80,18 @@ def test_each_sample_has_its_own_losses_whole_beside_texts(run, replayed, monkey
     content, output = replayed(run, 8)
     state = read_checkpoint(run / "checkpoints/previous.ckpt")["state_dict"]
     weights = {name: value.double().numpy() for name, value in state.items()}
-    lengths = ToyData().build("train").lengths
-    num_values = sum(lengths[s["sample_id"]] for s in content["samples"])
+    toys = ToyData().build("train")
+    num_values = sum(toys.lengths[s["sample_id"]] for s in content["samples"])
     assert len(content["samples"]) == 8
     for sample in content["samples"]:
-        by_sum, by_value = losses_by_hand(run, sample["sample_id"], weights, epoch=1)
-        length = lengths[sample["sample_id"]]
+        # Both terms in numpy, from the definition of the toy.
+        number = sample["sample_id"]
+        values = toys.values[number] + 0.01 * rng_for(0, 1, number).normal()
+        hidden = np.tanh(values[:, None] @ weights["model.0.weight"].T + weights["model.0.bias"])
+        each = (hidden @ weights["model.2.weight"].T + weights["model.2.bias"])[:, 0]
+        by_sum = (each.sum() - (values**2).sum()) ** 2
+        by_value = float(((each - values**2) ** 2).mean())
+        length = len(values)
         assert sample["description"] == {"length": str(length), **texts}
         assert sample["terms"]["sum"] == pytest.approx(by_sum, rel=1e-9)
         assert sample["terms"]["values"] == pytest.approx(by_value, rel=1e-9)

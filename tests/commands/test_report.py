@@ -59,7 +59,7 @@ def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
     tested = METRICS.replace(
         "val/loss\n", "val/loss,test/f1,test/baseline_f1,test/loss,test/f1_new\n"
     )
-    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,1,,,,0.4375,0.75,0.5,nan\n")
+    folder = run_folder(tmp_path / "a", metrics=f"{tested}6,,,,,1,1,1,\n0,,,,,0.4375,.75,.5,nan\n")
     (folder / "errors-test.csv").write_text("input,sample,loss\na,1,2\n")
     first = text_of(page_of(folder)).partition("Curves")[0]
     assert "Test f1 0.4375 baseline 0.75 Best val/f1 0.5" in first

@@ -55,6 +55,8 @@ def test_workers_change_nothing_in_any_epoch():
 
 def test_the_facts_of_the_plan():
     data = ToyData(num_samples=50, global_batch_size=8)
+    with pytest.raises(RuntimeError, match=r'no data for validation yet: .* and setup\("fit"\)'):
+        data.val_dataloader()
     data.setup("fit")
     facts = data.plan_facts
     assert [facts[n] for n in ("num_samples", "steps_per_epoch", "num_replicas")] == [50, 7, 1]

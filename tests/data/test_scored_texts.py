@@ -117,6 +117,7 @@ def test_options_that_contradict_each_other_are_refused(options, message) -> Non
 
 
 def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
+    assert ScoredTextDataModule(["x.csv"]).files[0] == ["x.csv"]
     with pytest.raises(ValueError, match="chunks.most must be at least 1, got 0"):
         ChunkOptions(most=0)
     with pytest.raises(ValueError, match="data.files names dev; its parts are train, validation"):

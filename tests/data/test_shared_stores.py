@@ -100,11 +100,6 @@ def private_bytes(dataset: PlannedDataset) -> int:
     return sum(sizes.values())
 
 
-def content_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder that grow with the texts."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 @pytest.mark.parametrize("name", STORES)
 def test_longer_texts_or_activations_take_no_more_of_a_process(name: str, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
@@ -113,7 +108,8 @@ def test_longer_texts_or_activations_take_no_more_of_a_process(name: str, tmp_pa
         dataset = made(name, tmp_path / str(size), size)
         held.append(private_bytes(dataset))
         taken.append(len(pickle.dumps(dataset)))  # what a worker gets that is not forked
-        files.append(content_bytes(tmp_path / str(size)))
+        paths = (path for path in (tmp_path / str(size)).rglob("*") if path.is_file())
+        files.append(sum(path.stat().st_size for path in paths))  # which grow with the texts
     growth = files[1] - files[0]
     assert growth > 50_000
     assert held[1] - held[0] < MOST_TAKEN * growth

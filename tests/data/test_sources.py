@@ -18,8 +18,8 @@ from datamodules.files.rows import BadRow
 from datamodules.files.tables import Table, TableOptions, expand_files, write_batches
 
 VALUES = st.text(
-    st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0"), max_size=8
-) | st.sampled_from(["nan", "-1", "007", "", 'say "a, b"', '"', '5" pipe', "NULL", "ß\t", "\ufeff"])
+    st.characters(exclude_categories=("Cs",), exclude_characters="\n\0"), max_size=8
+) | st.sampled_from(["nan", "-1", "007", "", 'say "a, b"', '"', '5" p', "NULL", "ß\t\r", "\ufeff"])
 
 
 def rows_of(path: Path, options: TableOptions = TableOptions()) -> list[tuple[str, ...]]:  # noqa: B008
@@ -81,6 +81,11 @@ def test_what_is_given_wins_over_what_is_found(tmp_path, caplog):
     path = write(tmp_path / "t.csv", "a;b,c\n1;2,3\n".encode("cp1250"))
     assert Table(path).names == ["a;b", "c"]
     assert Table(path, TableOptions(";", "cp1250")).names == ["a", "b,c"]
+    marked = write(tmp_path / "m.csv", "\ufefftext\na\n")
+    assert Table(marked, TableOptions(encoding="utf-8")).names == ["text"]
+    for wrong in ({"separator": "\\t"}, {"encoding": "x8"}):
+        with pytest.raises(ValueError, match="must be one character, got|encoding: x8; name"):
+            TableOptions(**wrong)
     polish = write(tmp_path / "p.csv", "text\nśł\n".encode("cp1250"))
     assert rows_of(polish) != [("śł",)]
     assert rows_of(polish, TableOptions(encoding="cp1250")) == [("śł",)]
@@ -101,7 +106,7 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     bad: list[BadRow] = []
     rows = list(Table(tmp_path / "t.xlsx").rows(["text"], bad.append))
     assert rows == [(3, {"text": "smed"}), (5, {"text": "001"})]
-    assert [(b.line, b.value) for b in bad] == [(6, "a | 1 | 2")]
+    assert [(b.line, b.value, "empty the cells" in b.rule) for b in bad] == [(6, "a | 1 | 2", True)]
     with ZipFile(tmp_path / "t.xlsx") as whole, ZipFile(tmp_path / "cut.xlsx", "w") as cut:
         for name in whole.namelist():
             cut.writestr(name, whole.read(name)[: -30 if name.endswith("sheet1.xml") else None])
@@ -184,7 +189,8 @@ def test_bad_lines_can_be_collected_and_the_rest_is_read(tmp_path):
     assert [(b.line, b.value) for b in bad] == [(3, '"b,2'), (4, "c,3,4")]
 
 
-def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
+def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write(tmp_path / "train.csv", "text\na\n")
     write(tmp_path / "train.xls", "x")
     with pytest.raises(FileNotFoundError, match=r'no file matches ".*\*.tsv"'):
@@ -194,7 +200,7 @@ def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path):
     with pytest.raises(ValueError, match=r'ends in ".xls", which is none of .csv'):
         expand_files(str(tmp_path / "train.xls"), "train_files")
     with pytest.raises(ValueError, match="train.csv twice; its rows would count double"):
-        expand_files([str(tmp_path / "*.csv"), str(tmp_path / "train.csv")], "train_files")
+        expand_files([str(tmp_path / "*.csv"), "train.csv"], "train_files")
 
 
 def test_a_missing_column_is_answered_with_the_likely_one(tmp_path):

@@ -59,7 +59,12 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
     stages, logger = [*job.get("stages", STAGES)], None
     probe = Probe(attempt=2 if "resume" in job else 1, stages=stages)
-    callbacks = [*callbacks_of(job), probe]
+    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
+    every = {"every_n_steps": 5, "every_epoch": False}
+    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
+    if "decay" in job:
+        callbacks.append(AveragedWeights(job["decay"]))
+    callbacks += [*job.get("callbacks", ()), probe]
     if "positions" in job:
         callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
         callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
@@ -88,21 +93,17 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
     facts["start"], facts["most_bytes"] = start.digest, counted.most
     facts["micro_batch_size"] = data.batching.micro_batch_size
-    facts["copies"], facts["bytes_of_copies"] = digest_of_copies(module)
+    digest, num_bytes = hashlib.sha256(), 0  # of parameters that other ranks hold, too
+    for parameter in module.parameters():
+        if isinstance(parameter, DTensor) and num_copies(parameter) > 1:
+            held = parameter.to_local().detach().numpy().tobytes()
+            digest.update(held)
+            num_bytes += len(held)
+    facts["copies"], facts["bytes_of_copies"] = digest.hexdigest(), num_bytes
     evaluate(trainer, module, data, probe)
     facts["bytes_after"] = bytes_here(trainer)
     name = "facts.json" if trainer.is_global_zero else f"facts-{trainer.global_rank}.json"
     (folder / name).write_text(json.dumps(facts))
-
-
-def callbacks_of(job: dict[str, Any]) -> list[Callback]:
-    """Return the usual callbacks, changed as a job says."""
-    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    every = {"every_n_steps": 5, "every_epoch": False}
-    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
-    if "decay" in job:
-        callbacks.append(AveragedWeights(job["decay"]))
-    return [*callbacks, *job.get("callbacks", ())]
 
 
 class StartDigest(Callback):
@@ -217,14 +218,3 @@ def bytes_here(trainer: Any) -> dict[str, int]:
     values = [value for value in values if torch.is_tensor(value) and value.dim()]
     local = sum(part.untyped_storage().nbytes() for part in local_parts(values))
     return {"whole": sum(v.numel() * v.element_size() for v in values), "local": local}
-
-
-def digest_of_copies(module: torch.nn.Module) -> tuple[str, int]:
-    """Return a hash of what this rank holds of parameters that other ranks hold, and its bytes."""
-    digest, num_bytes = hashlib.sha256(), 0
-    for parameter in module.parameters():
-        if isinstance(parameter, DTensor) and num_copies(parameter) > 1:
-            held = parameter.to_local().detach().numpy().tobytes()
-            digest.update(held)
-            num_bytes += len(held)
-    return digest.hexdigest(), num_bytes

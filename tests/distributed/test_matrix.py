@@ -66,13 +66,6 @@ def run_world(
     return in_world(num_processes, run_jobs, folder, jobs, method=method)
 
 
-def half_jobs() -> list[dict[str, Any]]:
-    """Three steps of every family whose weights fsdp gathers in bfloat16."""
-    few = {"trainer": {"precision": "bf16-mixed", "max_steps": 3}, "stages": ()}
-    few |= {"strategy": "fsdp", "data": {"global_batch_size": GLOBAL_BATCH}}
-    return [{"name": f"half-{family}", "family": family, **few} for family in IN_HALF]
-
-
 def name_of(cell: Cell) -> str:
     return "-".join(map(str, cell))
 
@@ -107,7 +100,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for num_processes in (1, 2, 3, 4):
         jobs = matrix_jobs(FIRST_CELLS, num_processes)
         jobs += small_jobs(SMALL_SETS[:2], num_processes)
-        jobs += half_jobs() if num_processes == 2 else []
+        # Three steps of every family whose weights fsdp gathers in bfloat16.
+        few = {"trainer": {"precision": "bf16-mixed", "max_steps": 3}, "stages": ()}
+        few |= {"strategy": "fsdp", "data": {"global_batch_size": GLOBAL_BATCH}}
+        in_half = IN_HALF if num_processes == 2 else ()
+        jobs += [{"name": f"half-{family}", "family": family, **few} for family in in_half]
         printed = run_world(folder, num_processes, jobs, METHODS.get(num_processes, FORKED))
         writers = [j for j in jobs if j["family"] == "causal_lm" and j.get("stages", True)]
         assert printed.count("a sample: the") == len(writers)  # by one rank of each

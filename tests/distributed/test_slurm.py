@@ -72,20 +72,16 @@ def test_tasks_that_would_train_copies_are_refused(slurm, tmp_path):
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-def check_group(printed: str) -> None:
-    """Of two ranks one spoke, and found the group sound."""
-    assert re.findall(r"^\d+ ok, \d+ warnings, (\d+) errors$", printed, re.M) == ["0"], printed
-    found = {one["check"]: one["what"] for one in launch.findings(printed)}
-    assert found["group"].startswith("2 ranks by gloo on ")
-    assert "the known sum of 64 MiB" in found["all-reduce"]
-
-
 def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) -> None:
     options = ["-N2", "--ntasks-per-node=1"]
     process = srun(slurm, options, [*DOCTOR, *GROUP, f"--folder={tmp_path}"])
     printed, _ = process.communicate(timeout=launch.PATIENCE_S)
     assert process.returncode == 0, printed
-    check_group(printed)
+    # Of two ranks one spoke, and found the group sound.
+    assert re.findall(r"^\d+ ok, \d+ warnings, (\d+) errors$", printed, re.M) == ["0"], printed
+    found = {one["check"]: one["what"] for one in launch.findings(printed)}
+    assert found["group"].startswith("2 ranks by gloo on ")
+    assert "the known sum of 64 MiB" in found["all-reduce"]
     (launcher,) = (one for one in launch.findings(printed) if one["check"] == "launcher")
     assert launcher["what"].startswith("srun (SLURM_STEP_ID is set)")
 

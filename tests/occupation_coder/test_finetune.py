@@ -126,12 +126,6 @@ def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one():
     trained = {"state_dict": weights, "occupation_recipe": {"languages": ["unk", "da", "en"]}}
     (found,) = coder.adapted_weights(trained).values()
     assert found.tolist() == [[0.0], [2.0], [0.0]]
-
-
-def test_a_part_without_a_checkpoint_is_refused(unisono, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, output = unisono("fit", "--config", "occupation_coder/finetune.yaml")
-    assert status != 0
-    assert "names no checkpoint: the run would train from" in " ".join(output.split())
-    assert "--model.init_from=BEST.ckpt" in output
-    assert not (tmp_path / "runs").exists()
+    trained["occupation_recipe"]["code_book"] = {"codes": ["1"]}
+    with pytest.raises(ValueError, match="heads for other codes, or for .*_part=encoder"):
+        coder.adapted_weights(trained)

@@ -1,5 +1,6 @@
 """The views of an occupation coder: codes of titles and tables, corrections, errors of a test."""
 
+import asyncio
 import gzip
 import os
 import shutil
@@ -14,6 +15,7 @@ from nicegui.testing import User
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import write_table
 from datamodules.tokenizers.codes import decode
+from lit_models.page.shelf import Shelf
 from tests.page.conftest import until
 from tests.wrong_inputs import CODES
 
@@ -150,5 +152,15 @@ def test_errors_of_another_family_have_their_own_columns(run, visited):
         await user.should_see(ui.table, retries=LONG)
         (table,) = elements(user, ui.table)
         await until(lambda: [row["document 1"] for row in table.rows] == ["a\nb"])
+        await user.should_not_see("KeyError")
 
     visited(run, visit, Path("train.csv"))
+
+
+def test_weights_that_a_training_replaces_are_loaded_again(run):
+    shelf = Shelf(run)
+    (model,) = shelf.models().values()
+    first = asyncio.run(shelf.module(model))
+    assert asyncio.run(shelf.module(model)) is first
+    os.utime(model.weights, ns=(0, 0))
+    assert asyncio.run(shelf.module(model)) is not first

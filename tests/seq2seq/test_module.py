@@ -1,6 +1,7 @@
 """The module learns, writes tables, answers from Python, and refuses what cannot be."""
 
 import csv
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from datamodules import Seq2SeqDataModule
 from datamodules.core.planned import LoaderOptions
 from datamodules.files.splitting import TextSplit
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitSeq2Seq
+from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.seq2seq.decoding import Seq2SeqDecoding
 from lit_models.seq2seq.network import Seq2SeqConfig
 from tests.seq2seq.test_data import table
@@ -90,11 +93,6 @@ def test_a_pretrained_folder_is_fine_tuned_and_exported(tmp_path, pairs, unisono
     assert more.recipe["tokenizer"] == module.recipe["tokenizer"]
 
 
-def test_wrong_use_is_refused(tmp_path, pairs):
-    with pytest.raises(ValueError, match="the tokenizer has 257 tokens and the network embeds 9"):
-        trained(tmp_path / "b", pairs, 1, network=Seq2SeqConfig(vocab_size=9, width=8))
-
-
 def test_positions_of_a_folder_bound_the_data_and_what_is_written(tmp_path):
     pairs = table(tmp_path / "pairs.csv", [(f"b{n}", "b") for n in range(40)])
     options = {"pretrained": str(saved(tmp_path / "bart", "Bart")), "network": None}
@@ -103,3 +101,20 @@ def test_positions_of_a_folder_bound_the_data_and_what_is_written(tmp_path):
         toy_trainer(tmp_path).fit(LitSeq2Seq(ADAMW, **options), data)
     module, _ = trained(tmp_path, pairs, 1, **options)
     assert len(module.translate(["s" * 99], max_new_tokens=99)[0].encode()) < 64
+
+
+def test_weights_of_other_tokens_another_network_or_adapters_are_refused(tmp_path):
+    pairs = table(tmp_path / "a.csv", [(f"b{n}", "b") for n in range(40)])
+    lora = LoraOptions(["qkv"])
+    module = LitSeq2Seq(ADAMW, network=SMALL, lora=lora)
+    toy_trainer(tmp_path / "a", max_steps=1, limit_val_batches=0).fit(module, data_of(pairs))
+    start = {"network": SMALL, "lora": lora, "init_from": tmp_path / "a/checkpoints/last.ckpt"}
+    for kind, options, message in (
+        ("characters", {}, "was trained with another tokenizer than that of the data"),
+        ("bytes", {"network": replace(SMALL, num_heads=4)}, "num_heads 2 there and 4 here"),
+        ("bytes", {"lora": None}, "was trained with LoRA, and this run has none"),
+        ("bytes", {"network": Seq2SeqConfig(9, 8)}, "has 257 tokens and the network embeds 9"),
+    ):
+        data = data_of(pairs, tokenizer=TokenizerOptions(kind))
+        with pytest.raises(ValueError, match=message):
+            toy_trainer(tmp_path / "b").fit(LitSeq2Seq(ADAMW, **start | options), data)

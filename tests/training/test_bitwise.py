@@ -18,13 +18,6 @@ CHUNKS = 16
 EPOCH = r"epoch 7 steps, 50 samples, plan [0-9a-f]{12}"
 
 
-def chunks_of(num_replicas: int, replica: int) -> list[int]:
-    """Return the chunks of one replica in its order; every sample is its own chunk."""
-    ids = np.arange(CHUNKS)
-    dealt = deal(ids, CHUNKS - ids, num_replicas, replica, CHUNKS // num_replicas)
-    return [int(chunk[0]) for chunk, _ in dealt]
-
-
 def joined(parts: list) -> frozenset:
     """Return the expression of a binary counter: a sum is the set of its two parts."""
     if len(parts) == 1:
@@ -33,7 +26,10 @@ def joined(parts: list) -> frozenset:
 
 
 def expression(num_replicas: int) -> frozenset:
-    sums = [joined(chunks_of(num_replicas, replica)) for replica in range(num_replicas)]
+    ids, sums = np.arange(CHUNKS), []
+    for replica in range(num_replicas):  # of which every sample is a chunk of its own
+        dealt = deal(ids, CHUNKS - ids, num_replicas, replica, CHUNKS // num_replicas)
+        sums.append(joined([int(chunk[0]) for chunk, _ in dealt]))
     while len(sums) > 1:  # as ranks swap: with the mirror image
         last = len(sums) - 1
         sums = [frozenset([sums[i], sums[last - i]]) for i in range(len(sums) // 2)]

@@ -64,8 +64,9 @@ def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
 
 def test_batches_without_a_plan_are_refused(tmp_path):
     batches = torch.utils.data.DataLoader(ToyData())
-    with pytest.raises(ValueError, match="NoneType is no PlannedDataModule, which deals them"):
-        toy_trainer(tmp_path).fit(LitToy(), batches)
+    for call in ("fit", "predict"):
+        with pytest.raises(ValueError, match="NoneType is no PlannedDataModule, which deals them"):
+            getattr(toy_trainer(tmp_path), call)(LitToy(), batches)
 
 
 def test_limits_and_intervals_count_optimizer_steps_and_an_overfitted_run_repeats_them(tmp_path):

@@ -214,12 +214,9 @@ def assert_equal(one: Path, other: Path) -> None:
     for a, b in zip(left, right, strict=True):
         assert {**a, "seconds": 0, "hash": ""} == {**b, "seconds": 0, "hash": ""}
     left, right = (read_checkpoint(f / "checkpoints" / "last.ckpt") for f in (one, other))
+    dumped = partial(json.dumps, default=lambda leaf: leaf.tolist(), sort_keys=True)
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "loops", "ToyData"):
-        assert as_text(left[key]) == as_text(right[key]), key
-
-
-def as_text(value: Any) -> str:
-    return json.dumps(value, default=lambda leaf: leaf.tolist(), sort_keys=True)
+        assert dumped(left[key]) == dumped(right[key]), key
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

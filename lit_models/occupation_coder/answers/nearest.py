@@ -2,19 +2,20 @@
 
 from typing import Any
 
+from datamodules.files.splitting import TRAIN
+from datamodules.occupations.datamodule import OccupationDataset
+from datamodules.occupations.store import open_store
 from datamodules.tokenizers.codes import decode
 
 
 class NearestTexts:
-    """Rows of the training part of an OccupationDataModule, which is set up here, by the likeness
+    """Rows of the training part of an OccupationDataModule, as they were written, by the likeness
     of their letters; of each text one."""
 
     def __init__(self, data: Any) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        data.setup("fit")
-        self.rows = data.datasets["train"]
-        self.rows.augmentation = None  # they are told as they were written
+        self.rows = OccupationDataset(open_store(data.store_request(), data.on_bad_rows), TRAIN)
         texts = self.rows.store.texts(self.rows.row_ids)
         self.number_of = {decode(text): number for number, text in enumerate(texts)}  # the last
         self.ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4))

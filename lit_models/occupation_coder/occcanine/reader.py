@@ -128,11 +128,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _weights(path: Path) -> Any:
     """Return what a local file holds, or the tensors of a folder by name."""
-    folder = path
-    if path.is_dir():
-        path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), path)
-    if path.is_dir():
-        raise FileNotFoundError(f"{folder} lacks {' and '.join(WEIGHTS)}; copy the whole folder.")
+    files = [path] if path.is_file() else [path / name for name in WEIGHTS]
+    if not (found := [file for file in files if file.is_file()]):
+        raise FileNotFoundError(f"{path} lacks {' and '.join(WEIGHTS)}; copy the whole folder.")
+    path = found[0]
     if path.suffix == ".bin":
         if fault := damage(path):
             raise ValueError(f"{path} is damaged: {fault}. Copy it again.")
@@ -157,7 +156,7 @@ def _key(
         )
     if file.suffix == ".json":
         return {str(code): int(row) for code, row in _json(file).items()}, {}
-    with file.open(newline="", encoding="utf-8") as opened:
+    with file.open(newline="", encoding="utf-8-sig") as opened:
         rows = list(csv.DictReader(opened))
     names = set(rows[0]) if rows else set()
     code = next((name for name in ("system_code", "hisco") if name in names), None)

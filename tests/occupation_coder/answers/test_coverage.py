@@ -138,10 +138,11 @@ def test_a_validation_finds_the_limit_and_a_test_says_what_the_sets_hold(tables)
     for text, shares in zip(told, marginals, strict=True):
         order = shares.argsort(descending=True).tolist()
         assert text.plausible == [book[i] for i in order if shares[i] >= limit]
-    with pytest.raises(ValueError, match="coverage is 0.8, and the checkpoint has a limit for 0.9"):
-        again.code(["smith"], coverage=0.8)
+    for other, name in (({"coverage": 0.8}, "0.8"), ({"method": "flat"}, "0.9 at flat_share 1")):
+        with pytest.raises(ValueError, match=f"is {name}, and the checkpoint has a limit for 0.9:"):
+            again.code(["smith"], **other)
     with pytest.raises(ValueError, match="the checkpoint has no limit for sets"):
-        PlausibleSets(0.9).limit({})
+        PlausibleSets(DecodingOptions(coverage=0.9)).limit({})
 
 
 def predict(coder, folder, name, walk, **options):
@@ -161,7 +162,10 @@ def test_a_coded_table_has_sets_other_systems_and_vectors_beside_it(tables, capl
     rows = [("83110", "7", "M"), ("83110", "7", "M"), ("41025", "4", ""), ("00000", "1", "x")]
     walk = table(tables / "walk.csv", rows, ("code", "hisclass", "sex"))
     predict(coder, tables, "out.parquet", CrosswalkOptions(walk))
-    found = pq.read_table(tables / "out.parquet").to_pylist()
+    table_of_before = (tables / "out.parquet").rename(tables / "before.parquet")
+    with pytest.raises(FileExistsError, match="embeddings.parquet exists and is not overwritten"):
+        predict(coder, tables, "out.parquet", None)
+    found = pq.read_table(table_of_before).to_pylist()
     vectors = pq.read_table(tables / "out.parquet.embeddings.parquet")["embedding"].to_pylist()
     assert len(found) == len(vectors) == 30
     texts = [row["text"] for row in found]

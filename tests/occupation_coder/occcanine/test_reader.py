@@ -153,36 +153,6 @@ class Harm:
         return print, ("run",)
 
 
-def faulty(folder, model, name):
-    """A folder or file with this fault."""
-    path = hisco_folder(folder / "m", model)
-    weights = path / "model.safetensors"
-    if name == "cut":
-        weights.write_bytes(weights.read_bytes()[:5000])
-    elif name == "without weights":
-        weights.unlink()
-    elif name == "without codes":
-        (path / "Key.csv").unlink()
-    elif name == "columns":
-        (path / "Key.csv").write_text("a,b\n1,2\n", "utf-8")
-    elif name == "rows":
-        (path / "Key.csv").write_text("hisco,code\n83110,0\n41025,77\n", "utf-8")
-    elif name == "config":
-        (path / "config.json").write_text('{"model_domain"', "utf-8")
-    elif name == "another network":
-        hub_folder(folder / "n", model, "mix", num_classes=[18])
-        torch.save({"weight": torch.zeros(2)}, folder / "n" / "pytorch_model.bin")
-        (folder / "n" / "model.safetensors").unlink()
-        return folder / "n"
-    else:
-        path = folder / "harm.bin"
-        if name == "pickle":
-            path.write_bytes(pickle.dumps(Harm()))
-        else:
-            torch.save({"model": model.state("mix"), "key": Harm()}, path)
-    return path
-
-
 FAULTS = {
     "cut": "model.safetensors is damaged",
     "without weights": "lacks model.safetensors and pytorch_model.bin",
@@ -198,7 +168,31 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_cannot_be_read_is_refused_with_a_sentence(tmp_path, model, name, capsys):
-    path = faulty(tmp_path, model, name)
+    path = hisco_folder(tmp_path / "m", model)
+    weights = path / "model.safetensors"
+    if name == "cut":
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif name == "without weights":
+        weights.unlink()
+    elif name == "without codes":
+        (path / "Key.csv").unlink()
+    elif name == "columns":
+        (path / "Key.csv").write_text("a,b\n1,2\n", "utf-8")
+    elif name == "rows":
+        (path / "Key.csv").write_text("hisco,code\n83110,0\n41025,77\n", "utf-8")
+    elif name == "config":
+        (path / "config.json").write_text('{"model_domain"', "utf-8")
+    elif name == "another network":
+        hub_folder(tmp_path / "n", model, "mix", num_classes=[18])
+        torch.save({"weight": torch.zeros(2)}, tmp_path / "n" / "pytorch_model.bin")
+        (tmp_path / "n" / "model.safetensors").unlink()
+        path = tmp_path / "n"
+    else:
+        path = tmp_path / "harm.bin"
+        if name == "pickle":
+            path.write_bytes(pickle.dumps(Harm()))
+        else:
+            torch.save({"model": model.state("mix"), "key": Harm()}, path)
     with pytest.raises((ValueError, FileNotFoundError), match=FAULTS[name]):
         LitOccupationCoder.load_from_checkpoint(path)
     assert "run" not in capsys.readouterr().out
