@@ -209,7 +209,7 @@ def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
         elif not target.scheme:
             rule = "the canonical address is relative; write it whole, with https://"
             report.add("canonical", rule, element)
-        elif element.mem_id in in_body:
+        if element.mem_id in in_body:
             rule = "the canonical link stands in the body, where search engines ignore it"
             report.add("canonical", rule, element)
     if len(set(links)) > 1:

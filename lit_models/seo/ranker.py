@@ -146,7 +146,8 @@ class LitRanker(EncodedTextModule):
         texts, size = texts_for(self, documents), len(documents)
         encoding = TextEncoding(self.recipe)
         rows = encoding.rows(encoding.ids_of(texts), [encoding.ids(query)] * size)
-        first = torch.tensor([0.0] * size if prior is None else [*prior], device=self.device)
+        known = [0.0] * size if prior is None else [*map(float, prior)]
+        first = torch.tensor(known, device=self.device)
         deviation = first.std(correction=0)
         first = (first - first.mean()) / torch.where(deviation > 0, deviation, 1.0)
         batch: Any = {name: row.to(self.device) for name, row in rows.items()}

@@ -335,7 +335,7 @@ class LitRetriever(EncodedTextModule):
             with evaluating(self), torch.no_grad():
                 parts.append(self.kept(self.network.encode(*columns)))
         if not parts:
-            return torch.zeros(0, 0, device=self.device)
+            return self.kept(torch.zeros(0, self.network.encoder.width, device=self.device))
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
     def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:

@@ -114,7 +114,8 @@ def test_an_exported_folder_encodes_alike(retriever_run, trained, tmp_path):
     assert torch.equal(exported.encode(texts, False), trained.encode(texts, False))
     alone = torch.cat([trained.encode([text], False) for text in texts])
     torch.testing.assert_close(trained.encode(texts, False), alone, rtol=1e-12, atol=1e-12)
-    assert trained.encode([], True).shape[0] == 0
+    assert trained.search(texts, trained.encode([], False), 3).documents.shape == (3, 0)
+    assert trained.search([], trained.encode(texts, False), 3).documents.shape == (0, 3)
     for dropout in (part for part in exported.modules() if isinstance(part, nn.Dropout)):
         dropout.p = 0.5
     assert torch.equal(exported.train().encode(texts, False), trained.encode(texts, False))
