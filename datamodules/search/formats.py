@@ -41,8 +41,8 @@ QUERY_COLUMNS = ("query", "question", "search", "text")
 PAGE_COLUMNS = ("page", "pages", "url", "address", "document", "relevant")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
 # Of Jekyll, Hugo and others: keys, and what is indented below them, between two rules.
-FRONT_MATTER = re.compile(r"---[ \t\r]*\n(?:(?:\w[\w-]*:|[ \t#]|- ).*\n|\r?\n)*---[ \t\r]*(?:\n|$)")
-FRONT_TITLE = re.compile(r"""^title:[ \t]*["']?([^\s"'].*?)["']?[ \t\r]*$""", re.MULTILINE)
+FRONT_MATTER = re.compile(r"(---|\+{3})\s?\n(?:(?:\w[\w-]* ?[:=]|[ \t#[\]]|- ).*\n|\r?\n)*\1(?!\S)")
+FRONT_TITLE = re.compile(r"""^title ?[:=] ?["']?([^\s"'>|].*?)["']?\s*$""", re.MULTILINE)
 MARKUP = re.compile(
     r"!?\[([^\]\n]{0,1000})\]\([^)\n]{0,1000}\)|^#{1,6}\s+|(?<!\w)[*_`]{1,3}|[*_`]{1,3}(?!\w)",
     re.MULTILINE,

@@ -129,7 +129,7 @@ PAGES = {
     "bread/rye bread.html": "<title>Rye  bread</title><h1>Rye bread</h1><p>Takes <b>sour</b> dough."
     "<link rel=canonical href=https://ex.org/rye>",
     "bread/index.html": "<h1>All breads</h1><p>White and dark.</p><script>x</script>",
-    "hugo.md": "---\r\ntags:\r\n  - rye\r\ntitle: 'Rye, again'\r\n---\r\n\r\n## How\r\nSlowly.\r\n",
+    "hugo.md": "+++\r\ntags = ['rye']\r\ntitle = 'Rye, again'\r\n+++\r\n\r\n## How\r\nSlowly.\r\n",
     "oven.md": "# The *oven*\n\nHeat it to [230](http://x.y) degrees of _max_length_.\n",
     "notes.txt": "Flour\nKeep it *dry*: 2*3 of max_length.\n",
     "old.htm": "<meta charset=latin1><title>Caf\xe9</title><p>Cr\xe8me",
