@@ -130,10 +130,7 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection):
         (lambda: TrainingMix(0, 0), r"one of them above 0, got \[0, 0, 0\]"),
         (lambda: TrainingMix(removal=2), r"mix\.removal must be 0 to 1, got 2"),
         (lambda: HardNegatives(-1), r"negatives\.count must be at least 0"),
-        (
-            lambda: HardNegatives(1, "bm25", depth=3, skip=3),
-            r"negatives.skip must be 0 to 2, got 3",
-        ),
+        (lambda: HardNegatives(depth=3, skip=3), r"negatives.skip must be 0 to 2, got 3"),
         (lambda: HardNegatives(1, "run"), r"negatives\.run None; a run goes with source run, and"),
         (lambda: RetrievalDataModule(predict_depth=0), r"predict_depth must be at least 1, got 0"),
         (lambda: RetrievalDataModule(num_others=-1), r"num_others must be at least 0, got -1"),
