@@ -32,6 +32,7 @@ NAMES = {own: theirs for theirs, own in POOLINGS.items()}
 FOLDERS = {"Pooling": "sentence_transformer"}  # of sentence-transformers' modules, else base
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 ROPE_BASE = 1000.0  # of `rotary_table`
+WITHOUT_BIAS = ("self.query", "self.key", "self.value", "output.dense")  # of an attention here
 NORM_EPSILON = 1e-5  # of nn.LayerNorm
 
 
@@ -159,13 +160,10 @@ def _encoder_files(
             "without --format, or fine-tune a folder with model.pretrained."
         )
     # ESM has the same layers: norms before them, rotary positions, biases, which are 0 here.
-    config |= {
-        "model_type": "esm",
-        "architectures": ["EsmModel"],
-        "position_embedding_type": "rotary",
-    }
-    config |= {"rope_theta": ROPE_BASE, "intermediate_size": encoder.layers[0].expand.out_features}
-    config |= {"emb_layer_norm_before": False, "token_dropout": False, "mask_token_id": None}
+    config |= {"model_type": "esm", "architectures": ["EsmModel"], "rope_theta": ROPE_BASE}
+    config |= {"position_embedding_type": "rotary", "emb_layer_norm_before": False}
+    config |= {"intermediate_size": encoder.layers[0].expand.out_features}
+    config |= {"token_dropout": False, "mask_token_id": None}
     stored = {"embeddings.word_embeddings.weight": encoder.tokens.weight + segments[0]}
     steps = torch.arange(0, encoder.head_size, 2) / encoder.head_size
     stored["rotary_embeddings.inv_freq"] = ROPE_BASE**-steps
@@ -176,7 +174,6 @@ def _encoder_files(
     for number, layer in enumerate(encoder.layers):
         parts: dict[str, nn.Module] = {
             "attention.LayerNorm": layer.attention_norm,
-            "attention.output.dense": layer.attention.output,
             "LayerNorm": layer.feed_forward_norm,
             "intermediate.dense": layer.expand,
             "output.dense": layer.contract,
@@ -186,12 +183,10 @@ def _encoder_files(
             stored |= {
                 f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()
             }
-        stored[f"{place}attention.output.dense.bias"] = torch.zeros(width)
-        for name, tensor in zip(
-            ("query", "key", "value"), layer.attention.qkv.weight.chunk(3), strict=True
-        ):
-            stored[f"{place}attention.self.{name}.weight"] = tensor
-            stored[f"{place}attention.self.{name}.bias"] = torch.zeros(width)
+        tensors = (*layer.attention.qkv.weight.chunk(3), layer.attention.output.weight)
+        for name, tensor in zip(WITHOUT_BIAS, tensors, strict=True):
+            stored[f"{place}attention.{name}.weight"] = tensor
+            stored[f"{place}attention.{name}.bias"] = torch.zeros(width)
     return config, stored
 
 
