@@ -106,8 +106,7 @@ def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):
     assert (empty.codes, empty.set_confidence, len(job.codes) > 0) == ([], 0.0, True)
     with pytest.raises(ValueError, match=r"texts\[1\] is nan, no text; write"):
         coder.code(["smith", float("nan")])
-    data = jobs(tmp_path / "jobs.csv", [("07370", ""), ("51020", "")] * 10)
-    data.options.text = TextOptions(fold_accents=True)
+    data.options.text, data.store = TextOptions(fold_accents=True), None  # they are read again
     with pytest.raises(ValueError, match="was made for another normalisation than the data has"):
         toy_trainer(tmp_path / "again", max_steps=1, limit_val_batches=0).fit(coder, data)
 

@@ -267,7 +267,7 @@ class LitOccupationCoder(ExactModule):
         if isinstance(getattr(self.network, "decoder", None), OccCanineDecoder):
             return renumbered(weights, trained["code_book"], self.recipe["code_book"])
         codes, own = (r.get("code_book", {}).get("codes") for r in (trained, self.recipe))
-        if trained and codes != own and self.init_from_part is None:
+        if trained and codes != own and self.init_from_part in (None, "decoder", "flat"):
             raise ValueError(
                 f"model.init_from {self.init_from} has heads for other codes, or for another order "
                 "of these; take its encoder alone with --model.init_from_part=encoder."

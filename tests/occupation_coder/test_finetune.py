@@ -127,5 +127,6 @@ def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one():
     (found,) = coder.adapted_weights(trained).values()
     assert found.tolist() == [[0.0], [2.0], [0.0]]
     trained["occupation_recipe"]["code_book"] = {"codes": ["1"]}
-    with pytest.raises(ValueError, match="heads for other codes, or for .*_part=encoder"):
-        coder.adapted_weights(trained)
+    for coder.init_from_part in (None, "decoder"):
+        with pytest.raises(ValueError, match="heads for other codes, or for .*_part=encoder"):
+            coder.adapted_weights(trained)
