@@ -55,6 +55,7 @@ TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
+yaml.SafeDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)  # of Timer's options
 # Of a trainer that evaluates nothing, says nothing and leaves nothing behind.
 QUIET = {
     **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},
@@ -164,7 +165,10 @@ class UnisonoCLI(LightningCLI):
     def __init__(self, argv: list[str], choice: runs.Run, is_stage: bool = False) -> None:
         self.argv, self.choice, self.is_stage = argv, choice, is_stage
         trust = config_files.given_value(argv, TRUST) is True
-        self.classes = StoredClasses(trust, config_files.given_words(argv))
+        texts = [value or "" for _, value in config_files.options(argv)]
+        texts += [re.sub("#.*", "", p.read_text("utf-8")) for p in config_files.config_paths(argv)]
+        words = {word for text in texts for word in re.findall(r"[\w.]+", text)}
+        self.classes = StoredClasses(trust, words)  # those that the user names are allowed
         path = choice.ckpt_path
         stored = ({}, None) if path is None else stored_values(path, self.classes)
         self.checkpoint_model, self.resumed_step = stored
@@ -579,7 +583,7 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
 
 def chosen_run(argv: list[str]) -> runs.Run:
     """Returns the run that a command line means, whose configs are found; see `decide`."""
-    is_fit, root = argv[0] == "fit", config_files.run_root(argv)
+    is_fit, root = argv[0] == "fit", config_files.run_root(argv).expanduser()
     newest = checkpoints.newest_checkpoint if is_fit else checkpoints.checkpoint_to_use
     is_asked = config_files.given_option(argv, config_files.ROOT) is not None
     folders = [path.parent for path in reversed(config_files.config_paths(argv))]

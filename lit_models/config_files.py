@@ -268,13 +268,6 @@ def run_root(argv: list[str]) -> Path:
     return Path("runs") / (f"{family}-{paths[0].stem}" if is_family else paths[0].stem)
 
 
-def given_words(argv: list[str]) -> set[str]:
-    """Returns every word of the config files, comments aside, and of the options' values."""
-    texts = [value or "" for _, value in options(argv)]
-    texts += [re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in config_paths(argv)]
-    return {word for text in texts for word in re.findall(r"[\w.]+", text)}
-
-
 def expand_configs(argv: list[str]) -> list[str]:
     """Returns the arguments, one word for each option, with the path of every `--config` file found
     and its keys checked.

@@ -22,7 +22,7 @@ from datamodules import CodeSystem
 from lit_models.commands.chain import chain
 from lit_models.commands.doctor import doctor
 from lit_models.commands.submit import submit
-from lit_models.config_files import flat
+from lit_models.config_files import ROOT, flat
 from lit_models.engines.jobs import Resources
 from lit_models.errors import UsageError, run_guarded, screen
 from lit_models.training import LastCheckpoint
@@ -258,14 +258,17 @@ def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(unisono, toy_
         assert value in output
 
 
-def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(unisono, toy_config):
+def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(unisono, toy_config, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
     Path("runs/toy").mkdir(parents=True)
     Path("runs/toy/notes.txt").write_text("mine")  # and no ledger: it holds no run
     assert unisono("fit", "--config", "toy.yaml")[0] == 0
-    status, output = unisono("fit", "--config", "toy.yaml")
+    timer = "--trainer.callbacks=lightning.pytorch.callbacks.Timer"  # one of its options is an enum
+    status, output = unisono("fit", "--config=toy.yaml", timer, f"--{ROOT}=~/runs/toy")
     assert status == 0, output
     assert re.search(r"^epoch 1/1 .* loss [\d.]+  val/loss [\d.]+ ", output, re.M)
-    assert "runs/toy holds a run already: this one writes to runs/toy-2" in output
+    place = f"{Path.cwd()}/runs/toy"
+    assert f"{place} holds a run already: this one writes to {place}-2" in output
     assert Path("runs/toy-2/ledger.jsonl").exists()
     files = {p.name for p in Path("runs/toy").iterdir()}
     expected = {"config.yaml", "ledger.jsonl", "metrics.csv", "topology.json", "tensorboard"}

@@ -19,8 +19,9 @@ def text_file(path, text):
 
 
 def rows_file(path, rows):
-    """Write rows as JSON lines; return the file's path as a text."""
-    return str(text_file(path, "".join(json.dumps(row) + "\n" for row in rows)))
+    """Write rows, or texts in their place, as JSON lines; return the file's path as a text."""
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    return str(text_file(path, "".join(f"{line}\n" for line in lines)))
 
 
 def request(files, split=NO_SPLIT, options=TokenizerOptions(), **more):  # noqa: B008 - frozen

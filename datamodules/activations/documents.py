@@ -48,6 +48,7 @@ class PositionRule:
 
     def __post_init__(self) -> None:
         check_range("positions", 0, min_position=self.min_position)
+        check_range("positions", 1, per_document=self.per_document)
 
 
 def drawn_positions(
@@ -93,13 +94,10 @@ class Pieces:
         documents = self.stream.starts, self.stream.num_positions
         self.starts, self.sizes, self.document = cut_into_pieces(*documents, context_length - 1)
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
     @cached_property
     def document_hashes(self) -> np.ndarray:
         """[N] uint64, of the whole text of a piece's document."""
-        return self.store.hashes(self.part)[self.document]
+        return self.stream.hashes[self.document]
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -223,7 +221,7 @@ class DocumentsDataModule(CorpusDataModule):
     def facts(self, part: int) -> DocumentFacts:
         """Return the attributes and files of a part's documents; a ValueError where a row's
         attributes are no mapping of names to words."""
-        request, hashes = self.store_request(), self.store.hashes(part)
+        request, hashes = self.store_request(), self.store.stream(part).hashes
         files, named = request.files[part], paths(self.files[part])
         # Parts that are drawn from the training files, and folders of texts, are one group.
         is_whole = not files or any(Path(one).expanduser().is_dir() for one in named)
@@ -261,7 +259,7 @@ class DocumentsDataModule(CorpusDataModule):
                 "activations": len(piece),
             }
             lengths = pieces.stream.num_positions + 1
-            audit.parts.append(AuditPart(name, lengths, self.store.hashes(number), columns))
+            audit.parts.append(AuditPart(name, lengths, pieces.stream.hashes, columns))
         known = "none; recall of known attributes is not reported"
         if names:
             listed = ", ".join([*names][:12]) + (" …" if len(names) > 12 else "")
@@ -284,7 +282,7 @@ def check_activations(number: int, name: str) -> None:
 
 def check_parts(store: TokenStore) -> None:
     """Raise ValueError for documents in two parts: a lens would be tested on what it has learnt."""
-    hashes = {name: store.hashes(part) for part, name in enumerate(PART_NAMES)}
+    hashes = {name: store.stream(part).hashes for part, name in enumerate(PART_NAMES)}
     for one, other in combinations(PART_NAMES, 2):
         shared = np.intersect1d(hashes[one], hashes[other])
         if len(shared):

@@ -74,7 +74,8 @@ class Shard:
     def ends(self) -> np.ndarray:
         """Return where each document ends, [D] uint64, memory-mapped."""
         path = self.file(".index")
-        return np.memmap(path, "<u8", "r") if path.stat().st_size else np.empty(0, "<u8")
+        number = path.stat().st_size // 8  # of one that was cut short, `token_bytes` knows
+        return np.memmap(path, "<u8", "r", shape=number) if number else np.empty(0, "<u8")
 
     def token_bytes(self) -> int:
         """Return the bytes of a token: 2 or 4; a ValueError where the files disagree."""

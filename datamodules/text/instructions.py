@@ -18,7 +18,7 @@ from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault,
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.prompts import ASSISTANT, SHAPES, asked, is_answer, objects_of
+from datamodules.text.prompts import SHAPES, asked, is_answer, objects_of, unanswered
 from datamodules.text.store import CorpusRequest, TokenStore, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -53,10 +53,7 @@ class Instruction(NamedTuple):
     @property
     def question(self) -> str:
         """Equal for what asks the same, with an answer or without one, and within a group."""
-        asking = list(self.messages)
-        while asking and asking[-1]["role"] == ASSISTANT:
-            asking.pop()
-        return self.group or json.dumps(asking or self.prompt, sort_keys=True)
+        return self.group or json.dumps(unanswered(self.messages) or self.prompt, sort_keys=True)
 
 
 class MarkedText(NamedTuple):
@@ -119,8 +116,7 @@ class Marker:
             text = before + row.completion
             return MarkedText(row, text, [(len(before), len(text))])
         text = self.tokenizer.render(row.messages, tools=row.tools)
-        answers = [i for i, message in enumerate(row.messages) if is_answer(message)]
-        spans = [self._answer(row, i, text) for i in answers]
+        spans = [self._answer(row, i, text) for i, m in enumerate(row.messages) if is_answer(m)]
         ends = not text.rstrip().endswith(self.special)
         return MarkedText(row, text, spans, ends, is_answer(row.messages[-1]))
 
@@ -415,8 +411,7 @@ class InstructionDataModule(LanguageModelDataModule):
 
     def part_dataset(self, part: int) -> InstructionDataset:
         """Return the samples of a part that fit."""
-        options = (self.context_length, self.layout, self.too_long)
-        return InstructionDataset(self.store, part, *options)
+        return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
 
     def request_options(self) -> dict[str, Any]:
         return {"separator": self.separator}

@@ -144,8 +144,7 @@ class SnippetDataset(InstructionDataset):
 
     def example(self, sample_id: int, epoch: int) -> Any:
         """Return the tokens of one page, and its text, its target and its query."""
-        texts = self.stream.extra(int(self.samples[sample_id]))
-        return self.piece(sample_id), json.loads(texts)
+        return self.piece(sample_id), json.loads(self.stream.extra(int(self.samples[sample_id])))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
         """Return the pages with their targets as one row, their prompts, and their texts."""

@@ -58,12 +58,13 @@ class PreferenceRequest(InstructionRequest):
             rule = '"chosen" and "rejected" are the same: nothing could be learnt; delete the row.'
             raise RowFault("equal answers", str(answers[0]), rule)
         texts, place, tools = [], (str(row.file), row.line), objects_of(row.values, "tools")
+        system = {"system": row.values.get("system")}
         for side, said in zip(SIDES, answers, strict=True):
             if isinstance(said, str):
-                asked({"prompt": prompt, "completion": said})
+                asked({"prompt": prompt, "completion": said, **system})
                 text, answer = Instruction(*place, str(prompt), said), said
             else:
-                _, messages = asked({"messages": [*(prompt or []), *(said or [])]})
+                _, messages = asked({"messages": [*(prompt or []), *(said or [])], **system})
                 assert messages is not None
                 if not is_answer(last := messages[-1]):
                     rule = f'"{side}" must end with a message of the assistant.'
@@ -72,6 +73,9 @@ class PreferenceRequest(InstructionRequest):
             if not answer.strip():
                 raise RowFault("empty answer", str(prompt), EMPTY.format(f'"{side}"'))
             texts.append(text)
+        if texts[0].messages[:-1] != texts[1].messages[:-1]:
+            rule = '"chosen" and "rejected" must be alike up to the last message, which is judged.'
+            raise RowFault("other contexts", str(answers[1]), rule)
         # Rows of one prompt are in one part; of chats without one, that is what they begin with.
         group = json.dumps(prompt or texts[0].messages[:-1], sort_keys=True)
         return [text._replace(group=group) for text in texts]
@@ -108,6 +112,7 @@ class PreferenceDataset(PlannedDataset):
             for pair in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
         begins, ends = np.array(answers, np.int64).reshape(-1, 2, 2).transpose(2, 0, 1)  # [B, 2]
+        begins = np.maximum(begins, 1)  # nothing precedes the first token
         cuts = np.maximum((ends - 1).max(1, initial=0) - context_length, 0)
         fits = cuts < begins.min(1, initial=np.iinfo(np.int64).max)
         self.firsts, self.cuts = firsts[fits], cuts[fits]
@@ -144,16 +149,13 @@ class PreferenceDataset(PlannedDataset):
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return the place, the prompt and the two answers."""
-        tokenizer, pieces = self.store.tokenizer, self.example(sample_id, epoch)
+        decode, pieces = self.store.tokenizer.decode, self.example(sample_id, epoch)
         prompt = pieces[0].input_ids[: int((pieces[0].labels == IGNORED).sum()) + 1]
         first = self.firsts[sample_id]
         file = self.store.facts["files"][self.stream.files[first]]
-        shown: dict[str, Any] = {"place": f"{file}:{self.stream.lines[first]}", "prompt": prompt}
-        shown |= {s: p.labels[p.labels != IGNORED] for s, p in zip(SIDES, pieces, strict=True)}
-        return {
-            name: value if isinstance(value, str) else tokenizer.decode(value, False)
-            for name, value in shown.items()
-        }
+        shown = {"place": f"{file}:{self.stream.lines[first]}", "prompt": decode(prompt, False)}
+        pairs = zip(SIDES, pieces, strict=True)
+        return shown | {s: decode(p.labels[p.labels != IGNORED], False) for s, p in pairs}
 
 
 class PreferenceDataModule(InstructionDataModule):
@@ -200,7 +202,7 @@ class PreferenceDataModule(InstructionDataModule):
         return audit
 
     def audit_part(self, number: int, dataset: PreferenceDataset) -> AuditPart:
-        hashes = self.store.hashes(number)[dataset.firsts]
+        hashes = dataset.stream.hashes[dataset.firsts]
         of_answers = int((dataset.ends - dataset.begins).sum())
         columns: dict[str, int | str] = {"tokens of answers": of_answers}
         questions = dataset.stream.questions[dataset.firsts]

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, cycle, pairwise, zip_longest
+from itertools import chain, cycle, dropwhile, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +95,8 @@ def read_prompts(
         if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
             raise ValueError('mode score needs "choices", a list of texts that may follow.')
         is_chat, tools = prompt is None, objects_of(row.values, "tools")
-        text = tokenizer.render(messages or (), True, tools) if is_chat else f"{prompt}{separator}"
+        asking = unanswered(messages or ())
+        text = tokenizer.render(asking, True, tools) if is_chat else f"{prompt}{separator}"
         encoded = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
         alone, *joint = (ids.tolist() for ids in encoded)
         return [fitted(alone, ids, is_chat) for ids in joint]
@@ -143,6 +144,11 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
         calls = {"tool_calls": objects_of(message, "tool_calls")} if is_call else {}
         checked.append({**message, "content": content, **calls})
     return prompt, tuple(checked)
+
+
+def unanswered(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a chat without the answer at its end, if there is one."""
+    return [*dropwhile(lambda one: one["role"] == ASSISTANT, reversed(messages))][::-1]
 
 
 def is_answer(message: dict[str, Any]) -> bool:

@@ -102,10 +102,6 @@ class TokenStore(ArrayFolder):
         """Return the stream of one part: 0 train, 1 validation, 2 test."""
         return TokenStream.opened(self.folder, part)
 
-    def hashes(self, part: int) -> np.ndarray:
-        """Return those of a stream, [D] uint64."""
-        return self.stream(part).hashes
-
 
 @dataclass(frozen=True)
 class CorpusRequest:
@@ -384,5 +380,4 @@ class CorpusDataModule(PlannedDataModule):
             for part in parts
         }
         files = files if any(files.values()) else self.demo_files()
-        options = self.request_options()
-        return self.request_class(files, self._options(), self.split, **options)
+        return self.request_class(files, self._options(), self.split, **self.request_options())

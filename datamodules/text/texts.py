@@ -153,7 +153,7 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def build_prompts(self) -> PromptDataset:
         """Return the dataset of prediction."""
-        prompts = self.prompts(self.predict_rows(), self.prompt_tokenizer())
+        prompts = self.prompts(read_rows(self.predict_paths), self.prompt_tokenizer())
         return (ChoiceDataset if self.is_scored else PromptDataset)(prompts)
 
     def prompts(self, rows: Iterable[JsonRow], tokenizer: TextTokenizer) -> Iterator[list[Prompt]]:
@@ -168,10 +168,6 @@ class LanguageModelDataModule(CorpusDataModule):
         generation = self.model.options.get("generation")  # `None` of another model
         return generation is not None and generation.mode == "score"
 
-    def predict_rows(self) -> Iterator[JsonRow]:
-        """Yield the rows of `predict_files`; ValueError where none is named."""
-        return read_rows(self.predict_paths)
-
     @property
     def output_mark(self) -> str:  # type: ignore[override]
         return "scored" if self.is_scored else "completed"
@@ -183,7 +179,7 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the completions or scores; `results` as `complete` returns them."""
-        write_rows(self.predict_rows(), self.written_columns(results), path)
+        write_rows(read_rows(self.predict_paths), self.written_columns(results), path)
 
     def audit(self) -> Audit:
         """Return what is in the files, and what is wrong with them."""
@@ -203,7 +199,7 @@ class LanguageModelDataModule(CorpusDataModule):
     def audit_predict(self, audit: Audit) -> None:
         """Add what is in the files to predict, and what is wrong with them."""
         lengths, keys = list[int](), list[int]()
-        for row in self.predict_rows():
+        for row in read_rows(self.predict_paths):
             try:
                 (prompts,) = self.prompts([row], self.tokenizer)
             except ValueError as error:

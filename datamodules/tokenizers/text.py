@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -74,6 +75,16 @@ class TextTokenizer:
         """Ids of the special tokens, ascending int64; a text is decoded without them."""
         added = self.backend.get_added_tokens_decoder().items()
         return np.array(sorted(i for i, token in added if token.special), np.int64)
+
+    @cached_property
+    def end_ids(self) -> list[int]:
+        """Tokens that end a text: end-of-text, and what the chat template ends an answer with."""
+        chat = [{"role": role, "content": "a turn"} for role in ("user", "assistant")]
+        ends = [self.end_id]
+        with suppress(ValueError):  # without a template, or with one that refuses such a chat
+            _, behind = self.render(chat).rsplit("a turn", 1)
+            ends += self.encode(behind.strip())[:1].tolist()
+        return [i for i in dict.fromkeys(ends) if i == self.end_id or i in self.special_ids]
 
     def encode_batch(
         self, texts: Sequence[str], places: Sequence[str] = (), continues: bool = False

@@ -77,9 +77,10 @@ def model_layout(
         config, stored = transformers_files(network, merged)
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
     ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
-    is_one_of_several = isinstance(ends, list) and tokenizer.end_id in ends
+    if not (isinstance(ends, list) and {*tokenizer.end_ids} <= {*ends}):
+        ends = tokenizer.end_ids if len(tokenizer.end_ids) > 1 else tokenizer.end_id
     config |= {
-        "eos_token_id": ends if is_one_of_several else tokenizer.end_id,
+        "eos_token_id": ends,
         "bos_token_id": tokenizer.begin_id,
         "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
     }

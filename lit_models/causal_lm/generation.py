@@ -84,7 +84,8 @@ class GenerationOptions(DrawOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.refuse({"stop must be a list of texts that are not empty": not all(self.stop)})
+        is_wrong = isinstance(self.stop, str) or not all(self.stop)
+        self.refuse({"stop must be a list of texts that are not empty": is_wrong})
 
 
 class Completions(NamedTuple):
@@ -168,7 +169,7 @@ class Stops:
         self, tokenizer: TextTokenizer, stop: Sequence[str], limit: int | None = None
     ) -> None:
         self.tokenizer, self.limit = tokenizer, limit
-        self.reason_of_token = {tokenizer.end_id: END}
+        self.reason_of_token = dict.fromkeys(tokenizer.end_ids, END)
         self.texts: list[str] = []
         for text in stop:
             ids = tokenizer.encode(text).tolist()

@@ -350,8 +350,7 @@ def check_same(
             facts |= {f"lora.{name}": lora.get(name) for name in ("rank", "alpha", "base_dtype")}
         if is_start:  # more layers may be adapted
             there["lora.base_dtype"] = here["lora.base_dtype"]
-            of_both = set(there["lora.layers"]) & set(here["lora.layers"])
-            here["lora.layers"] = sorted(of_both)
+            here["lora.layers"] = sorted(set(there["lora.layers"]) & set(here["lora.layers"]))
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     changed = [f"{name} {there.get(name)} there and {here.get(name)} here" for name in names]
     if changed:
@@ -435,8 +434,7 @@ class Samples(Callback):
         ledger = ledger_of(trainer)
         if not self.prints_last or (ledger is not None and ledger.is_stopping):
             return
-        step = trainer.strategy.predict_step
-        text, *_ = pl_module.completions(self.dataset, self.options, step)
+        text, *_ = pl_module.completions(self.dataset, self.options, trainer.strategy.predict_step)
         if trainer.is_global_zero:
             shown = Text.assemble("a sample: ", (self.prompts[0], "bold"), text)
             Console(highlight=False).print(shown, soft_wrap=True)

@@ -160,6 +160,8 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 node[key] = dict(node[key]) if isinstance(node.get(key), dict) else {}
                 node = node[key]
             node[last] = load_yaml(value, option)
+            if not isinstance(values[group], Mapping | None):
+                raise ValueError(f"{option} must be a mapping, --{group}.NAME=VALUE, got {value}.")
         elif option == "--config" and mappings:
             for key, item in read_config(find_config(value)).items():
                 if key not in own:

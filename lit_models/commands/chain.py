@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from lit_models.config_files import (
     did_you_mean,
     find_config,
     flat,
+    given_value,
     near_names,
     read_config,
 )
@@ -95,6 +97,12 @@ def chain(
         prefix = (*shlex.split(launcher), *PREFIX)
         read = read_stages(stages or {}, change)
         chosen = chosen_stages(read, only)
+    states, _ = check_outputs(read, chosen, folder, seed)
+    waiting = [stage for stage in chosen if states[stage.name] != "complete"]
+    for stage in waiting[1:]:  # whose options would else be read hours later; the first starts now
+        files = [f"--config={find_config(name)}" for name in stage.config]
+        if given_value(files, "model"):  # else it is that of the checkpoint, which may be to come
+            importlib.import_module("lit_models.cli").ParsedCLI(stage.arguments(folder, seed), True)
     return run_stages(read, chosen, folder, seed, prefix)
 
 
@@ -397,7 +405,7 @@ def run_stages(
         own, is_begun = folder / stage.name, states[stage.name] == "begun"
         arguments = stage.arguments(folder, seed, is_begun)
         if is_begun and stage.verb == "export":
-            shutil.rmtree(own)  # which it would not overwrite
+            shutil.rmtree(own, ignore_errors=True)  # which it would not overwrite
         made = made_from(stage, folder, seed, outputs)
         write_record(folder, stage.name, made)
         own.mkdir(exist_ok=True)

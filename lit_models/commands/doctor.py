@@ -106,8 +106,7 @@ def check_packages() -> list[Diagnosis]:
         return [*out, Diagnosis("packages", "warning", what, todo)]
     for need in map(Requirement, requires("unisono") or []):
         installed = versions.get(need.name)
-        is_other = installed and not need.specifier.contains(installed, True)
-        if need.marker is None and is_other:
+        if need.marker is None and installed and not need.specifier.contains(installed, True):
             what = f"{need.name} {installed} is outside of {need.specifier}"
             todo = f"unisono was never run with it: pip install '{need.name}{need.specifier}'"
             out.append(Diagnosis("packages", "error", what, todo))

@@ -80,10 +80,8 @@ def export(
     print(f"exported  {to}: {name}, {weights} weights of step {step}")
     num_parameters = sum(tensor.numel() for tensor in layout.weights.values())
     num_bytes = sum(file.stat().st_size for file in to.iterdir())
-    print(
-        f"size      {num_parameters:,} parameters in {len(layout.weights)} tensors, "
-        f"{num_bytes / 1e6:,.1f} MB"
-    )
+    size = f"{num_parameters:,} parameters in {len(layout.weights)} tensors"
+    print(f"size      {size}, {num_bytes / 1e6:,.1f} MB")
     for path in sorted(paths_in(init_args)):
         print(f"needs     {path}: read when the module is built; keep it")
     if layout.reader:

@@ -105,8 +105,8 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             f"`unisono plan` reads the plan of the data, and {type(data).__name__} has none; give "
             "a config of one of Unisono's datamodules."
         )
-    found = Forecast(counts)
-    limits = ("max_epochs", "max_steps", "limit_train_batches")
+    found = Forecast(counts, trainer.get("precision"))
+    limits = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
     logging.disable(logging.INFO)  # Lightning's lines on devices
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -127,10 +127,10 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
 
 class Forecast(pl.Callback):
     """Looks at everything that a training has before its first step, and ends it there. `counts`
-    are numbers of devices."""
+    are numbers of devices; the weights take the memory of the run's `precision`."""
 
-    def __init__(self, counts: list[int]) -> None:
-        self.counts = counts
+    def __init__(self, counts: list[int], precision: str | int | None) -> None:
+        self.counts, self.precision = counts, precision
         self.columns: list[dict[str, Any]] = []  # one for each number of devices: label -> value
         self.refused: list[str] = []  # why a run on a number of devices would be refused
         self.summary = ""  # sizes of data and network, in words
@@ -171,7 +171,7 @@ class Forecast(pl.Callback):
             "warm-up steps": None if total is None else warmup,
             "learning rate": max(group.get("initial_lr", group["lr"]) for group in groups),
         }
-        state_gib = state_bytes(pl_module) / GIB
+        state_gib = state_bytes(pl_module, self.precision) / GIB
         sizes = (data.global_batch_size, data.micro_batch_size, data.given_accumulation)
         for count in self.counts:
             try:

@@ -166,8 +166,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
         is_nearer = checkpoint is None or done > checkpoint_step
         if "loops" in content and is_before and is_nearer:
             checkpoint, checkpoint_step = path, done
-    left_out = lineage.left_out.get(step, "")
-    return LedgerStep(run, line, start, left_out, checkpoint, checkpoint_step)
+    return LedgerStep(run, line, start, lineage.left_out.get(step, ""), checkpoint, checkpoint_step)
 
 
 def _say(label: str, text: str) -> None:

@@ -76,7 +76,7 @@ def submit(
     is_chain = given_value(options, "stages") is not None
     if name is None:
         namesake = config_paths(options)[0].resolve().parent if is_chain else run_root(options)
-        name = namesake.name
+        name = re.sub(r"[^A-Za-z0-9_.]+", "-", namesake.name).strip("-._") or "run"
     if not NAME.fullmatch(name) or name in rules.SHELLS:
         raise UsageError(
             f"--name={name}: a job's name has letters, digits, dots, dashes and underscores, and "
@@ -180,8 +180,7 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
     words = [shlex.quote(word) for word in one_word_each([*run, *own])]
     run_folder, root = "", run_root(options)
     if resources.target in jobs.REMOTE:
-        is_asked = given_option(options, ROOT) is not None
-        root = root if is_asked else Path(resources.mount, root)
+        root = root if given_option(options, ROOT) is not None else Path(resources.mount, root)
         if not root.is_absolute() or (resources.mount and not root.is_relative_to(resources.mount)):
             raise UsageError(
                 f"--{ROOT}={root}: a job for {resources.target} needs a folder that all its "
@@ -311,8 +310,7 @@ def job_of_stage(stage: Stage, most: Resources) -> Resources:
             f"stage {stage.name}: a job needs a number of devices, got {count}; give "
             f"--change.{stage.name}.devices=8."
         )
-    is_limited = most.gpus_per_node is not None or most.tasks > 1
-    each = most.tasks if is_limited else count
+    each = most.tasks if most.gpus_per_node is not None or most.tasks > 1 else count
     nodes = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= each)
     gpus = count // nodes if most.gpus_per_node is not None and stage.config else None
     return replace(most, nodes=str(nodes), tasks_per_node=count // nodes, gpus_per_node=gpus)

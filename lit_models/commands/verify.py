@@ -55,14 +55,16 @@ def _show(proof: "Proof", console: Console) -> None:
     worlds = ", ".join(str(size) for size in proof.attempts)
     lines = [("attempts", f"{len(proof.attempts)} (devices: {worlds})")]
     lines += [("discarded", f"{lost} (repeated after the kill)") for lost in proof.discarded]
-    lines.append(("in the weights", f"{proof.num_steps:,} steps, {proof.num_samples:,} samples"))
+    steps = sum(use.num_steps for use in proof.epochs)
+    samples = sum(use.num_samples for use in proof.epochs)
+    lines.append(("in the weights", f"{steps:,} steps, {samples:,} samples"))
     if proof.checkpoints:
         lines.append(("checkpoints", f"{', '.join(proof.checkpoints)}: the ledger's"))
     # A count of samples that are not the plan's would say nothing.
     if proof.status <= Status.NOT_APPLIED:
         lines += proof.epoch_lines()
-        for name, (samples, targets) in proof.sources.items():
-            lines.append((f"of {name}", f"{samples:,} samples, {targets:,} targets"))
+        for name, (own, targets) in proof.sources.items():
+            lines.append((f"of {name}", f"{own:,} samples, {targets:,} targets"))
     for label, text in lines:
         console.print(f"{label:<17} {text}")
     for finding in proof.findings[:SHOWN_FINDINGS]:
@@ -110,16 +112,6 @@ class Proof:
         self.findings.append(Finding(status, text))
 
     @property
-    def num_steps(self) -> int:
-        """Steps that are in the weights."""
-        return sum(use.num_steps for use in self.epochs)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that these steps used."""
-        return sum(use.num_samples for use in self.epochs)
-
-    @property
     def status(self) -> Status:
         """The gravest status."""
         return max((finding.status for finding in self.findings), default=Status.PROVEN)
@@ -148,6 +140,7 @@ _KEYS = {  # that a line of each kind must have
     "event": {"attempt", "event"},
     "step": {"attempt", "epoch", "step", "step_in_epoch", "digest", "samples"},
 }
+_TEXTS = {"event", "digest", "plan_digest", "plan_hash"}  # others of these are whole numbers
 
 
 def _kind(row: Row) -> str:
@@ -171,6 +164,8 @@ def read_ledger(run: Path) -> list[Row]:
     for number, row in enumerate(rows, 1):
         if lacking := _KEYS[_kind(row)] - row.keys():
             raise damaged_file(path, f"it lacks {', '.join(sorted(lacking))}", number)
+        if wrong := [name for name in _KEYS[_kind(row)] - _TEXTS if type(row[name]) is not int]:
+            raise damaged_file(path, f"{wrong[0]} is no whole number", number)
     return rows
 
 

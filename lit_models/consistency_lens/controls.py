@@ -485,7 +485,7 @@ class ControlTable(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         facts = pl_module.recipe["subject"]
         is_random = pl_module.options.random_weights or pl_module.options.path is None
-        own = training_digest(trainer.datamodule.store.hashes(TRAIN))
+        own = training_digest(trainer.datamodule.store.stream(TRAIN).hashes)
         holds = {
             OTHER_DATA: pl_module.recipe[TRAINED_ON] != [own],
             NO_REFERENCE: bool(left_out),

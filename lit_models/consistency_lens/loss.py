@@ -233,8 +233,7 @@ def lens_terms(
     if "contrast" in names:
         found["contrast"] = contrast(lens, batch, activation)
     if names - {*WARM, "contrast"}:
-        key = batch["noise_key"]
-        own = lens.verbalizer.explain(activation, key, temperature, layer=layer)
+        own = lens.verbalizer.explain(activation, batch["noise_key"], temperature, layer=layer)
         rebuilt = lens.reconstructor(own.embeddings, layer)
         found["reconstruction"] = squared_error(rebuilt, activation, variance)
         if "reference" in names:

@@ -187,7 +187,7 @@ class LitConsistencyLens(ExactModule):
             "network": network,
             "subject": facts,
             "lens": asdict(lens),
-            TRAINED_ON: [training_digest(store.hashes(TRAIN))],
+            TRAINED_ON: [training_digest(store.stream(TRAIN).hashes)],
         }
         return continued(trained, recipe, self.trainer)
 
@@ -283,8 +283,7 @@ class LitConsistencyLens(ExactModule):
         """Fit the affine map of the tuned lens, once, to documents of the training part."""
         for index, one in enumerate(self.baselines):
             if one.tuned is None:
-                documents = data.training_sample(NUM_DOCUMENTS)
-                one.tuned = tuned_map(self.lens.subject, documents, index)
+                one.tuned = tuned_map(self.lens.subject, data.training_sample(NUM_DOCUMENTS), index)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         self.fit_tuned_lens(self.trainer.datamodule)  # here, where sharded weights are whole

@@ -24,6 +24,7 @@ from lit_models.causal_lm.pretrained import (
     Network,
     Recipe,
     load_network,
+    most_positions,
     network_from_config,
     read_config,
     read_recipe,
@@ -128,7 +129,10 @@ class Subject(nn.Module):
 
     def of_layers(self, input_ids: Tensor) -> list[Tensor]:
         """Return the activations [B, T, D] of each layer at every token of `input_ids` [B, T]
-        int64; the blocks above the last one are not computed."""
+        int64; the blocks above the last one are not computed. ValueError: beyond its positions."""
+        length, limit = input_ids.shape[1], most_positions(self.network.recipe)
+        if limit is not None and length > limit:
+            raise ValueError(f"a text has {length} tokens, the subject {limit} positions; cut it.")
         return outputs_of(self.layer_blocks, lambda: read(self.lower, input_ids))
 
 

@@ -105,9 +105,6 @@ class PlannedLM(TemplateLM):
         last = chat_history[-1]["content"]
         return text if add_generation_prompt else text[: text.rindex(last) + len(last)]
 
-    def loglikelihood(self, requests: list[Instance], *_: Any) -> list[tuple[float, bool]]:
-        return super().loglikelihood(requests, disable_tqdm=True)
-
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:

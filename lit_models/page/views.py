@@ -202,9 +202,10 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
         from lit_models.commands.verify import verify_run  # with torch
 
         proof = await asyncio.to_thread(verify_run, folders[name])
+        done = sum(use.num_steps for use in proof.epochs)
         planned = sum(use.planned_steps for use in proof.epochs)
         state = "bad" if proof.faults else "good"
-        words("p", f"{proof.num_steps:,} of {planned:,} steps verified.", state)
+        words("p", f"{done:,} of {planned:,} steps verified.", state)
         for line in [": ".join(pair) for pair in proof.epoch_lines()] + proof.faults:
             words("p", line, "note")
 

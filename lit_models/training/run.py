@@ -413,10 +413,10 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     learn = "all of them learn" if trained == number else f"{trained:,} learn"
     lines.append(("parameters", f"{number:,}, {learn}"))
     if plan:
-        trial, measured = plan.get("rehearsal"), ""
-        if trial is not None:
-            measured = f" (auto, {trial['peak_gib']:.2f}/{trial['memory_gib']:.2f} GiB)"
-        replicas = f"{plan['num_replicas']} {'devices' if size == 1 else 'tensor groups'}"
+        trial = plan.get("rehearsal") or {}
+        measured = " (auto, {peak_gib:.2f}/{memory_gib:.2f} GiB)".format(**trial) if trial else ""
+        noun = "device" if size == 1 else "tensor group"
+        replicas = f"{plan['num_replicas']} {noun}{'s' * (plan['num_replicas'] > 1)}"
         parts = f"{plan['micro_batch_size']} x {plan['accumulate_grad_batches']} accumulated"
         batch = f"{plan['global_batch_size']} = {replicas} x {parts}{measured}"
         steps, samples = f"{plan['steps_per_epoch']:,}", f"{plan['samples_per_epoch']:,}"

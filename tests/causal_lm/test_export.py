@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> 
     network = network_from_config(NETWORKS[kind])
     for parameter in network.parameters():  # biases and norms, too
         nn.init.normal_(parameter, std=0.3)
-    recipe: dict[str, Any] = {"tokenizer": byte_tokenizer().to_dict(), "network": NETWORKS[kind]}
+    tokenizer = byte_tokenizer()
+    if kind == "llama":  # another token ends a turn
+        tokenizer.backend.add_special_tokens(["<turn>"])
+        tokenizer = replace(tokenizer, chat_template="{{ messages[1].content }}<turn>")
+    recipe: dict[str, Any] = {"tokenizer": tokenizer.to_dict(), "network": NETWORKS[kind]}
     recipe["lora"] = None
     if has_lora:
         wanted = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0, **options)
@@ -83,8 +88,7 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
     export(tmp_path / "a.ckpt", to=tmp_path / "model")
     (tmp_path / "a.ckpt").unlink()
 
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    ids = AutoTokenizer.from_pretrained(tmp_path / "model")(PROMPT, return_tensors="pt").input_ids
     assert ids[0].tolist() == byte_tokenizer().encode(PROMPT).tolist()
     theirs, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True
@@ -95,8 +99,8 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
     expected = logits(network, ids)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.1
-    end = byte_tokenizer().end_id
-    assert theirs.config.eos_token_id == ([7, 256] if kind == "gpt2" else end)
+    ends = {"gpt2": [7, 256], "llama": [256, 257]}  # there already; of a turn as well
+    assert theirs.config.eos_token_id == ends.get(kind, 256)
 
     ours = LitCausalLM.from_exported(tmp_path / "model")
     torch.testing.assert_close(logits(ours.network, ids), expected, rtol=1e-4, atol=1e-5)

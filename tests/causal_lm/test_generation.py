@@ -1,5 +1,6 @@
 """Generation, with a cache as without one; drawing a token; scores of continuations."""
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -194,6 +195,9 @@ def test_a_stop_text_may_begin_in_a_token_or_be_one():
         assert tiny.completed(
             Recites(ids, 8), [[0]], GenerationOptions(9, stop=[stop]), [0], tokenizer
         ) == [expected]
+    chats = replace(tokenizer, chat_template="{{ messages[1].content }}<user>")  # another end
+    got = tiny.completed(Recites([0, 4, 3, 7, 6], 8), [[0]], GenerationOptions(9), [0], chats)
+    assert got == [([0, 4, 3], "end", "xy.!")]
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
@@ -209,6 +213,7 @@ def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
         ({"top_k": 0}, "top_k must be at least 1 or None for all, got 0"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"stop": [""]}, "stop must be a list of texts that are not empty"),
+        ({"stop": "ab"}, "stop must be a list of texts that are not empty, got .ab."),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -42,8 +42,7 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
     ) -> int:
         Path("calls.txt").write_text("")
         stages = read_stages(given or stages_of(**options), changes)
-        chosen = chosen_stages(stages, only)
-        return run_stages(stages, chosen, Path("out"), 1, STAND_IN)
+        return run_stages(stages, chosen_stages(stages, only), Path("out"), 1, STAND_IN)
 
     return run
 
@@ -126,13 +125,27 @@ def test_some_stages_run_alone_if_what_they_take_is_complete(chain):
 
 def test_a_stage_or_a_config_that_there_is_not_is_named(chain, unisono):
     Path("chain.yaml").write_text(yaml.safe_dump({"stages": stages_of()}, sort_keys=False))
-    for option, meant in (("--only=dmp", "dump"), ("--change.exprt.devices=2", "export")):
+    for option, words in (
+        ("--only=dmp", "there is no such stage. Did you mean dump?"),
+        ("--change.exprt.devices=2", "there is no such stage. Did you mean export?"),
+        ("--change=3", "--change must be a mapping, --change.NAME=VALUE, got 3."),
+    ):
         status, output = unisono("chain", "--config=chain.yaml", option)
-        assert status == 2
-        assert f"there is no such stage. Did you mean {meant}?" in " ".join(output.split())
+        assert (status, words in " ".join(output.split())) == (2, True), output
     Path("mine.yaml").unlink()
     with pytest.raises(FileNotFoundError, match="--config mine.yaml: this file does not exist"):
         chain()
+
+
+def test_options_of_a_later_stage_are_read_before_any_is_run(unisono, toy_config):
+    stages = {name: {"verb": "fit", "config": "toy.yaml"} for name in ("one", "two")}
+    Path("chain.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    option = "--change.two.options.trainer.max_epoch=2"
+    status, output = unisono("chain", "--config=chain.yaml", option)
+    assert (status, "`--change.two.options.trainer.max_epoch`. Did you" in output) == (2, True), (
+        output
+    )
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(

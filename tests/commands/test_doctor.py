@@ -139,8 +139,7 @@ def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = ["-m", "lit_models", "doctor", "--collectives", "--timeout_s=4"]
     command.append(f"--folder={tmp_path}")
-    ranks = [started(*command, **place, RANK=rank) for rank in ("0", "1")]
-    statuses, printed = finished(*ranks)
+    statuses, printed = finished(*[started(*command, **place, RANK=rank) for rank in ("0", "1")])
     assert statuses == [1, 1], "\n".join(printed)
     reasons = ("2/3 clients joined", "wait timeout after 4000ms")
     for rank, (text, reason) in enumerate(zip(printed, reasons, strict=True)):

@@ -43,6 +43,7 @@ def test_rate_and_warm_up_are_those_of_the_schedule():
     ("options", "label", "value"),
     [
         (["--trainer.limit_train_batches=3"], "steps per epoch", 3),
+        (["--trainer.overfit_batches=3"], "steps per epoch", 3),
         (["--trainer.limit_train_batches=3"], "samples seen", 3 * 8),
         (["--trainer.limit_train_batches=3"], "targets per epoch", 52 + 58 + 23),
         (["--trainer.max_steps=5"], "steps in all", 5),
@@ -57,6 +58,8 @@ def test_memory_of_the_state_by_hand():
     state = 13 * 16  # of the toy's weights, in float32
     assert rows["GiB, ddp"] == pytest.approx([state / GIB] * 2)
     assert rows["GiB, fsdp"] == pytest.approx([state / GIB, state / 2 / GIB])
+    rows = rows_of("--trainer.precision=bf16-true", devices=(1,))
+    assert rows["GiB, ddp"] == pytest.approx([state / 2 / GIB])
 
 
 def test_groups_that_share_samples_are_not_planned(unisono, toy_config):

@@ -137,8 +137,7 @@ def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path, replayed):
     skipping = ["--trainer.callbacks+=lit_models.training.NonFinite"]
     skipping += ["--trainer.callbacks.policy=skip"]
     run = fit(tmp_path, "--data.nan_sample=20", "--data.num_samples=30", *skipping)
-    lines = ledger_lines(run)
-    step = next(line["step"] for line in lines if not line["is_finite"])
+    step = next(line["step"] for line in ledger_lines(run) if not line["is_finite"])
     content, output = replayed(run, step, "--advance=true", status=1)
     assert content["faults"] == {"values of the batch": [20], "gradient of model.0": []}
     assert math.isnan(content["loss"])

@@ -148,6 +148,8 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
     assert " '--config=a b.yaml' --seed_everything=4 --ckpt_path=auto" in text
     assert text.count("default_root_dir=runs/toy_12") == 1
     assert "--trainer.accelerator" not in text
+    assert submit(*typed, "--trainer.default_root_dir=runs/my toy, 3")[0] == 0
+    assert "default_root_dir=runs/my toy, 3'" in commands(Path("jobs/my-toy-3/job.sh"))
 
 
 def test_other_scripts_are_never_overwritten(submit) -> None:
@@ -202,8 +204,7 @@ def test_a_file_where_a_folder_is_needed_is_refused(submit, name: str, way_out: 
 
 def test_a_run_without_a_config_is_one(unisono: Unisono, toy_config: Path) -> None:
     run = ["--model=tests.toy.LitToy", "--data=tests.toy.ToyData", "--name=toy"]
-    optimizer = "--model.optimizer=torch.optim.SGD"
-    status, output = unisono("submit", "--dry-run", *run, optimizer)
+    status, output = unisono("submit", "--dry-run", *run, "--model.optimizer=torch.optim.SGD")
     assert status == 0, output
 
 

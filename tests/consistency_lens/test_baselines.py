@@ -45,8 +45,7 @@ def test_the_map_is_the_least_squares_fit_over_all_tokens_and_no_padding():
     inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
     squares = inputs.T @ inputs
     ridge = 1e-4 * np.diag(np.diag(squares))
-    products = inputs.T @ np.concatenate(above) + ridge[:, :16]
-    expected = np.linalg.solve(squares + ridge, products)
+    expected = np.linalg.solve(squares + ridge, inputs.T @ np.concatenate(above) + ridge[:, :16])
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
     pieces = [{n: v[at] for n, v in batch.items()} for at in (slice(3), slice(3, 8))]
     torch.testing.assert_close(tuned_map(subject, pieces), found, rtol=1e-9, atol=1e-12)

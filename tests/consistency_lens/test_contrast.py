@@ -66,8 +66,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
     activation, number = activations(1), 1500
     wrong = torch.randn(1, 3, 16, generator=torch.manual_seed(3)).double()
     learner = lens.requires_grad_(False).verbalizer.map_bias.requires_grad_()
-    keys = torch.arange(number) * 1001
-    batch = {"noise_key": keys, "wrong": wrong.expand(number, -1, -1)}
+    batch = {"noise_key": torch.arange(number) * 1001, "wrong": wrong.expand(number, -1, -1)}
     found = contrast(lens, batch, activation.expand(number, -1))  # type: ignore[arg-type]
     (gradient,) = torch.autograd.grad(found.mean(), learner)
 

@@ -59,8 +59,7 @@ def test_activations_are_those_that_transformers_has(tmp_path: Path, kind: str, 
         ids = pieces.tokens(number)[None, :-1]
         at = np.array(store.array(0, "position")[piece == number])
         batches.append((ids, np.ones_like(ids), [at]))
-    model = AutoModel.from_pretrained(path).double().eval()
-    expected = plain_activations(model, layer, batches)
+    expected = plain_activations(AutoModel.from_pretrained(path).double().eval(), layer, batches)
     np.testing.assert_allclose(store.array(0, "activations"), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -89,16 +88,14 @@ def notes_of(folder: Path, data: ActivationDataModule) -> tuple[list[Any], Any]:
     )
     adamw = partial(torch.optim.AdamW, lr=1e-3)
     module = Noting(adamw, subject(), losses, lens=LensOptions(num_words=2))
-    runs = trainer(folder, precision="64-true", max_steps=STEPS, limit_val_batches=0)
-    runs.fit(module, data)
+    trainer(folder, precision="64-true", max_steps=STEPS, limit_val_batches=0).fit(module, data)
     return module.notes, data.plan("train", 0)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("same")
-    files = stories(folder, 60)
-    dumped(folder / "kept", files, precision="64-true")
+    dumped(folder / "kept", stories(folder, 60), precision="64-true")
     return folder
 
 

@@ -29,8 +29,7 @@ def trained(tmp_path_factory):
         path=str(saved_with_bytes(folder / "gpt2", "GPT2", n_positions=32)), layer=1
     )
     data = story_data(folder, tokenizer=None)
-    module = lens_module(subject)
-    path = fitted(folder / "run", module, data, max_steps=3, precision=32)
+    path = fitted(folder / "run", lens_module(subject), data, max_steps=3, precision=32)
     export(path, to=folder / "lens", class_path=CLASS)
     return folder
 

@@ -193,8 +193,7 @@ def run(folder, name, module, data, **options):
 
 
 def test_a_lens_of_one_layer_in_lists_is_the_lens_of_that_layer(stores, tmp_path):
-    path = str(stores / "acts" / "layer-1")
-    plain = ActivationDataModule(path, global_batch_size=16)
+    plain = ActivationDataModule(str(stores / "acts" / "layer-1"), global_batch_size=16)
     one = run(tmp_path, "plain", lens_module(subject(1)), plain, precision=32)
     other = run(tmp_path, "lists", module_on(1), store_data(stores, 1), precision=32)
     assert one["lens_recipe"] == other["lens_recipe"]

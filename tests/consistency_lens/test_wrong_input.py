@@ -162,14 +162,17 @@ def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path):
 
 
 def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not(tmp_path):
-    def fit(positions: Any, num_prompt: int) -> None:
+    def fit(positions: Any, num_prompt: int) -> Any:
         sizes = {"max_positions": 32, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
         subject = SubjectOptions(layer=0, network=DecoderConfig(**sizes, positions=positions))
         module = lens_module(subject, lens=LensOptions(num_words=2, num_prompt=num_prompt))
         run = tmp_path / f"{positions}-{num_prompt}"
         lens_trainer(run, max_steps=1).fit(module, story_data(tmp_path))
+        return module
 
-    fit("learned", 30)  # 30 + 1 + 2 - 1 = 32
+    module = fit("learned", 30)  # 30 + 1 + 2 - 1 = 32
+    with pytest.raises(ValueError, match="a text has 41 tokens, the subject 32 positions"):
+        module.explain(["the " * 40])
     fit("rotary", 31)
     with pytest.raises(ValueError, match=r"num_words 2 .* 31 need 33 .* learnt 32; lower"):
         fit("learned", 31)

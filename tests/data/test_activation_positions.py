@@ -63,8 +63,9 @@ def test_other_seeds_draw_other_positions():
 
 
 def test_a_negative_position_is_refused():
-    with pytest.raises(ValueError, match="positions.min_position must be at least 0, got -1"):
-        PositionRule(min_position=-1)
+    for name, least in (("min_position", 0), ("per_document", 1)):
+        with pytest.raises(ValueError, match=f"positions.{name} must be at least {least}, got -1"):
+            PositionRule(**{name: -1})
 
 
 def test_long_documents_are_cut_and_no_position_is_lost(tmp_path):
@@ -75,11 +76,11 @@ def test_long_documents_are_cut_and_no_position_is_lost(tmp_path):
     # Bytes between a begin and an end token: 6, 24, 2 and 13 positions, cut at 7.
     assert pieces.sizes.tolist() == [6, 7, 7, 7, 3, 2, 7, 6]
     assert pieces.document.tolist() == [0, 1, 1, 1, 1, 2, 3, 3]
-    assert max(len(pieces.tokens(i)) for i in range(len(pieces))) == 8
+    assert max(len(pieces.tokens(i)) for i in range(len(pieces.starts))) == 8
     for document, text in enumerate(texts):
         own = [pieces.tokens(i) for i in np.flatnonzero(pieces.document == document)]
         read = np.concatenate([own[0][:1], *(tokens[1:] for tokens in own)])
         assert pieces.store.tokenizer.decode(read) == text
         assert all(a[-1] == b[0] for a, b in pairwise(own))
-    assert len(set(pieces.hashes.tolist())) == len(pieces)
-    assert pieces.hashes[0] == pieces.store.hashes(0)[0]
+    assert len(set(pieces.hashes.tolist())) == len(pieces.starts)
+    assert pieces.hashes[0] == pieces.stream.hashes[0]

@@ -45,8 +45,7 @@ def test_components_are_those_of_the_singular_values_with_a_fixed_sign() -> None
     found = statistics_of(cut(sample(), 64)).components
     _, _, rows = np.linalg.svd(x - x.mean(0), full_matrices=False)
     assert found.shape == (WIDTH, WIDTH)
-    products = (found * rows).sum(1)
-    np.testing.assert_allclose(np.abs(products), 1, atol=1e-5)
+    np.testing.assert_allclose(np.abs((found * rows).sum(1)), 1, atol=1e-5)
     assert (found[np.arange(WIDTH), np.abs(found).argmax(1)] > 0).all()
 
 

@@ -129,8 +129,7 @@ def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path):
 def test_documents_are_counted_and_none_is_lost(tmp_path):
     rows = ["hen " * 5, "cow", "cow"]
     path = rows_file(tmp_path / "mine.jsonl", [{"text": text} for text in rows])
-    data = TextDataModule(path, context_length=8, split=TextSplit(validation_share=0))
-    audit = data.audit()
+    audit = TextDataModule(path, context_length=8, split=TextSplit(validation_share=0)).audit()
     (part,) = audit.parts
     assert (list(part.lengths), part.num_duplicates) == ([22, 5, 5], 1)
     assert part.columns == {

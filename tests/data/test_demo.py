@@ -65,8 +65,7 @@ def test_the_demo_text_holds_topics_and_docstrings_once_each():
 
 
 def test_demo_instructions_ask_for_a_name_and_answer_in_words():
-    path = demo.demo_instructions()
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in demo.demo_instructions().read_text("utf-8").splitlines()]
     answers = {row["prompt"]: row["completion"] for row in rows}
     found = answers["What does FTP.storbinary of the module ftplib do?"]
     assert found == "Store a file in binary mode. A new port is created for you."
@@ -114,7 +113,7 @@ def test_the_datamodule_reads_them_where_no_file_is_named(tmp_path, monkeypatch)
     data.setup("fit")
     data.setup("test")
     assert data.tokenizer.vocab_size == 128
-    assert [len(data.store.hashes(part)) for part in range(3)] == [600, 20, 10]
+    assert [len(data.store.stream(part).hashes) for part in range(3)] == [600, 20, 10]
     assert len(data.datasets["train"].lengths) == 600  # each story is a row
     text = data.datasets["test"].describe(0, 0)["document 1"]
     assert text.startswith("<|endoftext|> ")

@@ -444,9 +444,7 @@ def test_wrong_options_are_refused(options, message):
 
 
 def test_an_unknown_character_is_named_with_its_row(make, tmp_path):
-    rows = [GOOD, {"prompt": "How?", "completion": " Zo."}]
-    held = rows_file(tmp_path / "held.jsonl", rows)
-    options = TokenizerOptions("characters")
-    data = make(GOOD, tokenizer=options, validation_files=held)
+    held = rows_file(tmp_path / "held.jsonl", [GOOD, {"prompt": "How?", "completion": " Zo."}])
+    data = make(GOOD, tokenizer=TokenizerOptions("characters"), validation_files=held)
     with pytest.raises(ValueError, match=r'held.jsonl:2: .*does not know the character "Z"'):
         data.prepare_data()

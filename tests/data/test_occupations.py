@@ -20,8 +20,7 @@ from tests.occupation_tables import COLUMNS, ROWS, many, module, table
 
 
 def texts_of(batch: dict[str, torch.Tensor]) -> list[str]:
-    rows = batch["input_ids"].tolist()
-    return ["".join(chr(point) for point in row if point) for row in rows]
+    return ["".join(chr(point) for point in row if point) for row in batch["input_ids"].tolist()]
 
 
 def test_batches_hold_the_normalised_rows(tmp_path):
@@ -90,8 +89,7 @@ def test_seen_and_unseen_are_marked_in_evaluation(tmp_path):
     ]
     data = module(tmp_path, many(20), test_files=table(tmp_path / "t.csv", held_out))
     data.setup("test")
-    dataset = data.datasets["test"]
-    batch = dataset.batch(np.arange(3), 0)
+    batch = data.datasets["test"].batch(np.arange(3), 0)
     assert batch["is_seen_text"].tolist() == [True, False, False]
     assert batch["is_seen_code"].tolist() == [True, True, False]
 
@@ -108,8 +106,7 @@ def test_descriptions_become_training_examples_but_make_no_code_seen(tmp_path):
     dataset = data.datasets["train"]
     batch = dataset.batch(np.arange(len(dataset.lengths)), 0)
     assert texts_of(batch) == ["smed", "smith, general", "tailor"]
-    checked = data.datasets["validation"]
-    batch = checked.batch(np.array([0]), 0)
+    batch = data.datasets["validation"].batch(np.array([0]), 0)
     assert batch["is_seen_code"].tolist() == [False]
     with pytest.raises(ValueError, match="descriptions_as_examples needs a code book"):
         module(tmp_path, train, code_book=CodeBookOptions(None, True)).setup("fit")
@@ -132,8 +129,7 @@ def test_the_fingerprint_follows_the_content_not_the_place(tmp_path):
         (tmp_path / name).mkdir()
     first, moved = module(tmp_path, ROWS), module(tmp_path / "other", ROWS)
     changed = module(tmp_path / "third", [*ROWS[:-1], ("nan", "", "-2", "")])
-    shorter = module(tmp_path, ROWS, text=TextOptions(max_length=9))
-    all_of_them = (first, moved, changed, shorter)
+    all_of_them = (first, moved, changed, module(tmp_path, ROWS, text=TextOptions(max_length=9)))
     prints = [open_store(data.store_request()).fingerprint for data in all_of_them]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3

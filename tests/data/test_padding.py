@@ -55,8 +55,7 @@ def padding(data: Any) -> float:
     """Return the share of an epoch's positions that hold no token."""
     data.prepare_data()
     data.setup("fit")
-    found = np.array([counted(batch) for batch in data.train_dataloader()])
-    tokens, positions = found.sum(0)
+    tokens, positions = np.array([counted(batch) for batch in data.train_dataloader()]).sum(0)
     return 1 - tokens / positions
 
 

@@ -98,8 +98,7 @@ def test_fillers_repeat_the_shortest_sample_with_weight_zero():
 @given(replicas=st.integers(1, 4), done=st.sets(st.integers(0, 6)))
 @settings(max_examples=40, deadline=None)
 def test_prediction_batches_are_whole_and_the_same_on_any_device_count(replicas, done):
-    lengths = lengths_of(50)
-    plan = planning.make_plan(request(50, 8, shuffle=False), lengths, 0)
+    plan = planning.make_plan(request(50, 8, shuffle=False), lengths_of(50), 0)
     shares = [
         list(planning.iterate_whole_batches(plan, replicas, rank, frozenset(done)))
         for rank in range(replicas)

@@ -16,6 +16,7 @@ from datamodules.core.planned import collated
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import Prompt, PromptDataset, read_prompts, read_rows, write_rows
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
+from tests.text_corpora import rows_file
 
 TOKENIZER = byte_tokenizer()
 BEGIN = TOKENIZER.begin_id
@@ -30,18 +31,12 @@ class ChatTokenizer(TextTokenizer):
 
 
 CHATS = ChatTokenizer(TOKENIZER.backend, TOKENIZER.end_id, BEGIN, "a template")
-TALK = [{"role": "user", "content": "Hi"}]
-
-
-def written(folder: Path, rows: list) -> Path:
-    path = folder / "mine.jsonl"
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
+TALK, ANSWER = [{"role": "user", "content": "Hi"}], {"role": "assistant", "content": "No"}
 
 
 def dataset(folder, rows, tokenizer=TOKENIZER, **options) -> PromptDataset:
-    return PromptDataset(read_prompts(read_rows([written(folder, rows)]), tokenizer, **options))
+    path = Path(rows_file(folder / "mine.jsonl", rows))
+    return PromptDataset(read_prompts(read_rows([path]), tokenizer, **options))
 
 
 def ids_of(data: PromptDataset, sample: int) -> list[int]:
@@ -64,8 +59,8 @@ def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(t
 def test_chats_of_other_keys_are_asked_as_messages(tmp_path):
     rows = [
         {"conversations": [{"from": "human", "value": "Hi"}]},
-        {"instruction": "Hi", "input": ""},
-        {"messages": TALK, "tools": [{"role": "tool", "content": "look"}]},
+        {"instruction": "Hi", "input": "", "output": "No"},  # an answer is not asked for
+        {"messages": [*TALK, ANSWER], "tools": [{"role": "tool", "content": "look"}]},
     ]
     data, asked = dataset(tmp_path, rows, CHATS), "user: Hi\nassistant: "
     texts = [TOKENIZER.decode(ids_of(data, i)) for i in range(3)]

@@ -192,8 +192,7 @@ def test_files_that_share_texts_judge_as_they_did_in_training(tmp_path) -> None:
 @pytest.mark.parametrize(("named", "drawn"), [("test", "validation"), ("validation", "test")])
 def test_only_the_part_without_a_file_is_drawn(tmp_path, named, drawn) -> None:
     train, other = (table(tmp_path / f"{n.start}.csv", n) for n in (range(50), range(50, 60)))
-    files = {"train": train, named: other}
-    trained = data_of(files, split=SplitOptions(0.2, 0.2))
+    trained = data_of({"train": train, named: other}, split=SplitOptions(0.2, 0.2))
     trained.setup("fit")
     trained.setup("test")
     sizes = {part: len(dataset.texts) for part, dataset in trained.datasets.items()}
@@ -207,8 +206,7 @@ def test_a_stride_that_would_leave_out_tokens_is_refused(tmp_path) -> None:
     chunks = ChunkOptions(most=3, stride=9)
     with pytest.raises(ValueError, match=r"stride is 9, and a chunk holds 8 tokens .* Lower"):
         data_of({"train": path}, text=text, chunks=chunks).setup("fit")
-    data = data_of({"train": path}, text=text, chunks=ChunkOptions(most=3, stride=8))
-    data.setup("fit")
+    data_of({"train": path}, text=text, chunks=ChunkOptions(most=3, stride=8)).setup("fit")
 
 
 def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
@@ -219,8 +217,7 @@ def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
     }
     path = tmp_path / "mine.csv"
     path.write_text("text,level,sold,tags\na,1.0,1.0,cheap\nb,3,no,old\nc,2.0,0.0,\n")
-    request = ScoredRequest({0: [path]}, TextColumns(), heads)
-    store = open_store(request)
+    store = open_store(ScoredRequest({0: [path]}, TextColumns(), heads))
     assert store.heads["level"]["classes"] == ["1", "2", "3"]
     expected = [[0, 1, 0, 1], [2, 0, 1, 0], [1, 0, np.nan, np.nan]]
     np.testing.assert_array_equal(store.labels, expected)

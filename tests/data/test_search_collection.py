@@ -86,8 +86,7 @@ def test_any_text_is_a_document(texts):
         rows = [{"_id": f"x{i}", "text": text} for i, text in enumerate(texts)]
         folder = write_beir(Path(name), [])
         write_lines(folder / "corpus.jsonl", *map(json.dumps, rows))
-        request = CollectionRequest(str(folder))
-        collection = open_collection(request, "reject")
+        collection = open_collection(CollectionRequest(str(folder)), "reject")
         assert [collection.documents[i].text for i in range(len(texts))] == texts
 
 
@@ -342,8 +341,7 @@ def test_a_wrong_row_is_named_and_left_out(tmp_path, name, row, message):
     with (folder / name).open("a") as file:
         file.write(row + "\n")
     refused(folder, message)
-    request = CollectionRequest(str(folder), split=WHOLE)
-    collection = open_collection(request, "reject")
+    collection = open_collection(CollectionRequest(str(folder), split=WHOLE), "reject")
     assert len(collection.judgements(TRAIN).query) == 3  # the sound ones
     assert (len(collection.documents), len(collection.queries)) == (3, 3)
     assert collection.documents[0].title == "Wings"  # the first of a repeated id stays

@@ -43,8 +43,7 @@ def ms_marco(folder: Path) -> CollectionRequest:
 
 def esci(folder: Path, examples: dict[str, list[object]] = EXAMPLES) -> CollectionRequest:
     for name, columns in (("products", PRODUCTS), ("examples", examples)):
-        path = folder / f"shopping_queries_dataset_{name}.parquet"
-        pq.write_table(pa.table(columns), path)
+        pq.write_table(pa.table(columns), folder / f"shopping_queries_dataset_{name}.parquet")
     return CollectionRequest(str(folder))
 
 

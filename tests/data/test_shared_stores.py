@@ -40,8 +40,7 @@ def texts(size: int, number: int = NUMBER) -> list[str]:
 
 def lens(folder: Path, size: int) -> Any:
     shape = DecoderConfig(max_positions=16, hidden_size=4 * size, num_layers=1, num_heads=2)
-    subject = SubjectOptions(layer=0, network=shape)
-    dumped(folder / "store", stories(folder, 60), subject)
+    dumped(folder / "store", stories(folder, 60), SubjectOptions(layer=0, network=shape))
     return ActivationDataModule(str(folder / "store"), global_batch_size=8)
 
 

@@ -52,8 +52,7 @@ def test_each_code_with_enough_strings_has_its_shares() -> None:
 
 def test_small_codes_get_their_shares_on_average_and_keep_one_string_for_training() -> None:
     texts = [f"t{i}" for i in range(3000)]
-    codes = [str(i // 2) for i in range(3000)]
-    parts = split_by_stem(texts, codes, SplitOptions(0.2, 0.1))
+    parts = split_by_stem(texts, [str(i // 2) for i in range(3000)], SplitOptions(0.2, 0.1))
     assert np.bincount(parts) / 3000 == pytest.approx([0.7, 0.2, 0.1], abs=0.02)
     assert (np.bincount(parts.reshape(-1, 2).min(axis=1)) == [1500]).all()
 

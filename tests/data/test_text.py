@@ -158,8 +158,7 @@ def test_blocks_begin_elsewhere_in_each_epoch_and_evaluation_at_the_beginning():
     assert len(set(phases[:3])) == 3
     assert phases[:2] == phases[:2:-1]
     assert data.phase(0) != BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, 16, 8).phase(0)
-    validation = BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, 16, None)
-    (first,) = validation.example(0, 5)
+    (first,) = BlockDataset(StreamStore(stream, TOKENIZER), TRAIN, 16, None).example(0, 5)
     assert first.input_ids.tolist() == stream.tokens[:16].tolist()
 
 
@@ -225,7 +224,7 @@ def test_without_files_the_demo_text_is_divided_by_documents(monkeypatch):
     monkeypatch.undo()  # the cache of all tests has the demo, most likely
     data = TextDataModule(split=TextSplit(0.1, 0.05))
     data.setup("fit")
-    counts = [len(data.store.hashes(part)) for part in (TRAIN, VALIDATION, TEST)]
+    counts = [len(data.store.stream(part).hashes) for part in (TRAIN, VALIDATION, TEST)]
     assert sum(counts) > 1500
     assert [round(count / sum(counts), 2) for count in counts] == [0.85, 0.1, 0.05]
     assert "document 1" in data.datasets["train"].describe(0, 0)
@@ -236,11 +235,11 @@ def test_validation_and_test_files_are_read_as_they_are(tmp_path, corpus):
     data = text_module(corpus, validation_files=held[0], test_files=held[1])
     data.setup("fit")
     data.setup("test")
-    counts = [len(data.store.hashes(part)) for part in (TRAIN, VALIDATION, TEST)]
+    counts = [len(data.store.stream(part).hashes) for part in (TRAIN, VALIDATION, TEST)]
     assert counts == [20, 1, 1]
     data = text_module(corpus, test_files=held[1], split=TextSplit(0.2, 0.2))
     data.setup("fit")
-    counts = [len(data.store.hashes(part)) for part in (TRAIN, VALIDATION, TEST)]
+    counts = [len(data.store.stream(part).hashes) for part in (TRAIN, VALIDATION, TEST)]
     assert counts == [16, 4, 1]
 
 

@@ -74,10 +74,9 @@ def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
 @pytest.mark.parametrize("by", ["documents", "tail"])
 def test_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatch, by):
     rows = [{"text": f"row {i} " + "wörd " * (i % 7)} for i in range(20)]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
     files = [
         text_file(tmp_path / "a.txt", "One line.\nAnd anöther line.\n" * 10),
-        text_file(tmp_path / "b.jsonl", lines),
+        Path(rows_file(tmp_path / "b.jsonl", rows)),
         text_file(tmp_path / "c.txt", "The end."),
     ]
     asked = request(files, TextSplit(0.3, 0.1, by=by))
@@ -105,7 +104,7 @@ def test_a_vocabulary_comes_from_training_documents_alone(tmp_path):
 def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning.pytorch.datamodules")
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')
-    assert len(request([path]).open().hashes(TRAIN)) == 1
+    assert len(request([path]).open().stream(TRAIN).hashes) == 1
     (said,) = caplog.messages
     assert said.startswith("Tokenised 1 documents, 3 tokens, in ")
     assert said.endswith(f"; 2 documents without a text are left out, the first at {path}:2.")
@@ -142,7 +141,7 @@ def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypat
         with pytest.raises(RuntimeError, match="while it was read; start again"):
             asked.open()
     written("one two three")
-    assert len(asked.open().hashes(TRAIN)) == 3
+    assert len(asked.open().stream(TRAIN).hashes) == 3
 
 
 def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypatch):

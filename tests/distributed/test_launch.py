@@ -60,8 +60,7 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
             assert verify_run(folder).status == Status.PROVEN
     # Whoever resumes takes the newest: that of the second command, if it was apart.
     newest = next(f for f in (tmp_path / "toy-2", tmp_path / "toy") if f.exists())
-    lines = (newest / "ledger.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in (newest / "ledger.jsonl").read_text().splitlines()]
     assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
 
 

@@ -89,8 +89,7 @@ def small_jobs(sizes: tuple[int, ...], num_processes: int) -> list[dict[str, Any
             data = {"num_samples": rows, "num_evaluated": rows, "global_batch_size": 8}
             name = f"rows{rows}-{num_processes}-{strategy}"
             job = {"name": name, "family": "toy", "strategy": strategy, "data": data}
-            few = {"trainer": {"max_steps": 3}, "last": {"every_n_steps": 3}}
-            jobs.append({**job, **few})
+            jobs.append({**job, **{"trainer": {"max_steps": 3}, "last": {"every_n_steps": 3}}})
     return jobs
 
 

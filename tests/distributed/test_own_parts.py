@@ -33,8 +33,7 @@ def houses(tmp_path: Path) -> Path:
 
 
 def unisono(folder: Path, *arguments: str) -> str:
-    place = {"PYTHONPATH": str(ROOT)}
-    done = run("-c", THERE, str(folder), "bin/unisono.py", *arguments, **place)
+    done = run("-c", THERE, str(folder), "bin/unisono.py", *arguments, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 

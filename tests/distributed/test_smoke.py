@@ -39,5 +39,5 @@ def test_a_debug_config_runs(tmp_path: Path, name: str, devices: int) -> None:
     else:
         printed = in_world(devices, unisono_here, *command)
     assert "test/" in printed
-    assert f"= {devices} devices x" in printed
+    assert f"= {devices} device{'s' * (devices > 1)} x" in printed
     assert (tmp_path / "run" / "checkpoints" / "best.ckpt").exists()

@@ -73,8 +73,7 @@ def test_rows_hold_each_position_of_the_documents_once_whatever_the_seams(
 
 
 def test_blocks_use_each_position_of_each_shard_once_and_cut_elsewhere_each_epoch(tmp_path):
-    folder = write_folder(tmp_path)
-    dataset = module(folder, layout="blocks").datasets["train"]
+    dataset = module(write_folder(tmp_path), layout="blocks").datasets["train"]
     expected = Counter()
     for path in tmp_path.rglob("*.ds"):
         tokens = np.fromfile(path, "<u2").tolist()
@@ -158,6 +157,7 @@ def test_a_manifest_gives_digests_and_its_sizes_are_checked(tmp_path):
         ("tokenizer", {}, "holds no tokenizer.json; name the tokenizer of the shards"),
         ("other", {}, "are different tokenizers; name shards of one tokenizer"),
         ("ends", {}, "its index ends at token 9,999: tokens have 2 or 4 bytes"),
+        ("cut", {}, r"its index ends at token [\d,]+: tokens have 2 or 4 bytes"),
         ("order", {}, "is damaged: its ends do not ascend"),
         ("token", {}, "hold token 5000, and their tokenizer has 257: name"),
         ("", {"layout": "blocks", "split": TextSplit(0.1)}, "layout blocks joins documents"),
@@ -178,6 +178,8 @@ def test_wrong_shards_and_options_are_named(tmp_path, change, options, message):
     elif change in ("ends", "order"):
         ends[-1 if change == "ends" else 3] = 9999
         ends.tofile(f"{path}.index")
+    elif change == "cut":
+        ends.view(np.uint8)[:-3].tofile(f"{path}.index")
     elif change == "token":
         write_shard(path, [np.array([1, 5000, 2])])
     with pytest.raises(ValueError, match=message):

@@ -155,8 +155,7 @@ def test_a_micro_batch_without_a_loss_is_refused(tmp_path):
 
 
 def test_a_resume_with_another_cut_is_refused(tmp_path):
-    saver = LastCheckpoint(every_n_steps=2, every_epoch=False)
-    fit(tmp_path, [BitwiseSum(), saver], max_steps=2)
+    fit(tmp_path, [BitwiseSum(), LastCheckpoint(every_n_steps=2, every_epoch=False)], max_steps=2)
     last = tmp_path / "checkpoints" / "last.ckpt"
     with pytest.raises(ValueError, match="had 4 chunks, this one 2"):
         fit(tmp_path, micro_batch_size=4, ckpt_path=last)
@@ -181,7 +180,7 @@ def test_an_option_turns_it_on_and_topology_and_banner_say_so(unisono, toy_confi
         "devices 1 (single_device, 32-true)",
         "visible GPUs 2,3",
         "parameters 13, all of them learn",
-        "global batch 8 = 1 devices x 2 x 4 accumulated",
+        "global batch 8 = 1 device x 2 x 4 accumulated",
         "exactness bitwise: 4 chunks a step, 3 x the gradients",
         "dropout keyed by seed, epoch and sample",
         "learning rate 0.01 at this step",

@@ -122,8 +122,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
 def saved_on_a_full_disk(path):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    big = {"state_dict": {"new": torch.ones(100_000)}}
-    AtomicCheckpointIO().save_checkpoint(big, path)
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {"new": torch.ones(100_000)}}, path)
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):

@@ -107,8 +107,7 @@ def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():
     terms = {name: LossSum(total, torch.tensor(1.0)) for name, total in totals.items()}
     share = share_of_step(terms, batch, {"b": 0.1, "e": 0.0})
     by_hand = torch.tensor(1.3) / 3 + torch.tensor(0.27, dtype=torch.float64) / 3
-    expected = by_hand + torch.tensor(0.5) / 7
-    torch.testing.assert_close(share, expected)
+    torch.testing.assert_close(share, by_hand + torch.tensor(0.5) / 7)
     share.backward()
     assert totals["a"].grad == pytest.approx(1 / 3)
     halves = {"c": terms["c"]}

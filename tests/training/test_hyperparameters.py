@@ -161,8 +161,7 @@ def test_a_trusted_checkpoint_may_name_anything(planted, unisono):
     assert Path("witness").exists()
     Path("witness").unlink()
     sys.modules.pop("mine")
-    argv = ["test", *EVALUATE, f"--ckpt_path={CKPT}", "--trust_checkpoint"]
-    status, output = unisono(*argv)
+    status, output = unisono(*["test", *EVALUATE, f"--ckpt_path={CKPT}", "--trust_checkpoint"])
     assert status == 0, output
     assert Path("witness").exists()
 

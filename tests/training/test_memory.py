@@ -164,8 +164,7 @@ def fit(
     callbacks += [LastCheckpoint(every_n_steps=5, every_epoch=False), Topology()]
     callbacks.append(Rehearsal(meter))
     seed_everything(1, verbose=False)
-    trainer = toy_trainer(folder, callbacks=callbacks, **options)
-    trainer.fit(module, data, ckpt_path=resume)
+    toy_trainer(folder, callbacks=callbacks, **options).fit(module, data, ckpt_path=resume)
     return module, meter
 
 

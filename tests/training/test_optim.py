@@ -206,8 +206,7 @@ def fit_averaged(folder, decay=0.8, **options):
     callbacks += [LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen]
     resume = options.pop("ckpt_path", None)
     options = {"max_epochs": 2, "num_sanity_val_steps": 0, "callbacks": callbacks, **options}
-    trainer = toy_trainer(folder, **options)
-    trainer.fit(LitToy(), ToyData(), ckpt_path=resume, weights_only=True)
+    toy_trainer(folder, **options).fit(LitToy(), ToyData(), ckpt_path=resume, weights_only=True)
     return seen
 
 

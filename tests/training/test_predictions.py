@@ -168,6 +168,5 @@ def test_a_run_lists_what_looking_at_each_sample_lists(tmp_path, capsys, monkeyp
 
 def test_a_module_that_says_nothing_of_its_samples_has_no_table(tmp_path, monkeypatch):
     monkeypatch.setattr(LitToy, "test_step", lambda *_: None)
-    trainer = toy_trainer(tmp_path, callbacks=[ErrorTable()])
-    trainer.test(LitToy(), ToyData(), verbose=False)
+    toy_trainer(tmp_path, callbacks=[ErrorTable()]).test(LitToy(), ToyData(), verbose=False)
     assert not list(tmp_path.glob("errors-*"))

@@ -100,7 +100,7 @@ def test_an_edit_of_any_field_of_any_line_is_found(run, whole, data):
     if isinstance(value, bool) or not isinstance(value, int | float):
         new = data.draw(st.sampled_from([None, "other", not value]))
     else:
-        new = data.draw(st.sampled_from([value + 1, -1 - value]))
+        new = data.draw(st.sampled_from([value + 1, -1 - value, str(value)]))
     line[field] = new
     write(run, lines)
     try:
@@ -141,7 +141,7 @@ def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run):
     shutil.rmtree(run / "checkpoints")
     proof = verify_run(run)
     assert proof.status == Status.NOT_APPLIED
-    assert proof.num_steps == STEPS - 1
+    assert sum(use.num_steps for use in proof.epochs) == STEPS - 1
 
 
 def test_a_missing_step_and_another_plan_are_told(run):

@@ -77,8 +77,7 @@ def test_where_each_task_sees_one_gpu_the_devices_are_the_tasks(
     for name, value in srun.items():
         monkeypatch.setenv(name, value)
     for devices in ("auto", 4):
-        trainer = trainer_of(devices=devices, num_nodes=2)
-        verdict = resolve_devices(trainer, srun)
+        verdict = resolve_devices(trainer_of(devices=devices, num_nodes=2), srun)
         assert (verdict.devices, verdict.world_size) == ([0] * 4, 8)
         assert check_world(verdict.world_size, "ddp", srun) == []
     strategy = Trainer(GPUOfTask(), devices=verdict.devices, num_nodes=2).strategy

@@ -253,8 +253,7 @@ def test_a_script_trains_in_its_folder_and_mixes_no_two_runs(tmp_path: Path) -> 
 
 def test_a_script_has_the_callbacks_that_the_card_promises_once(tmp_path: Path) -> None:
     for given in ([], [NonFinite("skip"), LastCheckpoint(every_n_steps=2)], default_callbacks()):
-        folder = tmp_path / str(len(given))
-        callbacks = script_run(folder, trainer={"callbacks": given}).callbacks
+        callbacks = script_run(tmp_path / str(len(given)), trainer={"callbacks": given}).callbacks
         for kind in (RunFolder, Ledger, NonFinite, FailureReport, LastCheckpoint):
             (found,) = [c for c in callbacks if isinstance(c, kind)]
             assert not [g for g in given if isinstance(g, kind)] or found in given

@@ -107,8 +107,7 @@ def test_a_resumed_run_goes_on_in_the_file_and_cuts_a_torn_line(tmp_path):
     before = path.read_text()
     path.write_text(before + '{"attempt": 1, "st')
     trainer = toy_trainer(tmp_path, max_epochs=5, log_every_n_steps=2)
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    trainer.fit(LitToy(), ToyData(num_samples=16), ckpt_path=last)
+    trainer.fit(LitToy(), ToyData(num_samples=16), ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
     assert path.read_text().startswith(before)
     lines = lines_of(tmp_path)
     assert [(x["attempt"], x["step"], x["steps"]) for x in lines[3:]] == [(2, 8, 2), (2, 10, 2)]

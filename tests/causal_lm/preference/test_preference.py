@@ -3,6 +3,7 @@
 import math
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 
 from datamodules import PreferenceDataModule
 from datamodules.files.splitting import TRAIN, TextSplit
-from datamodules.tokenizers.text import TokenizerOptions
+from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models import LitPreference
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.network import DecoderConfig
@@ -21,7 +22,7 @@ from lit_models.certify import probe
 from tests.causal_lm.tiny import own_gpt2, own_llama
 from tests.distributed.launch import in_world
 from tests.distributed.test_matrix import assert_same
-from tests.text_corpora import rows_file
+from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -33,7 +34,7 @@ ROWS = [
 ]
 SHAPE = {"max_positions": 64, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 SIDES = ("chosen", "rejected")
-STOPPED = 75
+STOPPED, END = 75, {"eos_token": "<|endoftext|>"}
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
 
@@ -45,7 +46,8 @@ def module(**options) -> LitPreference:
 def data(folder, rows=ROWS, **options) -> PreferenceDataModule:
     path = rows_file(folder / "pairs.jsonl", rows)
     options = {"context_length": 64, "global_batch_size": 8, "separator": ":", **options}
-    return PreferenceDataModule(path, tokenizer=TokenizerOptions(chat_template="plain"), **options)
+    tokenizer = options.pop("tokenizer", TokenizerOptions(chat_template="plain"))
+    return PreferenceDataModule(path, tokenizer=tokenizer, **options)
 
 
 def dataset(folder, rows, **options):
@@ -106,6 +108,7 @@ def test_answers_alone_have_labels(tmp_path, chats) -> None:
             asked = [*CHAT, {"role": "user", "content": row["prompt"]}]
             rows.append({s: [*asked, {"role": "assistant", "content": row[s]}] for s in SIDES})
         rows[1] |= {"prompt": rows[1]["chosen"][:3], **{s: rows[1][s][3:] for s in SIDES}}
+        rows[2] |= {"system": "so"}
     pairs = dataset(tmp_path, rows, context_length=128)
     assert len(pairs.lengths) == 27  # of 30, the others are for validation
     for i in range(len(pairs.lengths)):
@@ -113,7 +116,8 @@ def test_answers_alone_have_labels(tmp_path, chats) -> None:
         row = ROWS[int(shown["place"].rpartition(":")[2]) - 1]
         prompt = f"<|endoftext|>{row['prompt']}:"
         if chats:
-            prompt = "user:\nhi\n\nassistant:\nyes<|endoftext|>\n\n"
+            prompt = "system:\nso\n\n" if row is ROWS[2] else ""
+            prompt += "user:\nhi\n\nassistant:\nyes<|endoftext|>\n\n"
             prompt += f"user:\n{row['prompt']}\n\nassistant:\n"
         assert shown["prompt"] == prompt
         assert [shown[side] for side in SIDES] == [f"{row[s]}<|endoftext|>" for s in SIDES]
@@ -134,10 +138,17 @@ def test_both_texts_lose_as_much_of_the_prompt_or_the_pair_is_left_out(tmp_path)
     assert [line.partition(" pairs")[0] for line in pairs.losses] == ["9 train", "1 train"]
 
 
+def test_of_an_empty_prompt_the_first_token_of_answers_is_what_they_follow(tmp_path) -> None:
+    bare = saved_tokenizer(replace(byte_tokenizer(), begin_id=None, special_tokens=END), tmp_path)
+    options = {"tokenizer": TokenizerOptions("folder", path=str(bare)), "split": TextSplit(0.0)}
+    rows = [{"prompt": "", "chosen": "abc", "rejected": "axy"}]
+    shown = dataset(tmp_path, rows, separator="", **options).describe(0, 0)
+    assert [shown[name] for name in ("prompt", "chosen")] == ["a", "bc<|endoftext|>"]
+
+
 def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
     rows = [{**row, "prompt": f"p{i % 6}"} for i, row in enumerate(ROWS)]
-    made = data(tmp_path, rows, split=TextSplit(0.3, 0.2))
-    audit = made.audit()
+    audit = data(tmp_path, rows, split=TextSplit(0.3, 0.2)).audit()
     assert [(part.name, len(part.lengths)) for part in audit.parts] == [
         *(("train", 15), ("validation", 10), ("test", 5))
     ]
@@ -154,6 +165,8 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
         ({"prompt": "a", "chosen": "b", "rejected": " "}, '"rejected" is empty: only end-of-text'),
         ({"chosen": CHAT, "rejected": CHAT[:1]}, '"rejected" must end with a message of the ass'),
         ({"chosen": CHAT, "rejected": [{"role": "x"}]}, 'message 1 has the role "x"; it must be'),
+        ({"chosen": CHAT, "rejected": [CHAT[1]]}, '"rejected" must be alike up to the last mess'),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, '"system" is read beside'),
     ],
 )
 def test_a_bad_row_is_a_sentence(tmp_path, row, message) -> None:
