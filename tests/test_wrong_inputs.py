@@ -65,7 +65,7 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "a rate below 0": (
         [*FIT, "--model.optimizer.lr=-1"],
-        "ValueError: Invalid learning rate: -1.0 Its traceback is in runs/mine-2/error.txt",
+        "ValueError: Invalid learning rate: -1.0 Its traceback is in runs/error.txt",
     ),
     "a clipping below 0": (
         [*FIT, "--trainer.gradient_clip_val=-1"],

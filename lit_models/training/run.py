@@ -202,6 +202,8 @@ def release(folder: Path) -> None:
     lock, made = _held.pop(folder)
     (folder / LOCK_JOB).unlink(missing_ok=True)
     lock.release()
+    if folder in made and [*folder.iterdir()] == [folder / "tensorboard"]:  # of a refused start
+        remove(folder / "tensorboard")
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

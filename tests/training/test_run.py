@@ -221,7 +221,9 @@ def test_a_run_that_began_while_this_one_chose_keeps_its_folder(tmp_path: Path) 
         return run
 
     assert locked(choose, {}).folder == f"{root}-2"
+    (tmp_path / "demo-2" / "tensorboard").mkdir()  # as far as a start that is refused comes
     release(tmp_path / "demo-2")
+    assert not (tmp_path / "demo-2").exists()
 
 
 def script_run(root: Path, **call) -> Trainer:
