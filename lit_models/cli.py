@@ -55,7 +55,8 @@ TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
-yaml.SafeDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)  # of Timer's options
+# Options of Lightning's Timer are enumerations of texts, which config.yaml holds as texts.
+yaml.SafeDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
 # Of a trainer that evaluates nothing, says nothing and leaves nothing behind.
 QUIET = {
     **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},
@@ -165,10 +166,7 @@ class UnisonoCLI(LightningCLI):
     def __init__(self, argv: list[str], choice: runs.Run, is_stage: bool = False) -> None:
         self.argv, self.choice, self.is_stage = argv, choice, is_stage
         trust = config_files.given_value(argv, TRUST) is True
-        texts = [value or "" for _, value in config_files.options(argv)]
-        texts += [re.sub("#.*", "", p.read_text("utf-8")) for p in config_files.config_paths(argv)]
-        words = {word for text in texts for word in re.findall(r"[\w.]+", text)}
-        self.classes = StoredClasses(trust, words)  # those that the user names are allowed
+        self.classes = StoredClasses(trust, config_files.given_words(argv))
         path = choice.ckpt_path
         stored = ({}, None) if path is None else stored_values(path, self.classes)
         self.checkpoint_model, self.resumed_step = stored

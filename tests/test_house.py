@@ -8,13 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_705,
+    "lit_models": 26_690,
     "lit_models/training": 5_675,
     "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 2_900,
     "lit_models/causal_lm": 2_770,
     "lit_models/consistency_lens": 2_850,
-    "lit_models/seo": 3_840,
+    "lit_models/seo": 3_835,
     "datamodules": 14_970,
     "tests": 38_600,
 }

@@ -165,13 +165,7 @@ def first_difference(one: Path, other: Path, within: float) -> str:
     """Return where a step that two runs have on tape parts first by more than a distance, "" where
     it does not: in the order of weights, outputs of modules and gradients, outputs sample by sample
     as far as both are padded."""
-    left, right = dict[str, dict[str, Tensor]](), dict[str, dict[str, Tensor]]()
-    for run, tape in ((one, left), (other, right)):
-        for path in sorted(
-            (run / TAPES).glob("*.pt")
-        ):  # of a rank: place -> sample or "" -> tensor
-            for place, rows in torch.load(path, weights_only=True).items():
-                tape.setdefault(place, {}).update(rows)
+    left, right = (_tape(folder) for folder in (one, other))
     for place, rows in left.items():
         for sample in rows.keys() & right.get(place, {}).keys():
             pair = rows[sample], right[place][sample]
@@ -179,3 +173,12 @@ def first_difference(one: Path, other: Path, within: float) -> str:
             if (apart := distance(pair[0][common], pair[1][common])) > within:
                 return f"{place}{sample and f' for sample {sample}'}: {apart:.0e} apart"
     return ""
+
+
+def _tape(run: Path) -> dict[str, dict[str, Tensor]]:
+    """Return place -> sample, "" for all -> tensor, over all ranks."""
+    content: dict[str, dict[str, Tensor]] = {}
+    for path in sorted((run / TAPES).glob("*.pt")):
+        for place, rows in torch.load(path, weights_only=True).items():
+            content.setdefault(place, {}).update(rows)
+    return content

@@ -70,7 +70,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
     ]
     printed = run_world(folder, 2, two)
-    for words in ("tensor parallel 2, gloo", "rendezvous", "16 = 1 tensor groups x 16 x 1 acc"):
+    for words in ("tensor parallel 2, gloo", "rendezvous", "16 = 1 tensor group x 16 x 1 acc"):
         assert words in printed
     alone(folder, "pair to one", resume=last("pair half"), stages=())
     four = [
