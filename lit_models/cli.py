@@ -55,8 +55,6 @@ TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
-# Options of Lightning's Timer are enumerations of texts, which config.yaml holds as texts.
-yaml.SafeDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
 # Of a trainer that evaluates nothing, says nothing and leaves nothing behind.
 QUIET = {
     **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},

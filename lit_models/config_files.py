@@ -51,6 +51,13 @@ StrictLoader.add_implicit_resolver(
 )
 
 
+class PlainDumper(yaml.SafeDumper):
+    """Writes plain values, and enumerations of texts, such as options of Lightning's Timer."""
+
+
+PlainDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
+
+
 def load_yaml(text: str, place: str) -> Any:
     """Returns the plain value of a YAML text of this place, a file or an option for messages.
 
@@ -69,8 +76,8 @@ def load_yaml(text: str, place: str) -> Any:
 
 
 def read_in_parsers() -> None:
-    """Lets jsonargparse read config files and values as `load_yaml` does."""
-    from jsonargparse import set_loader
+    """Lets jsonargparse read config files and values as `load_yaml` does, and write the former."""
+    from jsonargparse import set_dumper, set_loader
 
     def load(text: str, path: str = "") -> Any:
         value = load_yaml(text, str(path) or "value")
@@ -80,6 +87,8 @@ def read_in_parsers() -> None:
         return value
 
     set_loader("yaml", load, exceptions=(ValueError,))
+    form: Any = {"Dumper": PlainDumper, "allow_unicode": True, "sort_keys": False}
+    set_dumper("yaml", lambda values: yaml.dump(values, **form))
 
 
 def config_folders() -> list[Path]:

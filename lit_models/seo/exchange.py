@@ -180,9 +180,7 @@ def _encoder_files(
         }
         place = f"encoder.layer.{number}."
         for name, part in parts.items():
-            stored |= {
-                f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()
-            }
+            stored |= {f"{place}{name}.{kind}": t for kind, t in part.state_dict().items()}
         tensors = (*layer.attention.qkv.weight.chunk(3), layer.attention.output.weight)
         for name, tensor in zip(WITHOUT_BIAS, tensors, strict=True):
             stored[f"{place}attention.{name}.weight"] = tensor

@@ -36,7 +36,6 @@ from lit_models.errors import run_guarded
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*|[xi](?:-[A-Za-z0-9]{1,8})+")
 LIMITS = {"title": (1, 60), "description": (70, 160)}  # characters
 CANONICAL = 'link[rel~="canonical" i]'
