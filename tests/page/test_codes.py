@@ -29,6 +29,7 @@ def run(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A copy of a trained run; its table lies in the working folder."""
     shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     return tmp_path / "runs" / "mine"
 
 
@@ -92,9 +93,8 @@ def test_the_coded_table_is_that_of_predict_byte_by_byte(run, visited, unisono):
         assert coded.read_bytes() == Path("out.tsv.gz").read_bytes()
         assert [path.name for path in coded.parent.iterdir()] == ["a '<b>[1].coded.tsv.gz"]
 
-    kept = sorted(Path(os.environ["UNISONO_CACHE"], "predict").iterdir())
     visited(run, visit, Path("train.csv"))
-    assert sorted(Path(os.environ["UNISONO_CACHE"], "predict").iterdir()) == kept
+    assert len([*Path("cache", "predict").iterdir()]) == 1  # of the command alone
     assert not list(run.glob("*/*/*coded*"))
 
 
