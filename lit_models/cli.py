@@ -519,8 +519,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     """
     content = checkpoints.read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
     values, step = dict(content.get("hyper_parameters", {})), content.get("global_step")
-    class_path = values.pop("_class_path", None)
-    values.pop("_instantiator", None)
+    class_path, _ = values.pop("_class_path", None), values.pop("_instantiator", None)
     if class_path is None:
         return {}, step
     classes.check(path, class_path, values)

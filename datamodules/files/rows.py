@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -134,12 +133,13 @@ def accepted(folder: Path, mode: OnBadRows) -> Path:
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> None:
-    """Copies the rejected rows of a cache to the run folder, and says how many there are."""
-    if count := len(read_rejected(cache_folder)):
+    """Adds the rejected rows of a cache to those of the run folder, and says how many there are."""
+    if rows := read_rejected(cache_folder):
         run_folder.mkdir(parents=True, exist_ok=True)
-        target = run_folder / REJECTED_FILE
-        shutil.copyfile(cache_folder / REJECTED_FILE, target)
-        log.warning("%d rows were rejected; they are listed with the reason in %s", count, target)
+        both, target = BadRows("reject"), run_folder / REJECTED_FILE
+        both.rows = [*dict.fromkeys([*read_rejected(run_folder), *rows])]  # of a fit, a prediction
+        both.settle(run_folder)
+        log.warning("%d rows were rejected; they are listed with reasons in %s", len(rows), target)
 
 
 class JsonRow(NamedTuple):

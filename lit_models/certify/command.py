@@ -123,8 +123,11 @@ def certify(
         "C": [(most[0], ONE, most[-1])],
     }
     ways = [Way(level, way) for level in sorted(set(levels.split(","))) for way in of_level[level]]
-    if not ways:
-        raise UsageError(f"--devices={devices} leaves --levels={levels} nothing to compare: add 2.")
+    if not ways or ("B" in levels and not of_level["B"]):
+        raise UsageError(
+            f"--devices={devices} --strategies={strategies} leave --levels={levels} nothing to "
+            "compare: add 2 devices; B takes 2, 4, 8, … of them, and ddp or ddp_spawn."
+        )
     trial = Trial(run_options or [], steps, to)
     for signum in (signal.SIGINT, signal.SIGTERM):  # which ends the ranks, too
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
@@ -155,8 +158,7 @@ def table(ways: list[Way]) -> list[str]:
 
 def page(facts: dict[str, Any], lines: list[str]) -> str:
     """Return a certificate in Markdown."""
-    proven = [way for way in facts["ways"] if way["proof"]]
-    proofs = [f"- {way['name']}: {'; '.join(way['proof'])}" for way in proven]
+    proofs = [f"- {w['name']}: {'; '.join(w['proof'])}" for w in facts["ways"] if w["proof"]]
     rows = [f"| {name} | {facts[name]} |" for name in ("date", "hardware", "versions", "bounds")]
     parts = [
         f"# {facts['name']}: {'the same run' if facts['is_same'] else 'NOT the same run'}",

@@ -55,7 +55,7 @@ RECORDS = "chain"
 FILES = "the files of the option "
 # Options that decide nothing, as the number of devices.
 DEPLOYMENT = ("trainer.num_nodes", "trainer.accelerator")
-NO_INPUTS = ("predict_output", "save_dir", "dirpath")  # last parts of options where a run writes
+NO_INPUTS = ("predict_output", "save_dir", "dirpath", "default_root_dir")  # where a run writes
 State = Literal["absent", "begun", "complete"]
 
 
@@ -73,7 +73,7 @@ def chain(
     """Run the stages of a chain one after the other; a stage that is complete is not run again.
 
     An interrupted stage goes on where it was. Nothing is overwritten that was made from other
-    options, another config, other files that an option names or other outputs of earlier stages;
+    options, another config, other files that these name or other outputs of earlier stages;
     the number of devices is free.
 
     Args:
@@ -100,8 +100,7 @@ def chain(
     states, _ = check_outputs(read, chosen, folder, seed)
     waiting = [stage for stage in chosen if states[stage.name] != "complete"]
     for stage in waiting[1:]:  # whose options would else be read hours later; the first starts now
-        files = [f"--config={find_config(name)}" for name in stage.config]
-        if given_value(files, "model"):  # else it is that of the checkpoint, which may be to come
+        if stage.given("model"):  # else it is that of the checkpoint, which may be to come
             importlib.import_module("lit_models.cli").ParsedCLI(stage.arguments(folder, seed), True)
     return run_stages(read, chosen, folder, seed, prefix)
 
@@ -133,6 +132,10 @@ class Stage:
         named = [str(self.checkpoint)] if self.checkpoint else []
         named += [name for name in placeholders(self.options) if name not in (self.name, SEED)]
         return list(dict.fromkeys(named))
+
+    def given(self, key: str) -> Any:
+        """Return what its configs say for a dotted key, or `None`."""
+        return given_value([f"--config={find_config(name)}" for name in self.config], key)
 
     def arguments(self, folder: Path, seed: int, is_begun: bool = False) -> list[str]:
         """Return what follows `unisono` on the command line; `is_begun`: an earlier attempt was
@@ -288,19 +291,23 @@ def made_from(
 ) -> dict[str, Any]:
     """Return the plain values that decide what a stage writes. The number of devices does not.
     `outputs` are stage -> digest of what it wrote, none if that is still to come."""
+    configs = {name: read_config(find_config(name)) for name in stage.config}
     values: dict[str, Any] = {
         "verb": stage.verb,
         "checkpoint": stage.checkpoint,
-        **{f"the config {name}": read_config(find_config(name)) for name in stage.config},
+        **{f"the config {name}": content for name, content in configs.items()},
         **{f"the option {k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
     }
-    for name, value in stage.options.items():  # the files that it names, those of stages aside
+    of_configs = [pair for content in configs.values() for pair in flat(content)]
+    named = {name.replace(".init_args", ""): value for name, value in of_configs} | stage.options
+    for name, value in named.items():  # the files that it names, those of stages aside
         if name.rpartition(".")[2] in NO_INPUTS:
             continue
         given = value if isinstance(value, list | tuple) else [value]
         texts = [v for v in given if isinstance(v, str) and set(placeholders(v)) <= {SEED}]
-        named = [_filled(text, {SEED: str(seed)}) for text in texts]
-        paths = (path for text in named for path in _paths(text, folder))
+        if name.startswith("model."):  # a pattern is one of names of weights
+            texts = [text for text in texts if not glob.has_magic(text)]
+        paths = (p for text in texts for p in _paths(_filled(text, {SEED: str(seed)}), folder))
         digests = [_folder_digest(p, p) if p.is_dir() else file_digest(p) for p in paths]
         if digests:
             values[FILES + name] = digest_of(digests)
@@ -370,8 +377,7 @@ def outputs_digest(stage: Stage, folder: Path) -> str:
 def _paths(text: str, chain: Path) -> list[Path]:
     """Return what is there of a path or pattern, unless the chain itself changes it."""
     name, own = os.path.expanduser(text), chain.resolve()
-    is_pattern = not os.path.exists(name) and glob.has_magic(name)
-    names = sorted(glob.glob(name, recursive=True)) if is_pattern else [name]
+    names = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
     resolved = [Path(found).resolve() for found in names if os.path.exists(found)]
     return [p for p in resolved if own not in (p, *p.parents) and p not in own.parents]
 

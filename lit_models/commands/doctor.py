@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from lit_models.commands import check_rendezvous
 from lit_models.commands.report import counted
+from lit_models.engines import BY_HAND
 from lit_models.errors import UsageError, labelled
 from lit_models.training.rules import SHELLS
 
@@ -63,7 +64,8 @@ def doctor(
     if collectives and environ is None:
         raise UsageError(
             "--collectives tries the group of a launcher: srun unisono doctor --collectives, or "
-            "torchrun --nproc_per_node=2 -m lit_models doctor --collectives."
+            "torchrun --nproc_per_node=2 -m lit_models doctor --collectives; ranks started by hand "
+            f"need {', '.join(BY_HAND)}."
         )
     is_first = environ is None or environ["RANK"] == "0"
     own: list[Diagnosis] = []
@@ -217,7 +219,7 @@ def check_launcher(environ: Mapping[str, str]) -> list[Diagnosis]:
 def launched_environment() -> dict[str, str] | None:
     """Return rank, world and rendezvous of a job that a launcher started, `None` without one;
     under srun as Lightning finds them, so that the same way is tried."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if all(map(os.environ.get, BY_HAND)):
         return {"LOCAL_RANK": "0", **os.environ}
     if "SLURM_STEP_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS") or 1) < 2:
         return None

@@ -87,7 +87,6 @@ def export(
     if layout.reader:
         print(f"read      {layout.reader.format(folder=to)}")
     if not adapter:
-        print(
-            f'load      {name}.from_exported("{to}"), or --model.init_from={shlex.quote(str(to))}'
-        )
+        option = f"--model.init_from={shlex.quote(str(to))}"
+        print(f'load      {name}.from_exported("{to}"), or {option}')
     return 0

@@ -392,9 +392,8 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     module.zero_grad(set_to_none=True)
     out.grad_norms = {block: math.sqrt(square) for block, square in squares.items()}
     out.grad_norm = math.sqrt(sum(squares.values()))
-    bad_blocks = [block for block, norm in out.grad_norms.items() if not math.isfinite(norm)]
-    if bad_blocks:
-        out.faults[f"gradient of {bad_blocks[0]}"] = []
+    if bad := [block for block, norm in out.grad_norms.items() if not math.isfinite(norm)]:
+        out.faults[f"gradient of {bad[0]}"] = []
     return out
 
 

@@ -450,8 +450,7 @@ def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
         return None
     steps = sorted(first.lineage.keys() & second.lineage.keys())
     pairs = [(first.lineage[step]["loss"], second.lineage[step]["loss"]) for step in steps]
-    finite = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in finite]
+    gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs if math.isfinite(a + b)]
     return (max(gaps), len(gaps)) if gaps else None
 
 
@@ -467,9 +466,8 @@ def curves(runs: dict[str, RunRecord], metrics: Iterable[str]) -> list[dict[str,
             ("Seconds per step", "seconds"),
         )
     ]
-    for metric in metrics:
-        charts.append(chart(metric, {n: run.metrics.get(metric, []) for n, run in runs.items()}))
-    return charts
+    of_all = {metric: {n: r.metrics.get(metric, []) for n, r in runs.items()} for metric in metrics}
+    return charts + [chart(metric, series) for metric, series in of_all.items()]
 
 
 def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> dict[str, Any]:

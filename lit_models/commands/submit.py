@@ -28,7 +28,6 @@ from lit_models.config_files import (
     ROOT,
     config_paths,
     expand_configs,
-    find_config,
     given_option,
     given_value,
     one_word_each,
@@ -100,9 +99,9 @@ def submit(
         of_slurm = f"job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err"
         print(f"submitted  {of_slurm if job else path}")
     if target == "slurm" and not is_chain:
-        root = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
-        root = root or given_option(options, ROOT) or ""
-        print(f"run folder {root}; with --{ROOT}= it a new job goes on")
+        folder = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
+        folder = folder or given_option(options, ROOT) or ""
+        print(f"run folder {folder}; with --{ROOT}= it a new job goes on")
     return 0
 
 
@@ -268,14 +267,11 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
             machines[stage.name] = job = job_of_stage(stage, most)
             if stage.verb in TRAINER_VERBS:
                 own: dict[str, Any] = {"trainer.num_nodes": job.most} if job.most > 1 else {}
-                files = [f"--config={find_config(file)}" for file in stage.config]
-                if not (stage.options.get(ACCELERATOR) or given_value(files, ACCELERATOR)):
+                if not (stage.options.get(ACCELERATOR) or stage.given(ACCELERATOR)):
                     own[ACCELERATOR] = job.accelerator
                 stage = replace(stage, devices=job.tasks, options={**stage.options, **own})
-                changes[stage.name] = [f"--change.{stage.name}.devices={job.tasks}"]
-                changes[stage.name] += [
-                    f"--change.{stage.name}.options.{key}={value}" for key, value in own.items()
-                ]
+                words = {"devices": job.tasks, **{f"options.{k}": v for k, v in own.items()}}
+                changes[stage.name] = [f"--change.{stage.name}.{k}={v}" for k, v in words.items()]
             stages.append(stage)
         chosen = chosen_stages(stages, given["only"])
     folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
@@ -289,7 +285,7 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
             print(f"stage {stage.name} is complete: no job")
             continue
         job = machines[stage.name]
-        if stage.verb in TRAINER_VERBS:
+        if stage.given("model"):  # else it is that of the checkpoint, which may be to come
             check_run(stage.arguments(folder, given["seed"]), job.processes, is_stage=True)
         launcher = f"--launcher={shlex.quote(shlex.join(job.srun))}"
         command = [shlex.join([python, *MODULE, "chain"]), *kept, f"--only={stage.name}"]

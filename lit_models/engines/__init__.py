@@ -8,6 +8,7 @@ from lit_models.config_files import given_value, one_word_each
 from lit_models.errors import UsageError
 
 AUTO = "--trainer.num_nodes=auto"
+BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a rank without a launcher
 
 
 def launch(argv: list[str]) -> int:
@@ -51,13 +52,12 @@ def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: i
     is_launched = "LOCAL_RANK" in environ or "SLURM_NTASKS" in environ
     if "RANK" not in environ or is_launched or environ.get("WORLD_SIZE") == "1":
         return
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = {name: environ.get(name) for name in names}
+    given = {name: environ.get(name) for name in BY_HAND}
     rank, world_size = int(environ["RANK"]), int(environ.get("WORLD_SIZE") or 0)
     if not all(given.values()) or rank >= world_size or world_size % num_nodes:
         raise ValueError(
-            f"a rank started by hand needs {', '.join(names)}, with ranks from 0 and equally many "
-            f"on each of {num_nodes} node(s); got "
+            f"a rank started by hand needs {', '.join(BY_HAND)}, with ranks from 0 and equally "
+            f"many on each of {num_nodes} node(s); got "
             f"{' '.join(f'{name}={value}' for name, value in given.items())}. Correct them, or "
             "unset RANK."
         )

@@ -155,7 +155,6 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     if path.is_dir():
         if not (path / MARKER).is_file():
             kind = "a save that was not finished, or neither checkpoint nor export"
-            kind = "name one of its checkpoints/" if (path / "checkpoints").is_dir() else kind
             return f"it is a folder without {MARKER} or {CONFIG}: {kind}"
         if fault := damage(path / MARKER):
             return f"of its {MARKER}: {fault}"
@@ -214,10 +213,11 @@ def read_checkpoint(
         return other
     if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
-    if not path.exists():
-        near = sorted(p.name for p in path.parent.glob("*.ckpt"))
+    home = path / "checkpoints" if (path / "checkpoints").is_dir() else path.parent
+    if home != path.parent or not path.exists():
+        near = sorted(p.name for p in home.glob("*.ckpt"))
         there = "A run keeps its own in runs/NAME/checkpoints."
-        there = f"That folder holds {', '.join(near[:5])}." if near else there
+        there = f"The folder {home} holds {', '.join(near[:5])}." if near else there
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
     if every_byte is None:
         every_byte = path.absolute() not in compared and not (is_distributed() and dist.get_rank())

@@ -337,6 +337,11 @@ class ExactModule(LightningModule):
         trained = self.stored_recipe(checkpoint)
         if not self.is_training_run:
             checkpoints.take_averaged(checkpoint)
+        elif "optimizer_states" not in checkpoint:
+            raise ValueError(
+                f"{self.trainer.ckpt_path} holds weights alone, and a training goes on with its "
+                "optimizer and place, too: begin another from them, by --model.init_from."
+            )
         if self.recipe is None:
             self.recipe = trained
             self.configure_model()

@@ -264,7 +264,14 @@ class Ledger(Callback):
             vector[_NUM_FLAGS:] = 0
         self.wants_save = False
         self._finish(trainer)
-        self._heed(trainer)
+        # If all ranks know that they shall stop, they do so now: with a checkpoint and without a
+        # validation, which the run that goes on begins with. A run at its end has no other.
+        if self._is_told and trainer.global_step != budgeted_steps(trainer):
+            self.is_stopping = self.save_now = trainer.should_stop = True
+            trainer.fit_loop.epoch_loop._skip_next_val = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+            for config in trainer.lr_scheduler_configs:
+                config.strict = False  # the metric may be that validation's
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
         self._pending = (HostCopy(vector, work), norm, facts, record.term_names)
 
@@ -397,16 +404,6 @@ class Ledger(Callback):
             for logger in trainer.loggers:
                 values = {f"train/{name}": value for name, value in shown.items()}
                 logger.log_metrics(values, facts["step"])
-
-    def _heed(self, trainer: Trainer) -> None:
-        """Stop at this step if all ranks know that they shall: with a checkpoint and without a
-        validation, which the run that goes on begins with. A run at its end has no other."""
-        if self._is_told and trainer.global_step != budgeted_steps(trainer):
-            self.is_stopping = self.save_now = trainer.should_stop = True
-            trainer.fit_loop.epoch_loop._skip_next_val = True
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
-            for config in trainer.lr_scheduler_configs:
-                config.strict = False  # the metric may be that validation's
 
     def note(self, event: Row) -> None:
         """Append an event beside the steps: plain values, its name as `event`."""

@@ -32,7 +32,6 @@ from filelock import SoftFileLock, Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.planned import PlannedDataModule
@@ -551,11 +550,8 @@ class ProgressLine(ProgressBar):
         self._batches += 1
         if self._is_due():
             stage: Any = trainer.state.stage
-            totals = {
-                RunningStage.TESTING: trainer.num_test_batches,
-                RunningStage.PREDICTING: trainer.num_predict_batches,
-            }
-            total = sum(totals.get(stage, trainer.num_val_batches))
+            totals = {"test": trainer.num_test_batches, "predict": trainer.num_predict_batches}
+            total = sum(totals.get(stage.value, trainer.num_val_batches))
             self._write(f"{stage.value} batch {self._batches}/{total:.0f}")
 
     on_test_start = on_predict_start = on_validation_start

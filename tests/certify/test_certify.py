@@ -44,7 +44,8 @@ def test_it_is_said_what_a_plain_module_loses_on_two_devices(tmp_path: Path) -> 
         ({"devices": "two"}, "numbers such as 1,2,4,8, got two"),
         ({"levels": "A,D"}, "some of A,B,C, got A,D"),
         ({"steps": 5}, "6 or more, got 5"),
-        ({"devices": "1", "levels": "A,B"}, "--devices=1 leaves --levels=A,B nothing to compare"),
+        ({"devices": "1", "levels": "A"}, "--devices=1 .* leave --levels=A nothing to compare"),
+        ({"strategies": "fsdp", "levels": "A,B"}, "=fsdp leave .*B takes 2, .* and ddp or ddp_sp"),
         ({"to": ROOT}, "is not empty; name a new folder"),
     ],
 )

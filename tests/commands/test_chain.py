@@ -207,18 +207,21 @@ def run(chain: Chain) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize(
-    "option", ["in-1/b.txt", "in-{seed}", "in-1/*.txt", ["in-1/a.txt", "in-1/b.txt"]]
+    "option", ["in-1/b.txt", "in-{seed}", "in-1/*.txt", ["in-1/a.txt", "in-1/b.txt"], None]
 )
-def test_a_file_that_an_option_names_counts_with_its_content(run, option):
+def test_a_file_that_an_option_or_a_config_names_counts_with_its_content(run, option):
     Path("in-1").mkdir()
     for name in "abcdefghi":
         Path(f"in-1/{name}.txt").write_text(name)
-    assert run(files=option) == ["one"]
+    Path("mine.yaml").write_text("data: {init_args: {own: [in-1/b.txt], other: in-1/a.txt}}")
+    options = {"data.other": None} if option is None else {"data.own": option}
+    assert run(**options) == ["one"]
     Path("in-1/b.txt").touch()
-    assert run(files=option) == []
+    Path("in-1/a.txt").write_text("of no run" if option is None else "a")
+    assert run(**options) == []
     Path("in-1/b.txt").write_text("c")
-    with pytest.raises(ValueError, match="(the files of the option files)"):
-        run(files=option)
+    with pytest.raises(ValueError, match=r"\(the files of the option data.own\)"):
+        run(**options)
 
 
 def test_what_a_stage_itself_writes_is_no_input(run):

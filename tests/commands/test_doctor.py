@@ -130,6 +130,8 @@ def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monk
             monkeypatch.setenv(name, value)
         options = ["--collectives=true", "--timeout_s=1"]
         assert run_guarded(lambda: run_command("doctor", options)) == 1
+        monkeypatch.delenv("MASTER_PORT")
+        assert run_guarded(lambda: run_command("doctor", options)) == 2
     (group,) = (f["what"] for f in findings(capsys.readouterr().out) if f["check"] == "group")
     assert f"found no group at 127.0.0.1:{port} (The server socket has failed to listen" in group
 

@@ -58,14 +58,6 @@ def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
     assert files == {"config.json", "model.safetensors"}
 
 
-def test_exported_weights_are_as_readable_as_any_file(toy_checkpoint, tmp_path):
-    (tmp_path / "any").touch()
-    export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
-    for name in ("model.safetensors", "config.json"):
-        modes = {path.stat().st_mode for path in (tmp_path / "toy" / name, tmp_path / "any")}
-        assert len(modes) == 1, name
-
-
 def test_a_run_starts_from_an_exported_folder(
     coder_checkpoint, folder_with_run, tmp_path, unisono, monkeypatch
 ):
@@ -82,16 +74,22 @@ def test_a_run_starts_from_an_exported_folder(
         assert torch.equal(trained[name], value), name
 
 
-def test_a_toy_of_a_script_gives_the_same_outputs(toy_checkpoint, tmp_path):
+def test_a_toy_of_a_script_gives_the_same_outputs_from_files_like_any(toy_checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"does not name its class; give it with --class_path"):
         export(toy_checkpoint, to=tmp_path / "toy")
     export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
+    (tmp_path / "any").touch()
+    for name in ("model.safetensors", "config.json"):  # as readable as it is
+        modes = {path.stat().st_mode for path in (tmp_path / "toy" / name, tmp_path / "any")}
+        assert len(modes) == 1, name
     exported = LitToy.from_exported(tmp_path / "toy")
     loaded = LitToy.load_from_checkpoint(toy_checkpoint).eval()
     data = ToyData()
     data.setup("test")
     for batch in data.test_dataloader():
         assert torch.equal(exported(batch), loaded(batch))
+    with pytest.raises(ValueError, match="toy holds weights alone, .* by --model.init_from"):
+        toy_trainer(tmp_path / "run").fit(LitToy(), data, ckpt_path=tmp_path / "toy")
     with pytest.raises(ValueError, match=r"holds a LitToy, not a LitOccupationCoder"):
         LitOccupationCoder.from_exported(tmp_path / "toy")
 

@@ -32,7 +32,7 @@ CHAIN: dict[str, Any] = {
 }
 
 
-def test_each_stage_becomes_a_command_line():
+def test_each_stage_becomes_a_command_line_with_the_best_checkpoint_that_there_is(tmp_path):
     subject, export, dump, test = read_stages(CHAIN)
     here = Path("runs/x")
     root = "--trainer.default_root_dir=runs/x"
@@ -49,13 +49,10 @@ def test_each_stage_becomes_a_command_line():
     assert f"--ckpt_path={last}" in test.arguments(here, 3)
     takes = [stage.takes for stage in (subject, export, dump, test)]
     assert takes == [[], ["subject"], ["export"], ["subject"]]
-
-
-def test_the_best_checkpoint_is_taken_where_there_is_one(tmp_path):
     best = tmp_path / "subject" / "checkpoints" / "best.ckpt"
     best.parent.mkdir(parents=True)
     best.touch()
-    assert read_stages(CHAIN)[1].arguments(tmp_path, 1)[1] == str(best)
+    assert export.arguments(tmp_path, 1)[1] == str(best)
 
 
 def test_changes_win_and_leave_the_rest():

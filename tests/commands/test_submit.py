@@ -287,12 +287,8 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
     ],
 )
 def test_the_accelerator_of_a_stage_is_that_of_its_job_unless_it_says_it(chain, options, second):
-    text = Path("toy.yaml").read_text()  # its accelerator is cpu
-    Path("silent.yaml").write_text(text.replace("  accelerator: cpu\n", ""))
-    path = Path("mine/chain.yaml")
-    said, silent = path.read_text().split("  second:")
-    path.write_text(f"{said}  second:{silent.replace('toy.yaml', 'silent.yaml')}")
-    assert chain("--dry-run", *options)[0] == 0
+    Path("silent.yaml").write_text("data: {class_path: tests.toy.ToyData}")  # nor does it a model
+    assert chain("--dry-run", "--change.second.config=silent.yaml", *options)[0] == 0
     assert commands(Path("jobs/mine/3-second.sh")).count("accelerator") == 1
     assert f"--change.second.options.trainer.{second} " in commands(Path("jobs/mine/3-second.sh"))
     for other in ("1-first.sh", "2-exported.sh"):

@@ -337,9 +337,8 @@ def test_a_missing_checkpoint_and_a_folder_of_another_program_are_named(files, t
     torch.save({"state_dict": {}}, folder / "meta.pt")
     with pytest.raises(ValueError, match=r"its meta\.pt is not of this format"):
         read_checkpoint(folder)
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(ValueError, match="a folder without .*: name one of its checkpoints/"):
-        read_checkpoint(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="no checkpoint .*/checkpoints holds last.ckpt, "):
+        read_checkpoint(files.parent)
 
 
 def test_a_file_and_a_folder_replace_each_other(tmp_path):
