@@ -37,8 +37,7 @@ CLASS_HOMES = (
 )
 OTHER_FOLDER = "choose another --trainer.default_root_dir or --data.predict_output"
 STORAGE_ERRORS = {
-    errno.EACCES: f"this user may not write there; {OTHER_FOLDER}",
-    errno.EPERM: f"this user may not write there; {OTHER_FOLDER}",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"this user may not write there; {OTHER_FOLDER}"),
     errno.EROFS: f"this file system is read-only; {OTHER_FOLDER}",
     errno.ENOSPC: "the disk is full; free some space, go on with --ckpt_path auto",
     errno.EDQUOT: "the disk quota is used up; free some space, go on with --ckpt_path auto",

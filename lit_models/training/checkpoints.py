@@ -509,3 +509,12 @@ class BestCheckpoint(ModelCheckpoint):
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)
+
+    def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
+        """Know the best one of a run folder that has moved since, or has another path by now."""
+        state, home = checkpoint["callbacks"].get(self.state_key), Path(str(self.dirpath))
+        if state and Path(str(trainer.ckpt_path)).resolve().parent == home.resolve():
+            path = str(home / "best.ckpt") if state["best_model_path"] else ""
+            state |= dict.fromkeys(("best_model_path", "kth_best_model_path"), path)
+            scores = dict(zip([path], state["best_k_models"].values(), strict=False))
+            state |= {"dirpath": self.dirpath, "best_k_models": scores}

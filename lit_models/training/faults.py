@@ -62,14 +62,12 @@ class Preemption(Callback):
         self._before = {s: signal.signal(s, self._note) for s in (*REQUEUE_SIGNALS, signal.SIGINT)}
 
     def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
-        ledger = ledger_of(trainer)
-        if self.received is not None and ledger is not None:
+        if self.received is not None and (ledger := ledger_of(trainer)) is not None:
             ledger.wants_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write down why the run stopped."""
-        ledger = ledger_of(trainer)
-        if ledger is not None and ledger.is_stopping:
+        if (ledger := ledger_of(trainer)) is not None and ledger.is_stopping:
             reason = (self.received or signal.SIGTERM).name
             ledger.note({"event": "stopped", "reason": reason, "step": trainer.global_step})
 
@@ -86,9 +84,8 @@ class Preemption(Callback):
         self.received, self._received_at = signal.Signals(signum), time.monotonic()
 
     def _give_back(self, trainer: Trainer | None = None, *_: Any, **__: Any) -> None:
-        ledger = ledger_of(trainer) if trainer else None
-        is_stopped = self.received or (ledger is not None and ledger.is_stopping)
-        if self._before and is_stopped and USR1 is not None:
+        is_told = trainer and getattr(ledger_of(trainer), "is_stopping", False)
+        if self._before and (self.received or is_told) and USR1 is not None:
             self._before[USR1] = signal.SIG_IGN
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
@@ -145,8 +142,8 @@ class NonFinite(Callback):
         wrong, used = (sorted({i for rank in ranks for i in rank[k]}) for k in (0, 1))
         ids = wrong or used
         self.num_skipped += 1
-        event = {"event": "not_applied", "step": step, "sample_ids": ids, "policy": self.policy}
-        ledger.note(event)
+        facts = {"step": step, "sample_ids": ids, "policy": self.policy}
+        ledger.note({"event": "not_applied", **facts})
         names, run = shown(ids), shlex.quote(str(trainer.default_root_dir))
         what = f"step {step}: loss or gradient is not finite; its update was not applied"
         if self.policy == "stop" or self.num_skipped > self.most_skipped:

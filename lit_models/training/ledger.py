@@ -332,12 +332,10 @@ class Ledger(Callback):
         if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if self._file is None:  # nothing was left to train, as after a kill at the very end
-            if not (Path(trainer.default_root_dir) / FILE_NAME).exists():
-                return
-            lines = self._open(trainer)
+            lines = json_lines(Path(trainer.default_root_dir) / FILE_NAME)
             if not lines or lines[-1].get("event") == "ended":
                 return
-            self.attempt = lines[-1]["attempt"]
+            self.attempt = self._open(trainer)[-1]["attempt"]
         self.note({"event": "ended", "after_step": trainer.global_step})
 
     def on_exception(self, *_: Any, **__: Any) -> None:

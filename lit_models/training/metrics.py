@@ -65,9 +65,8 @@ class SumCount(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        zero = torch.zeros((), dtype=torch.float64)
-        self.add_state("total", zero, dist_reduce_fx="sum")
-        self.add_state("count", zero.clone(), dist_reduce_fx="sum")
+        for name in ("total", "count"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, count: Tensor) -> None:
         """Add one batch, the sums of total and count, [] or [N]."""

@@ -403,16 +403,16 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
     size = facts["tensor_parallel_size"]
     kind = [facts["strategy"], f"tensor parallel {size}" if size > 1 else "", facts["backend"]]
     kind += [facts["precision"], "TF32" if facts["takes_tf32"] else ""]
+    number, trained = facts["num_parameters"], facts["num_trained"]
+    learn = "all of them learn" if trained == number else f"{trained:,} learn"
     lines = [
         ("run", folder),
         ("devices", f"{world} ({', '.join(filter(None, kind))})"),
         ("host:rank:device", ", ".join(facts["host_rank_device"][:4]) + " …" * (world > 4)),
         ("rendezvous", facts["rendezvous"]),
         ("visible GPUs", facts["visible_devices"]),
+        ("parameters", f"{number:,}, {learn}"),
     ]
-    number, trained = facts["num_parameters"], facts["num_trained"]
-    learn = "all of them learn" if trained == number else f"{trained:,} learn"
-    lines.append(("parameters", f"{number:,}, {learn}"))
     if plan:
         trial = plan.get("rehearsal") or {}
         measured = " (auto, {peak_gib:.2f}/{memory_gib:.2f} GiB)".format(**trial) if trial else ""
@@ -565,8 +565,7 @@ class ProgressLine(ProgressBar):
         # Not `current_epoch`, which Lightning counts up before training has ended.
         epoch = max(1, trainer.fit_loop.epoch_progress.current.started)
         parts = [f"epoch {epoch}{epochs}", f"step {step}{f'/{total}' if total else ''}"]
-        ledger = ledger_of(trainer)
-        logged = ledger.latest if ledger is not None else {}
+        logged = getattr(ledger_of(trainer), "latest", {})
         loss = logged.get("loss", trainer.callback_metrics.get("train/loss"))
         if loss is not None:
             parts.append(f"loss {float(loss):.4g}")

@@ -270,10 +270,14 @@ def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
             super().validation_step(batch, batch_idx)
             self.log("val/score", -float(self.current_epoch), batch_size=1)
 
-    best = BestCheckpoint()
-    toy_trainer(tmp_path, max_epochs=3, callbacks=[Ledger(), best]).fit(Rising(), ToyData())
-    assert read_checkpoint(tmp_path / "checkpoints" / "best.ckpt")["epoch"] == 0
-    assert best.best_model_score == 0
+    folder, last = tmp_path / "run", None
+    for epochs in (3, 5):
+        trainer = toy_trainer(folder, max_epochs=epochs, callbacks=[Ledger(), BestCheckpoint()])
+        trainer.fit(Rising(), ToyData(), ckpt_path=last)
+        assert trainer.checkpoint_callback.best_model_score == 0
+        folder = folder.rename(tmp_path / f"moved-{epochs}")
+        last = folder / "checkpoints" / "last.ckpt"
+        assert read_checkpoint(last.with_name("best.ckpt"))["epoch"] == 0
 
 
 def save(path, step):
@@ -327,16 +331,14 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     assert newest_checkpoint(tmp_path) == path.with_name("next.ckpt")
 
 
-def test_a_missing_checkpoint_and_a_folder_of_another_program_are_named(files, tmp_path):
+def test_a_missing_checkpoint_and_a_folder_of_another_program_are_named(files):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*lost\.ckpt.*last\.ckpt, prev"):
         read_checkpoint(files / "lost.ckpt")
-    folder = tmp_path / "other.ckpt"
-    folder.mkdir()
     with pytest.raises(ValueError, match=r"a folder without meta\.pt"):
-        read_checkpoint(folder)
-    torch.save({"state_dict": {}}, folder / "meta.pt")
+        read_checkpoint(files)
+    torch.save({"state_dict": {}}, files / "meta.pt")
     with pytest.raises(ValueError, match=r"its meta\.pt is not of this format"):
-        read_checkpoint(folder)
+        read_checkpoint(files)
     with pytest.raises(FileNotFoundError, match="no checkpoint .*/checkpoints holds last.ckpt, "):
         read_checkpoint(files.parent)
 
