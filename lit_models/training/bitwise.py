@@ -208,8 +208,7 @@ class BitwiseSum(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep ddp from adding gradients; weights are already alike on all ranks."""
         self._sum = TreeSum()
-        wrapped = trainer.strategy.model
-        if isinstance(wrapped, DistributedDataParallel) and self._undo is not None:
+        if isinstance(wrapped := trainer.strategy.model, DistributedDataParallel) and self._undo:
             self._undo.enter_context(wrapped.no_sync())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

@@ -461,14 +461,14 @@ class AppendingCSVLogger(Logger):
             return
         self._newest = row
         if not self._columns or set(row) - set(self._columns):
-            # Written anew at first in any case: a kill may have cut the last row short.
+            # Written anew: a kill may have cut its last row, another process have added columns.
             rows = self._read()
-            if not self._columns:
+            if not self._columns and self.resumed_step is not None:
                 # Also of a validation that runs again, if a kill cut off what followed it.
                 again = str(row["step"]), {name for name in row if row[name] != ""}
                 rows = [r for r in rows if not self._runs_again(r)]
                 rows = [r for r in rows if (r["step"], {n for n in r if r[n]}) != again]
-                self._columns = list(rows[0]) if rows else ["step", "epoch"]
+            self._columns = list(rows[0]) if rows else ["step", "epoch"]
             self._columns += sorted(set(row) - set(self._columns))
             text = io.StringIO()
             writer = csv.DictWriter(text, self._columns, restval="")
@@ -479,9 +479,10 @@ class AppendingCSVLogger(Logger):
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _runs_again(self, row: dict[str, str]) -> bool:
-        """Whether the resumed run will write this row once more: Ledger and Throughput number
-        steps from 1, Lightning the rows of an evaluation from 0."""
-        if self.resumed_step is None or not row["step"].isdigit():
+        """Whether the resumed run will write this row, of no test, once more: Ledger and Throughput
+        number steps from 1, Lightning the rows of an evaluation from 0."""
+        is_test = any(value for name, value in row.items() if str(name).startswith("test/"))
+        if self.resumed_step is None or is_test or not row["step"].isdigit():
             return False
         is_of_done_step = row.get("train/loss") or row.get("throughput/seconds")
         return int(row["step"]) >= self.resumed_step + bool(is_of_done_step)

@@ -227,10 +227,9 @@ def test_a_run_that_began_while_this_one_chose_keeps_its_folder(tmp_path: Path) 
 
 
 def script_run(root: Path, **call) -> Trainer:
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, default_root_dir=root, **options, **call.pop("trainer", {})
-    )
+    options = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    options |= {"accelerator": "cpu", "max_epochs": 1, **call.pop("trainer", {})}
+    trainer = Trainer(default_root_dir=root, **options)
     trainer.fit(LitToy(), ToyData(), **call)
     return trainer
 
@@ -277,7 +276,7 @@ def test_a_script_that_fails_says_where_and_gives_its_folder_free(tmp_path: Path
 
 
 def trainer(**values: Any) -> Any:
-    current = SimpleNamespace(started=1)
+    current, batching = SimpleNamespace(started=1), SimpleNamespace(global_batch_size=64)
     known = {
         "global_step": 40,
         "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
@@ -285,9 +284,7 @@ def trainer(**values: Any) -> Any:
         "max_steps": -1,
         "callback_metrics": {"train/loss": 2.3125},
         "callbacks": [],
-        "datamodule": SimpleNamespace(
-            batching=SimpleNamespace(global_batch_size=64), steps_per_epoch=100
-        ),
+        "datamodule": SimpleNamespace(batching=batching, steps_per_epoch=100),
     }
     return SimpleNamespace(**{**known, **values})
 
@@ -340,12 +337,13 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_reopened_file_is_appended_to_and_a_new_metric_becomes_a_column(tmp_path: Path) -> None:
-    AppendingCSVLogger(str(tmp_path)).log_metrics({"train/loss": 1.5}, 1)
-    logger = AppendingCSVLogger(str(tmp_path))
-    logger.log_metrics({"train/loss": 1.25}, 2)
-    logger.log_metrics({"val/f1": 0.5, "epoch": 0}, 2)
-    got = [[r[n] for n in ("step", "train/loss", "val/f1")] for r in rows(tmp_path / "metrics.csv")]
-    assert got == [["1", "1.5", ""], ["2", "1.25", ""], ["2", "", "0.5"]]
+    first, second = (AppendingCSVLogger(str(tmp_path)) for _ in range(2))  # of two processes
+    first.log_metrics({"train/loss": 1.5}, 1)
+    second.log_metrics({"train/loss": 1.25}, 2)
+    second.log_metrics({"val/f1": 0.5, "epoch": 0}, 2)
+    first.log_metrics({"late": 2.0}, 3)
+    got = (tmp_path / "metrics.csv").read_text().split()
+    assert got[1:] == ["1,,1.5,,", "2,,1.25,,", "2,0,,0.5,", "3,,,,2.0"]
 
 
 def test_a_resume_replaces_the_rows_that_run_again(tmp_path: Path) -> None:
@@ -354,10 +352,11 @@ def test_a_resume_replaces_the_rows_that_run_again(tmp_path: Path) -> None:
         logger.log_metrics({"train/loss": float(step)}, step)
     logger.log_metrics({"val/loss": 9.0}, 1)  # after two steps: Lightning counts from 0
     logger.log_metrics({"val/loss": 8.0}, 2)  # after three steps
+    for loss in (7.0, 6.0):  # of two checkpoints
+        AppendingCSVLogger(str(tmp_path)).log_metrics({"test/loss": loss}, 2)
     AppendingCSVLogger(str(tmp_path), resumed_step=2).log_metrics({"train/loss": 30.0}, 3)
-    got = rows(tmp_path / "metrics.csv")
-    assert [r["train/loss"] for r in got] == ["1.0", "2.0", "", "30.0"]
-    assert [r["val/loss"] for r in got] == ["", "", "9.0", ""]
+    got = [[r[f"{kind}/loss"] for kind in ("train", "val", "test")] for r in rows(logger.path)]
+    assert list(map("".join, got)) == ["1.0", "2.0", "9.0", "7.0", "6.0", "30.0"]
 
 
 def test_a_row_that_a_kill_cut_short_does_not_stop_the_next_run(tmp_path: Path) -> None:
