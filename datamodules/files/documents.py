@@ -120,7 +120,13 @@ section summary table tbody td tfoot th thead tr ul
 UNSEEN, BREAKING = frozenset(_UNSEEN.split()), frozenset(_BREAKING.split())
 BOMS = ((BOM_UTF8, "utf-8"), (BOM_UTF16_LE, "utf-16"), (BOM_UTF16_BE, "utf-16"))
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
+DECLARED_BY_XML = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([a-zA-Z0-9_:.\-]+)")
 DECLARED_WITHIN = 1024  # bytes that a browser searches
+READ_AS = {  # by browsers: the larger encoding, and UTF-8 of what names UTF-16 in single bytes
+    **{"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030"},
+    **{"utf-16": "utf-8", "utf-16-le": "utf-8", "utf-16-be": "utf-8", "big5": "big5hkscs"},
+    **{"euc_kr": "cp949", "shift_jis": "cp932", "iso8859-9": "cp1254", "tis-620": "cp874"},
+}
 HIDING = ("display:none", "visibility:hidden")
 
 
@@ -140,7 +146,7 @@ def parsed(html: str) -> "LexborHTMLParser":
 
 
 class HtmlEncoding(NamedTuple):
-    """How a page is written: what `<meta charset>` says, its name in Python (`None` where it is not
+    """How a page is written: what it declares, its name in Python (`None` where it is not
     known), the name of a byte order mark, and the name that it is read in."""
 
     declared: str | None
@@ -152,19 +158,18 @@ class HtmlEncoding(NamedTuple):
 def html_encoding(content: bytes) -> HtmlEncoding:
     """Return the encoding of a page's bytes.
 
-    As in browsers a byte order mark wins over `<meta charset>`; without either it is UTF-8 where
-    the bytes are, else windows-1252.
+    As in browsers a byte order mark wins over `<meta charset>`, and this over a declaration of XML;
+    without any it is UTF-8 where the bytes are, else windows-1252.
     """
-    match = DECLARED.search(content[:DECLARED_WITHIN])
+    head = content[:DECLARED_WITHIN]
+    match = DECLARED.search(head) or DECLARED_BY_XML.match(head)
     declared = None if match is None else match[1].decode("ascii")
     try:
         name = lookup(declared or "").name
         b" ".decode(name, "replace")  # base64 and idna are no encodings of a page
     except (LookupError, UnicodeError):
         name = None
-    # Browsers read these as windows-1252, and as UTF-8 what names UTF-16 in letters of one byte.
-    name = "cp1252" if name in ("iso8859-1", "ascii") else name
-    name = "utf-8" if name and name.startswith("utf-16") else name
+    name = READ_AS.get(name or "", name)
     mark = next((encoding for bom, encoding in BOMS if content.startswith(bom)), None)
     read = mark or name or ("utf-8" if first_bad_byte(content) is None else "cp1252")
     return HtmlEncoding(declared, name, mark, lookup(read).name)

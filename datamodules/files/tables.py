@@ -288,9 +288,7 @@ def _say(path: Path, found: str) -> None:
     if found:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-        rank_zero_info(
-            f"{path.name} is read with {found}; of occupation tables, data.table can name another"
-        )
+        rank_zero_info(f"{path.name} is read with {found}; data.table, if any, can name another")
 
 
 def _encoding_of(path: Path) -> str:
@@ -358,7 +356,8 @@ def undecodable(path: Path, encoding: str) -> ValueError:
         content = file.read()
     start = first_bad_byte(content, encoding) or 0
     line = content.count(b"\n", 0, start) + 1
-    likely = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "windows-1252"
+    likely = "cp850" if encoding == "windows-1252" else "windows-1252"  # cp850 of DOS
+    likely = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else likely
     option = f", or give a table's --data.table.encoding={likely}" * (kind_of(path) in SEPARATORS)
     return ValueError(
         f"{path}:{line}: byte 0x{content[start]:02X} is not in the encoding {encoding}; correct "
@@ -654,8 +653,9 @@ def write_beside(
 
 def check_same_columns(tables: Sequence[Table]) -> None:
     """Raises ValueError unless tables whose rows go into one file have the same columns, in any
-    order."""
+    order, all of plain values."""
     for table in tables:
+        next(table.rows(None, lambda bad: None), None)  # a nested one is told before all work
         if others := sorted({*table.names} ^ {*tables[0].names}):
             raise ValueError(
                 f"{table.path} and {tables[0].path} do not both have {', '.join(others)}; tables "

@@ -115,7 +115,7 @@ class ScoredTextDataset(PlannedDataset):
             return batch
         numbers = torch.from_numpy(self.store.labels[self.rows[sample_ids]])  # [B, W]
         is_there = ~numbers.isnan()
-        values = numbers.nan_to_num(nan=0.0).float()  # masked, wherever it is read
+        values = numbers.nan_to_num(nan=0.0)  # masked, wherever it is read
         targets, known = {}, {}
         for name, columns in self.store.columns.items():
             # A head with one number for each text is a column of it.
@@ -131,7 +131,7 @@ class ScoredTextDataset(PlannedDataset):
         if self.rows is not None:
             numbers = self.store.labels[self.rows[sample_id]]
             for name, own in self.store.columns.items():
-                labels[name] = " ".join(f"{n:g}" for n in numbers[own])
+                labels[name] = " ".join(f"{n:.9g}" for n in numbers[own])
         return {"text": self.store.text(int(self.texts[sample_id]))[:SHOWN], **labels}
 
 
@@ -297,7 +297,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
                     totals = np.nansum(numbers, 0).astype(np.int64)
                 audit.labels[name] = dict(zip(classes, totals.tolist(), strict=True))
             elif known.size:
-                sentence += f"; {known.min():g} to {known.max():g}, mean {known.mean():g}"
+                sentence += f"; {known.min():.9g} to {known.max():.9g}, mean {known.mean():g}"
             audit.notes.append(("head", f"{name}: {sentence}"))
         return audit
 

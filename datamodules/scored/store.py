@@ -185,11 +185,10 @@ def trained_heads(
     """Return the heads of a model; the data's own may name other columns and separators."""
     heads = {}
     for name, facts in trained.items():
-        own = {"column": facts["column"], "separator": facts["separator"]}
-        if given and name in given:
-            own["column"] = given[name].column or name
-            own["separator"] = given[name].separator or facts["separator"]
-        heads[name] = LabelOptions(kind=facts["kind"], classes=facts["classes"], **own)
+        own = (given or {}).get(name)
+        column = facts["column"] if own is None else own.column or name
+        separator = (own and own.separator) or facts["separator"]
+        heads[name] = LabelOptions(facts["kind"], column, facts["classes"], separator)
     return heads
 
 

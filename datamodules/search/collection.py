@@ -36,7 +36,7 @@ from datamodules.search.formats import (
 )
 
 COLLECTION_VERSION = 5
-READ_ANEW = {"pages": 6, "msmarco": 6, "esci": 6}  # which earlier versions read otherwise
+READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # which earlier versions read otherwise
 CACHE_VERSION = 2  # of the folder alone: earlier ones have ids of several words, and runs go on
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader

@@ -16,13 +16,7 @@ from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import write_batches
 from datamodules.search.candidates import Bm25Options
 from datamodules.search.collection import Collection, CollectionRequest, TextTable, open_collection
-from datamodules.search.queries import (
-    Queries,
-    Ranking,
-    file_queries,
-    read_run,
-    write_run,
-)
+from datamodules.search.queries import Queries, Ranking, file_queries, read_run, write_run
 from datamodules.text.encoding import (
     EncodedTextDataModule,
     TextEncoding,

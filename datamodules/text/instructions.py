@@ -37,9 +37,7 @@ class Instruction(NamedTuple):
     prompt: str
     completion: str
     messages: tuple[dict[str, Any], ...] = ()
-    # First and past-the-last character of what loses its end in a prompt that is too long; equal
-    # where nothing may.
-    shrinks: tuple[int, int] = (0, 0)
+    shrinks: int = 0  # characters of a prompt that lose their end where it is too long
     group: str = ""  # samples of equal groups are in one part; "" groups equal samples
     extra: str = ""  # text that the store keeps beside the tokens of evaluation
     tools: tuple[dict[str, Any], ...] = ()  # that a chat's assistant may call
@@ -66,19 +64,17 @@ class MarkedText(NamedTuple):
     is_end_trained: bool = True
 
 
-def tokens_within(
-    offsets: np.ndarray, prompt_end: int, shrinks: tuple[int, int], most: int
-) -> np.ndarray:
+def tokens_within(offsets: np.ndarray, prompt_end: int, shrinks: int, most: int) -> np.ndarray:
     """Return which tokens stay, [n] bool, where a prompt that is too long loses the end of a part.
 
     Args:
         offsets: [n, 2] characters of each token, of a prompt and what may follow it.
         prompt_end: characters of the prompt.
-        shrinks: first and past-the-last character of that part, which loses no more than itself.
+        shrinks: characters of that part, which begins the prompt and loses no more than itself.
         most: tokens that the prompt may have.
     """
     surplus = int((offsets[:, 0] < prompt_end).sum()) - most
-    part = np.flatnonzero((offsets[:, 0] >= shrinks[0]) & (offsets[:, 1] <= shrinks[1]))
+    part = np.flatnonzero(offsets[:, 1] <= shrinks)
     kept = np.ones(len(offsets), bool)
     if surplus > 0:
         kept[part[max(len(part) - surplus, 0) :]] = False

@@ -36,7 +36,7 @@ COLUMNS = ("html", "text", *TARGETS, "query")
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
-PAGES_VERSION = 3  # of how pages become prompts
+PAGES_VERSION = 4  # of how pages become prompts
 
 
 class WriterPage(NamedTuple):
@@ -68,8 +68,12 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
     elif not lines:
         keys = ", ".join(row.values) or "nothing"
         raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
-    parts = (given[target], *SEPARATORS.split(given[target]))
-    kept = [line for line in lines if line and _folded(line) not in {*map(_folded, parts)} - {""}]
+    parts = {_folded(part) for part in (given[target], *SEPARATORS.split(given[target]))} - {""}
+    sizes = range(1, 1 + max((part.count(" ") + 1 for part in parts), default=0))
+    folded = [_folded(line) for line in lines]  # a part may be broken over several
+    runs = (range(first, first + size) for first in range(len(lines)) for size in sizes)
+    taken = {n for run in runs if " ".join(folded[run.start : run.stop]) in parts for n in run}
+    kept = [line for n, line in enumerate(lines) if line and n not in taken]
     if not kept:
         rule = f"the page has no visible text besides its {target}; leave the row out."
         raise RowFault("empty page", (text or html)[:60], rule)
@@ -82,13 +86,13 @@ def _folded(text: str) -> str:
     return " ".join(WORD.findall(text.casefold()))
 
 
-def framed(page: WriterPage, target: Target) -> tuple[str, tuple[int, int]]:
+def framed(page: WriterPage, target: Target) -> tuple[str, int]:
     """Return the prompt of a page, the query, the title where it is not the target, the text; and
-    the characters of the text, which may lose its end."""
+    how many characters go as far as the end of the text, which they lose first."""
     given = (("Query", page.query), ("Title", page.title))
-    head = "".join(f"{name}: {value}\n" for name, value in given if value) + "Page: "
-    end = len(head) + len(page.text)
-    return f"{head}{page.text}\n{target.capitalize()}:\n", (len(head), end)
+    head = "".join(f"{name}: {value}\n" for name, value in given if value)
+    asking = f"{head}Page: {page.text}"
+    return f"{asking}\n{target.capitalize()}:\n", len(asking)
 
 
 @dataclass(frozen=True)

@@ -515,7 +515,7 @@ class LimitSearch(Metric):
     def update(self, probability: Tensor, weight: Tensor) -> None:
         """Adds records. Args: probabilities [B] float32, and weights [B], 0 or 1."""
         bins = (probability.contiguous().view(torch.int32) >> SHIFT).long()
-        self.counts = self.counts.double().index_add(0, bins, weight.double())
+        self.counts = self.counts.double().index_add_(0, bins, weight.double())
 
     def compute(self) -> Tensor:
         """The limit [] float32; 0, which every code reaches, where the records are too few."""

@@ -131,8 +131,10 @@ class Preparation:
         old = json.loads(path.read_text("utf-8"))
         changed = [name for name in facts if old[name] != facts[name]]
         for account in self.work.audit.glob("read/*.json"):
-            read = json.loads(account.read_text("utf-8"))["files"]
-            changed += [name for name, size in read if sizes.get(name, size) != size]
+            for name, mark in json.loads(account.read_text("utf-8"))["files"]:
+                size = sizes.get(name, mark)  # by which earlier versions knew a file
+                if mark != size and mark != self.work.mark_of(name, size):
+                    changed.append(name)
         if changed:
             raise ValueError(
                 f"{self.to} was begun with another {' and '.join(changed)}; name a new folder with "

@@ -21,12 +21,12 @@ from datatrove.utils.text import ngrams, simplify_text
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 from loguru import logger
 
-from datamodules.core.store import write_whole
+from datamodules.core.store import file_digest, write_whole
 from datamodules.files.documents import SUFFIXES as DOCUMENTS
 from datamodules.files.documents import read_documents, text_files
 from datamodules.files.rows import check_characters, placed
 from datamodules.files.tables import SEPARATORS
-from datamodules.shards.remote import local_copy
+from datamodules.shards.remote import is_url, local_copy
 from datamodules.shards.writing import write_shards
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
@@ -193,13 +193,19 @@ class Work:
         self.steps.append(f"{len(self.steps)} {name}")
         return Account(self.audit / self.steps[-1])
 
+    @staticmethod
+    def mark_of(name: str, size: int) -> str | int:
+        """Return what tells a source from a changed one: its digest, or of a URL its size."""
+        return size if is_url(name) else file_digest(Path(name))
+
     def read_files(self, data: Data | None, rank: int, world_size: int) -> Data:
         """Yield the documents of every `world_size`-th file, with their places as ids; drop those
         without text. A ValueError names the place of a fault."""
         with Account(self.audit / "read", rank) as account:
             files = json.loads((self.to / "work" / "files.json").read_text("utf-8"))
             facts = account.facts
-            facts |= {"files": files[rank::world_size], "documents": 0, "bytes": 0}
+            marks = [(name, self.mark_of(name, size)) for name, size in files[rank::world_size]]
+            facts |= {"files": marks, "documents": 0, "bytes": 0}
             for name, _ in facts["files"]:
                 with local_copy(name) as path:
                     for place, text in read_documents(path, self.recipe["text_column"]):

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from datamodules.core.plan import check_range
 from datamodules.core.store import cache_folder, made_once
 from datamodules.search.formats import NO_DOCUMENT
 from lit_models.seo.metrics import GatheredRows
@@ -77,7 +78,9 @@ class ExactSearch:
         self.documents, self.device = documents, device
 
     def search(self, queries: Vectors, k: int, feedback: Feedback | None = None) -> Found:
-        """Return the k best documents of each query [Q, W], moved first where there is feedback."""
+        """Return the k best documents of each query [Q, W], moved first where there is feedback; a
+        ValueError where k is below 1, or queries and documents are not of one width."""
+        check_range("search", 1, k=k)
         exact = on_device(queries, self.device, torch.float64)
         if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
             found = self.nearest(exact, feedback.documents)
@@ -115,6 +118,9 @@ class ExactSearch:
         again in float64.
         """
         (num_documents, width), tried = self.documents.shape, k + min(SPARE, 7 * k)
+        if queries.shape[1] != width:
+            numbers = f"queries have {queries.shape[1]} numbers and documents {width}"
+            raise ValueError(f"{numbers}: encode both by one model, with one model.size.")
         with torch.autocast(queries.device.type, enabled=False):
             near, longest = _nearest(queries.float(), self.documents, tried)
         numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
@@ -329,7 +335,13 @@ def _write(documents: np.ndarray, kind: str, folder: Path) -> None:
     sample = torch.from_numpy(documents[drawn]).float()  # [S, W] in a random order
     code, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
     if kind == "ivf":
-        centres = _centres(sample, num_lists)
+        centres = sample[:num_lists].clone()
+        for _ in range(ROUNDS):
+            place = ExactSearch(centres).search(sample, 1).documents[:, 0]
+            sums = torch.zeros_like(centres, dtype=torch.float64)
+            sums.index_add_(0, place, sample.double())
+            is_empty = place.bincount(minlength=num_lists) == 0
+            centres = torch.where(is_empty[:, None], centres, F.normalize(sums, dim=1).float())
         quantizer = faiss.IndexFlatIP(width)
         quantizer.add(centres.numpy())
         options = (quantizer, width, num_lists, code, metric, False)
@@ -347,13 +359,3 @@ def _write(documents: np.ndarray, kind: str, folder: Path) -> None:
         else:
             index.add(part.numpy())
     faiss.write_index(index, str(folder / "index.faiss"))
-
-
-def _centres(sample: Tensor, number: int) -> Tensor:
-    centres = sample[:number].clone()
-    for _ in range(ROUNDS):
-        place = ExactSearch(centres).search(sample, 1).documents[:, 0]
-        sums = torch.zeros_like(centres, dtype=torch.float64).index_add_(0, place, sample.double())
-        is_empty = place.bincount(minlength=number) == 0
-        centres = torch.where(is_empty[:, None], centres, F.normalize(sums, dim=1).float())
-    return centres

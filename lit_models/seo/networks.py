@@ -436,13 +436,13 @@ class Head(nn.Module):
 
     def _losses(self, outputs: Tensor, target: Tensor, is_there: Tensor) -> Tensor:
         # Zero times a gradient that is no number would be one that is none.
-        target = target.to(outputs.dtype).where(is_there, 0.0)
+        target = target.where(is_there, 0.0)
         if self.kind in ("ordinal", "multiclass"):
             return F.cross_entropy(outputs, target.long(), reduction="none")
         if self.kind == "regression":
-            target = (target - self.mean) / self.std
+            target = (target - self.mean) / self.std  # before it loses digits
         outputs = outputs.reshape(target.shape)  # [B], or [B, L] of a multilabel head
-        return ELEMENTWISE[self.loss_name](outputs, target, reduction="none")
+        return ELEMENTWISE[self.loss_name](outputs, target.to(outputs), reduction="none")
 
     def _log_levels(self, scores: Tensor) -> Tensor:
         """Log-probabilities [B, L] of proportional odds: P(level <= k) = sigmoid(threshold k -

@@ -42,7 +42,7 @@ CANONICAL = 'link[rel~="canonical" i]'
 ROBOTS = ", ".join(f'meta[name="{name}" i]' for name in ("robots", "googlebot", "bingbot"))
 LONGEST_EVIDENCE, LONGEST_ADDRESS, LONGEST_HEADING = 200, 8192, 1000  # characters
 MOST_FINDINGS = 20  # of one check, with their places
-NAMED_BY = ", ".join(  # an element that stands for a text
+NAMED_BY = ", ".join(  # of an element, or of one in it: attributes that stand for a text
     f'[{name}]:not([{name}=""])' for name in ("aria-label", "aria-labelledby", "title", "alt")
 )
 WIDTH, LABEL = 80, 17
@@ -240,7 +240,7 @@ def _check_headings(report: PageReport, tree: "LexborHTMLParser") -> None:
         if level > before + 1:
             evidence = f"h{level} after h{before}: {text}"
             report.add("headings", "levels are skipped", element, evidence)
-        if not text and not _is_named(element):
+        if not text and element.css_first(NAMED_BY) is None:
             report.add("headings", "an empty heading", element)
         if level == 1 and has_top:
             report.add("headings", "another h1; one names the page", element, text)
@@ -275,7 +275,7 @@ def _check_links(report: PageReport, tree: "LexborHTMLParser") -> None:
             report.add("links", "the address cannot be read", element, link)
             continue
         has_text = element.text(deep=False).strip() or element.text(deep=True).strip()
-        if not has_text and not _is_named(element):
+        if not has_text and element.css_first(NAMED_BY) is None:
             report.add("links", "a link without a text says nothing of its target", element)
 
 
@@ -304,11 +304,6 @@ def _check_structured_data(report: PageReport, tree: "LexborHTMLParser") -> None
 def _value(element: "LexborNode", name: str) -> str:
     """Return an attribute without spaces around it; "" where there is none."""
     return (element.attributes.get(name) or "").strip()
-
-
-def _is_named(element: "LexborNode") -> bool:
-    """Whether attributes of an element or below it stand for a text."""
-    return element.css_first(NAMED_BY) is not None
 
 
 def _place(element: "LexborNode | None") -> str:
@@ -377,12 +372,13 @@ def _row(label: str, text: str) -> str:
 
 def write_tables(path: Path, reports: Sequence[PageReport]) -> list[Path]:
     """Write a row per page, and beside it a row per finding; return both paths."""
-    pages: list[dict[str, Any]] = []
-    findings: list[dict[str, Any]] = []
-    for report in reports:
-        cells = dict(_cells(report.facts))
-        pages.append({"page": report.name, "findings": len(report.findings), **cells})
-        findings += [{"page": report.name, **finding._asdict()} for finding in report.findings]
+    pages = [
+        {"page": one.name, "findings": len(one.findings), **dict(_cells(one.facts))}
+        for one in reports
+    ]
+    findings = [
+        {"page": one.name, **finding._asdict()} for one in reports for finding in one.findings
+    ]
     paths = [path, path.with_name(f"{path.stem}-findings{path.suffix}")]
     heads = [list(dict.fromkeys(name for row in pages for name in row))]
     heads.append(["page", *PageFinding._fields])

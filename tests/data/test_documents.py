@@ -64,19 +64,15 @@ def test_a_link_in_a_folder_that_leads_nowhere_is_named(tmp_path):
 def test_missing_files_and_folders_without_text_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.md").write_text("x")
-    with pytest.raises(
-        FileNotFoundError, match=r"data.train_files: the folder .*empty holds no te"
-    ):
-        text_files(str(tmp_path / "empty"), "data.train_files")
     (tmp_path / "corpus.txt").write_text("x")
-    with pytest.raises(
-        FileNotFoundError, match=r'corpsu.txt does not exist. Did you mean ".*corpus'
+    for names, message in (
+        (["empty"], r"data.train_files: the folder .*empty holds no text"),
+        (["corpsu.txt"], r'corpsu.txt does not exist. Did you mean ".*corpus'),
+        (["empty/notes.md"], r'notes.md ends in ".md", which is none of .txt, .jsonl'),
+        (["corpus.txt", "."], r"data.train_files names .*corpus.txt twice"),
     ):
-        text_files(str(tmp_path / "corpsu.txt"), "data.train_files")
-    with pytest.raises(ValueError, match=r'notes.md ends in ".md", which is none of .txt, .jsonl'):
-        text_files(str(tmp_path / "empty" / "notes.md"), "data.train_files")
-    with pytest.raises(ValueError, match=r"data.train_files names .*corpus.txt twice"):
-        text_files([str(tmp_path / "corpus.txt"), str(tmp_path)], "data.train_files")
+        with pytest.raises((FileNotFoundError, ValueError), match=message):
+            text_files([str(tmp_path / name) for name in names], "data.train_files")
 
 
 @pytest.mark.parametrize(

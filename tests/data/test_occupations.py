@@ -63,11 +63,8 @@ def test_the_users_own_split_column_wins(tmp_path):
     data = OccupationDataModule(path, columns=Columns(split="part"))
     data.setup("fit")
     data.setup("test")
-    assert {stage: len(d.lengths) for stage, d in data.datasets.items()} == {
-        "train": 1,
-        "validation": 1,
-        "test": 1,
-    }
+    lengths = {stage: len(dataset.lengths) for stage, dataset in data.datasets.items()}
+    assert lengths == {"train": 1, "validation": 1, "test": 1}
 
 
 def test_a_test_file_leaves_the_validation_share_alone(tmp_path):

@@ -41,9 +41,10 @@ def pieces(dataset):
 
 
 def test_the_target_is_nowhere_in_the_page():
-    page = page_of(row(html=HTML, query="pie"), "title")
-    assert page.target == TITLE  # of the page's own head
-    assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
+    for html in (HTML.replace("<h1>Apple pie", "<h1>Apple<br>pie"), HTML):
+        page = page_of(row(html=html, query="pie"), "title")
+        assert page.target == TITLE  # of the page's own head
+        assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
     prompt, _ = framed(page, "title")
     assert prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
     page = page_of(row(html=HTML, text="Apple pie\nNeeds apples."), "title")  # text wins, of text
@@ -57,7 +58,7 @@ def test_a_description_is_written_from_title_and_text():
     prompt, shrinks = framed(page, "description")
     assert prompt.startswith("Title: Mine\nPage: Home\n")
     assert prompt.endswith("\nDescription:\n")
-    assert prompt[slice(*shrinks)] == page.text
+    assert prompt[:shrinks].partition("\nPage: ")[2] == page.text
 
 
 def test_a_passage_that_holds_the_target_stays():
@@ -115,13 +116,15 @@ def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
 
 
 def test_prediction_asks_as_training_did(tmp_path):
-    rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": "q"} for n in (1, 40)]
+    asking = ((1, "q"), (40, "q"), (40, "q" * 99))  # the last leaves a page no room
+    rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": query} for n, query in asking]
     data = module(tmp_path, rows, layout="documents")
     asked = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
     prompts = [prompt for [prompt] in page_prompts(*asked)]
     trained = (p.input_ids[: (p.labels == IGNORED).sum() + 1] for p in pieces(data.build("train")))
     assert [prompt.ids for prompt in prompts] == [ids.tolist() for ids in trained]
-    assert [prompt.num_cut for prompt in prompts] == [0, len("the hen " * 40) + 24 - 1 - 72]
+    num_cut = len("the hen " * 40) + 24 - 1 - 72
+    assert [prompt.num_cut for prompt in prompts] == [0, num_cut, num_cut + 98]
 
 
 def test_one_page_with_several_queries_is_in_one_part(tmp_path):

@@ -146,9 +146,11 @@ def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
 
 
 def test_a_structured_parquet_column_is_refused(tmp_path):
-    pq.write_table(pa.table({"codes": [["1", "2"]]}), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r'column "codes" holds list<.*join the values'):
-        rows_of(tmp_path / "t.parquet")
+    pq.write_table(pa.table({"a": ["b"], "codes": [["1", "2"]]}), tmp_path / "t.parquet")
+    # Also where it is to be written beside predictions, of which it is no input.
+    for read in (rows_of, lambda path: tables.check_same_columns([Table(path)])):
+        with pytest.raises(ValueError, match=r'column "codes" holds list<.*join the values'):
+            read(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
             "text\nføåæ\n".encode() + b"sm\xf8r\n",
             r"t.csv:3: byte 0xF8 is not in the encoding utf-8",
         ),
+        ("t.csv", b"text\nM\x81ller\n", r"0x81 is not in the encoding windows-1252.*-f cp850 "),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
         ("t.csv", 'text,code\n"a,1\nb"x,2\n', r"t.csv:2: .*a quote opens a value and is not clo"),

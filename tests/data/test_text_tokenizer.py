@@ -223,12 +223,8 @@ def test_a_folder_neither_cuts_nor_adds_tokens_and_knows_its_template(tmp_path: 
     backend.enable_padding(length=9)
     backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     options = folder_of(backend, tmp_path, eos_token="</s>", chat_template="old")
-    assert make_tokenizer(options, iter(())).encode("hen hen").tolist() == [
-        LETTER,
-        TAIL,
-        WORD,
-        TAIL,
-    ]
+    tokens = make_tokenizer(options, iter(())).encode("hen hen").tolist()
+    assert tokens == [LETTER, TAIL, WORD, TAIL]
     assert make_tokenizer(options, iter(())).chat_template == "old"
     (tmp_path / "chat_template.jinja").write_text("new")
     assert make_tokenizer(options, iter(())).chat_template == "new"

@@ -131,7 +131,7 @@ def test_what_was_interrupted_goes_on_and_a_changed_source_is_refused(tmp_path):
     shard = tmp_path / "out" / "shards" / "00000" / "000.ds"
     made = shard.stat().st_mtime_ns
     written(tmp_path / "b.jsonl", TWINS)
-    written(good, HENS[1:])
+    written(good, HENS[::-1])  # of the same size
     with pytest.raises(UsageError, match=r"begun with another .*a.jsonl; name a new folder"):
         prepare(recipe)
     written(good, HENS)

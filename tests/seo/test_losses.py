@@ -173,8 +173,8 @@ SURE, FILLER = torch.tensor([1.0]), torch.tensor([1.0, 1.0, 0.0])
 
 
 def loss_of(head: networks.Head, output: float, target: float) -> float:
-    known = torch.tensor([True])
-    return float(head.loss(torch.tensor([[output]]), torch.tensor([target]), known, SURE).total)
+    known, label = torch.tensor([True]), torch.tensor([target], dtype=torch.float64)
+    return float(head.loss(torch.tensor([[output]]), label, known, SURE).total)
 
 
 def test_a_regression_is_learnt_in_standard_deviations() -> None:
@@ -182,6 +182,8 @@ def test_a_regression_is_learnt_in_standard_deviations() -> None:
     for loss, expected in (("mse", 0.25), ("mae", 0.5), ("huber", 0.125)):
         assert loss_of(networks.Head(REGRESSION, loss, 3), 1.5, 14.0) == pytest.approx(expected)
     assert loss_of(networks.Head(REGRESSION, "huber", 3), 5.0, 14.0) == pytest.approx(2.5)
+    time = networks.Head({**REGRESSION, "mean": 1.7e9}, "mse", 3)
+    assert loss_of(time, 1.5, 1.7e9 + 3) == 0  # whose digits float32 lacks
     head = networks.Head(REGRESSION, "mse", 3)
     assert head.prediction(torch.tensor([[1.5]])).tolist() == [[13.0]]
     assert networks.baseline(REGRESSION).tolist() == [10.0]

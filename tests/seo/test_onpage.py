@@ -147,16 +147,18 @@ def test_a_wrong_encoding_is_a_finding(content, read, rule):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("html", "encoding"),
     [
-        '<meta charset="iso-8859-1"><title>é'.encode("cp1252"),
-        "\ufeff<title>é".encode("utf-16"),
-        '<meta charset="utf-16"><title>é'.encode(),
+        ('<meta charset="iso-8859-1"><title>é', "cp1252"),
+        ("\ufeff<title>é", "utf-16"),
+        ('<meta charset="utf-16"><title>é', "utf-8"),
+        ("<meta charset=gb2312><title>镕", "gb18030"),
+        ("<?xml version='1.0' encoding='Shift_JIS'?><title>①", "cp932"),
     ],
 )
-def test_a_declared_encoding_is_used_as_browsers_do(content):
-    done = check_page(content, "a")
-    assert done.facts["title"] == "é"
+def test_a_declared_encoding_is_used_as_browsers_do(html, encoding):
+    done = check_page(html.encode(encoding), "a")
+    assert done.facts["title"] == html[-1]
     assert not [finding for finding in done.findings if finding.check == "encoding"]
 
 
@@ -205,15 +207,8 @@ def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch):
 
 def test_pages_of_a_site_that_repeat_each_other_are_named():
     words = " ".join(f"w{i}" for i in range(100))
-    pages = [
-        (n, f"<title>{t}</title><p>{text}".encode())
-        for n, t, text in (
-            ("a", "One", words),
-            ("b", "one ", words.upper()),
-            ("c", "Two", "w0 w1 w2 w3 w4 other"),
-        )
-    ]
-    reports = check_site(pages)
+    texts = (("a", "One", words), ("b", "one ", words.upper()), ("c", "Two", "w0 w1 w2 w3 w4 x"))
+    reports = check_site((n, f"<title>{t}</title><p>{text}".encode()) for n, t, text in texts)
     found = [[f.rule for f in r.findings if f.check == "duplicates"] for r in reports]
     same = "the same {} as another page"
     assert found == [[], [same.format("title"), same.format("text")], []]

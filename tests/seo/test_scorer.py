@@ -104,6 +104,7 @@ def test_one_batch_is_learnt_by_heart(scorer) -> None:
         optimizer.step()
     known, target = batch["is_labelled"]["trade"], batch["targets"]["trade"]
     assert (module(batch)["trade"].argmax(1) == target)[known].all()
+    assert batch["targets"]["price"].dtype == torch.float64  # of a time float32 loses digits
 
 
 def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path, m
     found = ExactSearch(mapped).search(documents[:3], 60)
     assert found.documents.shape == (3, 50)
     assert found.documents.tolist() == plainly(documents[:3], documents, 50)
+    with pytest.raises(ValueError, match="search.k must be at least 1, got 0"):
+        ExactSearch(mapped).search(documents, 0)
+    with pytest.raises(ValueError, match="queries have 7 numbers and documents 8: encode both"):
+        ExactSearch(mapped).search(documents[:, 1:], 1)
 
 
 def test_a_document_of_both_rankings_has_the_sum_of_both():

@@ -60,6 +60,8 @@ def test_the_index_finds_what_plain_sums_find_with_ties_in_order(scores_at_once,
     for number in (30, 0):  # a rank may have no document
         found = InvertedSearch(packed(documents, 4)[:number]).search(packed(queries, 6), 99)
         assert found.scores.shape == (7, number)
+    with pytest.raises(ValueError, match="documents are dense vectors, no token weights"):
+        InvertedSearch(np.full((3, 8), 0.5))
 
 
 def test_weights_are_the_logarithm_of_the_largest_logit_of_a_masked_model(tmp_path):

@@ -6,6 +6,7 @@ import torch
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.occupations.store import CodeBookOptions
+from datamodules.tokenizers.codes import TextNormalisation
 from lit_models.occupation_coder import linear
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from tests.occupation_coder.test_module import small_coder, trainer_of
@@ -13,16 +14,13 @@ from tests.occupation_coder.tiny import padded
 from tests.seq2seq.test_data import table
 
 
-def points(text):
-    return np.array([ord(letter) for letter in text], np.int32)
-
-
 def test_the_margin_is_the_cosine_less_what_it_costs_to_have_no_text():
     options = linear.LinearOptions(ngram_sizes=(2,), num_features=1 << 14)
     head = linear.LinearHead(4, options)
     head.weight.data[0], head.bias.data[0] = 0.5, 0.25  # of a code with texts
-    texts = [points(text) for text in ("abab", "abab", "", "xy")]
-    linear.take_features(head, texts, np.array([True, False, False, False]))
+    recipe = {"normalisation": TextNormalisation().to_dict(), "max_length": 9}
+    recipe["code_book"] = {"descriptions": ["abab", "abab", "", "xy"]}
+    linear.describe(head, recipe, np.array([True, False, False, False]))
     assert head.bias.tolist() == [0.25, -1.5, -1.0, -1.5]
     assert (head.weight[0] == 0.5).all()
     assert head.weight[2].norm() == 0  # without a description
