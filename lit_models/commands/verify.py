@@ -52,8 +52,7 @@ def verify(runs: list[Path]) -> int:
 
 
 def _show(proof: "Proof", console: Console) -> None:
-    worlds = ", ".join(str(size) for size in proof.attempts)
-    lines = [("attempts", f"{len(proof.attempts)} (devices: {worlds})")]
+    lines = [("attempts", f"{len(proof.attempts)} (devices: {str(proof.attempts)[1:-1]})")]
     lines += [("discarded", f"{lost} (repeated after the kill)") for lost in proof.discarded]
     steps = sum(use.num_steps for use in proof.epochs)
     samples = sum(use.num_samples for use in proof.epochs)

@@ -41,6 +41,7 @@ from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
+OF_CONFIG = r'"command": "(?!.*default_root_dir)[^"]*?--config[= ](\S+)\.ya?ml'
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; what a launcher calls the run
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
@@ -124,13 +125,15 @@ def decide(
 
 
 def siblings(root: Path) -> list[Path]:
-    """Return the run folders <name>, <name>-2, <name>-3 … that exist, oldest first."""
-    pattern = re.compile(re.escape(root.name) + r"-(\d+)")
+    """Return the run folders <name>, <name>-2, … that exist, oldest first; not of <name>-2.yaml."""
     numbered = [(1, root)] if root.is_dir() else []
-    for path in root.parent.iterdir() if root.parent.is_dir() else ():
-        match = pattern.fullmatch(path.name)
-        if match and int(match[1]) > 1 and path.is_dir():
-            numbered.append((int(match[1]), path))
+    for path in root.parent.glob("*-*/"):
+        name, _, number = path.name.rpartition("-")
+        found = re.search(OF_CONFIG, _text(path / "topology.json")) if name == root.name else None
+        config = Path(found[1] if found else "")
+        is_first = path.name in (config.name, f"{config.parent.name}-{config.name}")
+        if name == root.name and number.isdecimal() and int(number) > 1 and not is_first:
+            numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
 
 

@@ -270,11 +270,9 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
-        self.timeout = timeout
-        self.reshard_after_forward = reshard_after_forward
+        self.timeout, self.reshard_after_forward = timeout, reshard_after_forward
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
-        self.cpu_offload = cpu_offload
-        self.sharded_checkpoint = sharded_checkpoint
+        self.cpu_offload, self.sharded_checkpoint = cpu_offload, sharded_checkpoint
         self._restored: tuple[Mapping[str, Any], bool] | None = None  # until the module is sharded
         self._blocks: list[fsdp.FSDPModule] = []
         self._frees = self._gathers_half = False
