@@ -484,8 +484,7 @@ class LastCheckpoint(Callback):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:
             return
-        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-        trainer.save_checkpoint(path, weights_only=False)
+        trainer.save_checkpoint(Path(trainer.default_root_dir, "checkpoints", "last.ckpt"), False)
         self._saved_at = time.monotonic()
 
 
@@ -511,10 +510,11 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Know the best one of a run folder that has moved since, or has another path by now."""
-        state, home = checkpoint["callbacks"].get(self.state_key), Path(str(self.dirpath))
-        if state and Path(str(trainer.ckpt_path)).resolve().parent == home.resolve():
-            path = str(home / "best.ckpt") if state["best_model_path"] else ""
-            state |= dict.fromkeys(("best_model_path", "kth_best_model_path"), path)
-            scores = dict(zip([path], state["best_k_models"].values(), strict=False))
-            state |= {"dirpath": self.dirpath, "best_k_models": scores}
+        """Know the best one of a run folder that has moved since; begin anew where it is lost."""
+        states, best = checkpoint["callbacks"], Path(str(self.dirpath), "best.ckpt")
+        is_home = Path(str(trainer.ckpt_path)).resolve().parent == best.parent.resolve()
+        state = states.pop(self.state_key, None) if is_home else None
+        if state and state["best_model_path"] and best.exists():
+            paths = dict.fromkeys(("best_model_path", "kth_best_model_path"), str(best))
+            state |= {**paths, "best_k_models": {str(best): state["best_model_score"]}}
+            states[self.state_key] = {**state, "dirpath": self.dirpath}

@@ -271,13 +271,15 @@ def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
             self.log("val/score", -float(self.current_epoch), batch_size=1)
 
     folder, last = tmp_path / "run", None
-    for epochs in (3, 5):
+    for epochs in (3, 5, 6):
+        if epochs == 6:
+            last.with_name("best.ckpt").unlink()
         trainer = toy_trainer(folder, max_epochs=epochs, callbacks=[Ledger(), BestCheckpoint()])
         trainer.fit(Rising(), ToyData(), ckpt_path=last)
-        assert trainer.checkpoint_callback.best_model_score == 0
         folder = folder.rename(tmp_path / f"moved-{epochs}")
         last = folder / "checkpoints" / "last.ckpt"
-        assert read_checkpoint(last.with_name("best.ckpt"))["epoch"] == 0
+        best = read_checkpoint(last.with_name("best.ckpt"))["epoch"]
+        assert best == -trainer.checkpoint_callback.best_model_score == (5 if epochs == 6 else 0)
 
 
 def save(path, step):
