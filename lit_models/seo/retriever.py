@@ -265,11 +265,12 @@ class LitRetriever(EncodedTextModule):
                 "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
                 "leave the fusion out."
             )
+        if stage in ("test", "predict"):
+            self.fusion_weight()  # a missing one is told before texts are encoded
 
     def model_facts(self) -> ModelFacts:
         terms = [*self.own_terms, *[DISTILLED] * (self.distillation is not None)]
-        options = {"search": self.rankings, "terms": terms}
-        return replace(super().model_facts(), options=options)
+        return replace(super().model_facts(), options={"search": self.rankings, "terms": terms})
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""

@@ -158,13 +158,15 @@ def test_a_step_that_is_cut_is_refused(retriever_run, tmp_path):
         toy_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
-def test_a_fusion_needs_a_weight_in_its_range():
+def test_a_fusion_needs_a_weight_in_its_range(retriever_run, trained, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"fusion\.weight must be 0 to 1, got 1\.5"):
         Fusion(1.5)
-    fresh = LitRetriever(optimizer=adamw, fusion=Fusion())
-    fresh.recipe = {}
+    monkeypatch.delitem(trained.recipe, "fusion_weight")
+    monkeypatch.setattr(trained.network, "encode", None)  # it is told before this is called
+    _, data = retriever(retriever_run, {})
+    data.predict_output = str(tmp_path / "encoded")
     with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
-        fresh.fusion_weight()
+        toy_trainer(tmp_path, callbacks=[]).predict(trained, data)
 
 
 @pytest.mark.slow
