@@ -45,7 +45,7 @@ PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
 SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
 ROW_SUFFIXES = (*SUFFIXES, *JSON_OUTPUT)  # of tables and lines of JSON
 BLOCK = 1 << 20
-MOST_LINES_OF_ROW = 1000
+MOST_LINES_OF_ROW = 10_000
 EXCEL_ROWS, EXCEL_CHARACTERS = 1 << 20, (1 << 15) - 1  # of a sheet, of a cell, at most
 ROWS_PER_BATCH = 8192
 OPTIONAL = ("columns.language", "columns.split", "columns.source")
@@ -54,7 +54,7 @@ OnBadRow = Callable[[BadRow], None]
 
 OPEN_QUOTE = (
     "a quote opens a value and is not closed, or text follows its end, which glues rows together; "
-    "close it, or double a quote that belongs to the text."
+    "close it, or double a quote that belongs to the text; parquet holds line breaks without any."
 )
 LONE_RETURN = (
     "a carriage return stands inside the line; replace it by a blank, or by a line feed where all "
@@ -368,8 +368,8 @@ def undecodable(path: Path, encoding: str) -> ValueError:
 def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
     """Yields the rows of these lines, the header first, which the others are compared with.
 
-    A row of several lines that has not one value per name, or whose first and last line look like
-    rows of their own, has a quote that is not closed: only its first line is wrong.
+    A row of several lines that has not one value per name, or of which most look like rows of their
+    own, has a quote that is not closed: only its first line is wrong.
     """
     waiting: deque[str] = deque()  # lines to be read again
     taken: list[str] = []  # lines of the row
@@ -394,8 +394,9 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
                 values = [""]  # an empty line is a row of a one-column table alone
             fault = _fault_of(values, names, "quote values that hold the separator")
             if len(taken) > 1 and names:
-                ends = [len(line.split(separator)) for line in (taken[0], taken[-1])]
-                looks_glued = ends == [len(names)] * 2 and f"{separator} " not in taken[0]
+                # No blank follows a separator: in prose one does.
+                cuts = [len(line.split(separator)) for line in taken if f"{separator} " not in line]
+                looks_glued = 4 * cuts.count(len(names)) >= 3 * len(taken)
                 if fault or (looks_glued and len(names) > 1):
                     fault = OPEN_QUOTE
         except csv.Error as error:

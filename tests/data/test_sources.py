@@ -53,6 +53,13 @@ def test_values_stay_text_and_rows_know_their_line(tmp_path):
     assert lines_of(path) == [3, 5, 6]
 
 
+def test_lines_of_a_quoted_text_are_no_rows(tmp_path):
+    texts = ["Hello world\nyes, I am", "Prices\nof all:\nit costs 1,000", "line\n" * 2000]
+    rows = [(str(number), text) for number, text in enumerate(texts)]
+    lines = "".join(f'{number},"{text}"\n' for number, text in rows)
+    assert rows_of(write(tmp_path / "t.csv", f"id,text\n{lines}")) == rows
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "windows-1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv.gz"])
@@ -162,8 +169,8 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
         (
             "t.csv",
-            "text\nføåæ\n".encode() + b"sm\xf8r\n",
-            r"t.csv:3: byte 0xF8 is not in the encoding utf-8",
+            "føåæ\n".encode() + b"sm\xf8r",
+            r"t.csv:2: byte 0xF8 is not in the encoding utf-8",
         ),
         ("t.csv", b"text\nM\x81ller\n", r"0x81 is not in the encoding windows-1252.*-f cp850 "),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),

@@ -126,11 +126,7 @@ def test_structured_data_of_all_kinds_is_listed():
 @pytest.mark.parametrize(
     ("content", "read", "rule"),
     [
-        (
-            "<meta charset=utf-8><p>é".encode("cp1252"),
-            "utf-8",
-            "utf-8 is declared and the bytes ar",
-        ),
+        ("<meta charset=utf-8><p>é".encode("cp1252"), "utf-8", "utf-8 is declared and the bytes"),
         ("<meta charset=latin1><p>é".encode(), "cp1252", "cp1252 is declared and the bytes are UT"),
         ("<p>é".encode(), "utf-8", "no encoding is declared"),
         ("<p>é".encode("cp1252"), "cp1252", "no encoding is declared"),
