@@ -19,11 +19,11 @@ from datamodules.core.store import digest_of, file_digest, made_once, mapped_arr
 from datamodules.files.documents import files_in
 from datamodules.files.splitting import PART_NAMES
 from datamodules.shards.index import COUNTS, IndexOptions, Shard, open_tokens
-from datamodules.shards.remote import RemoteShards, is_url, local_copy
+from datamodules.shards.remote import RemoteShards, fetch, is_url, local_copy
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
-MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
+MANIFEST, TOKENIZER, OPTIONS = "manifest.json", "tokenizer.json", "tokenizer_config.json"
 ROWS, POSITIONS, TOKEN_BYTES = range(len(COUNTS))
 SERIAL_DOCUMENTS = 1 << 18  # fewer are indexed sooner than a process is started
 KEPT_OPEN = 1 << 13  # files that are mapped at a time; systems allow 65,530
@@ -90,6 +90,8 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
                 if "backend" in values:
                     named[name] = TextTokenizer.from_dict(values)
                 else:
+                    if is_url(folder):  # which names the tokens that end and begin a text
+                        fetch(f"{folder}/{OPTIONS}", path.with_name(OPTIONS))
                     of_hugging_face = TokenizerOptions("folder", path=str(path.parent))
                     named[name] = make_tokenizer(of_hugging_face, iter(()))
     if not named:

@@ -84,8 +84,5 @@ def _closed(file: Any, root: Path) -> dict[str, Any]:
     file.close()
     path = root / file.filename
     sizes = {"tokens": len(file), "documents": len(file.doc_ends), "bytes": path.stat().st_size}
-    digests = {
-        "digest": content_digest(path),
-        "index_digest": content_digest(Path(f"{path}.index")),
-    }
-    return {"name": file.filename, **sizes, **digests}
+    digest, of_index = map(content_digest, (path, Path(f"{path}.index")))
+    return {"name": file.filename, **sizes, "digest": digest, "index_digest": of_index}

@@ -241,12 +241,15 @@ class InstructionRequest(CorpusRequest):
             template = TokenizerOptions(chat_template=self.tokenizer.chat_template)
             marker = self.marker(make_tokenizer(template, iter(())))
             # Collected alone: the reading that fills the store names bad rows.
-            for index, _, marked in self._marked(marker, len(parts), BadRows("reject")):
+            refused, marked = BadRows("reject"), None
+            for index, _, marked in self._marked(marker, len(parts), refused):
                 if parts[index] == TRAIN:
                     text = marked.text
                     for token in marker.special:
                         text = text.replace(token, "")
                     yield text
+            if marked is None:  # before a tokenizer misses its text
+                refuse(refused.rows)
 
         tokenizer = self.given or make_tokenizer(self.tokenizer, training_texts())
         marker, content = self.marker(tokenizer), hashlib.sha256()

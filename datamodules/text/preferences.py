@@ -58,13 +58,13 @@ class PreferenceRequest(InstructionRequest):
             rule = '"chosen" and "rejected" are the same: nothing could be learnt; delete the row.'
             raise RowFault("equal answers", str(answers[0]), rule)
         texts, place, tools = [], (str(row.file), row.line), objects_of(row.values, "tools")
-        system = {"system": row.values.get("system")}
+        more = {name: row.values.get(name) for name in ("system", "tools")}
         for side, said in zip(SIDES, answers, strict=True):
             if isinstance(said, str):
-                asked({"prompt": prompt, "completion": said, **system})
+                asked({"prompt": prompt, "completion": said, **more})
                 text, answer = Instruction(*place, str(prompt), said), said
             else:
-                _, messages = asked({"messages": [*(prompt or []), *(said or [])], **system})
+                _, messages = asked({"messages": [*(prompt or []), *(said or [])], **more})
                 assert messages is not None
                 if not is_answer(last := messages[-1]):
                     rule = f'"{side}" must end with a message of the assistant.'

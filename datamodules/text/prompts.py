@@ -112,15 +112,14 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
     """
     values = as_messages(row)
     prompt, messages = values.get("prompt"), values.get("messages")
-    read = [prompt, messages, row.get("completion"), row.get("choices")]
+    read = [prompt, messages, *(row.get(name) for name in ("completion", "choices", "tools"))]
     check_characters(json.dumps(read, ensure_ascii=False, default=str))
     if prompt is None and messages is None:
         names = ", ".join(row) or "nothing"
         rule = f'the row has neither "prompt" nor "messages", it has: {names}; write {SHAPES}.'
         raise RowFault("keys", names, rule)
     if not isinstance(prompt, str | None):
-        rule = '"prompt" must be a text; write chats as "messages".'
-        raise RowFault("keys", str(prompt), rule)
+        raise RowFault("keys", str(prompt), '"prompt" must be a text; write chats as "messages".')
     if messages is None:
         return prompt, None
     is_list = isinstance(messages, list) and all(isinstance(one, dict) for one in messages)

@@ -208,11 +208,11 @@ class LitCausalLM(ExactModule):
         if not self.trainer.predicting:
             check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
             check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
-        if self.is_training_run:
-            if not self.network.head.weight.is_meta:
-                check_isolation(self.network)
-            if recomputes := self.computation.activation_checkpointing:
-                self.network.recompute_blocks(keeps_products=recomputes == "selective")
+        has_single_texts = self.trainer.predicting and self.generation.mode != "score"
+        if not (has_single_texts or self.network.head.weight.is_meta):
+            check_isolation(self.network)
+        if self.is_training_run and (recomputes := self.computation.activation_checkpointing):
+            self.network.recompute_blocks(keeps_products=recomputes == "selective")
         if self.computation.compile and not self.network.is_compiled:
             self.network.compile_blocks()
 

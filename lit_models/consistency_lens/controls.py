@@ -287,8 +287,7 @@ class FidelityTable(Metric):
         self.layers = [f"layer/{layer}" for layer in layers if len(layers) > 1]
         self.groups = [ALL, *self.files, *self.layers]
         shape = (len(self.groups), len(self.rows), len(SUMMED))
-        empty = torch.zeros(shape, dtype=torch.float64)
-        self.add_state("sums", empty, dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         replicates = torch.zeros(REPLICATES, *shape, dtype=torch.float64)
         self.add_state("replicates", replicates, dist_reduce_fx="sum")
 

@@ -87,11 +87,13 @@ class PlannedLM(TemplateLM):
         begin = self.text_tokenizer.begin_id
         return self.eot_token_id if begin is None else begin
 
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **_: Any
-    ) -> list[int]:
-        """Return the tokens of a text alone: an exported tokenizer adds none of its own."""
-        return self.text_tokenizer.encode(string).tolist()
+    def tok_encode(self, string: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
+        """Return the tokens of a text, behind what the model's own tokenizer begins one with."""
+        tokenizer = self.text_tokenizer
+        (encoding,) = tokenizer.encode_with_offsets([string])
+        begin = tokenizer.decode([self.prefix_token_id], skip_special_tokens=False)
+        is_more = add_special_tokens and not string.startswith(begin)
+        return tokenizer.backend.post_process(encoding, add_special_tokens=is_more).ids
 
     @property
     def tokenizer_name(self) -> str:

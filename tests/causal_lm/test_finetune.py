@@ -68,8 +68,7 @@ def test_a_base_of_any_kind_keeps_its_output_and_no_input(kind):
     with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         output = layer(x)
     torch.testing.assert_close(output, base(x), rtol=1e-5, atol=1e-5)
-    of_inputs = [t for t in kept if tuple(t.shape) == (70, 24)]
-    assert len(of_inputs) == 1  # of the adapter alone
+    assert len([t for t in kept if tuple(t.shape) == (70, 24)]) == 1  # of the adapter alone
     (gradient,) = torch.autograd.grad(output.sum(), [x])
     (expected,) = torch.autograd.grad(base(x).sum(), [x])
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
@@ -267,8 +266,7 @@ def test_exact_dropout_needs_rows_that_are_samples(tmp_path, kind):
         sizes = {"context_length": 16, "global_batch_size": 4, "micro_batch_size": 4}
         limits = {"max_steps": 1, "limit_val_batches": 0}
         callbacks = [*default_callbacks(), ExactDropout()]
-        folder = tmp_path / f"{layout}-{dropout}"
-        trainer = toy_trainer(folder, callbacks=callbacks, **limits)
+        trainer = toy_trainer(tmp_path / f"{layout}-{dropout}", callbacks=callbacks, **limits)
         trainer.fit(module, kind(path, layout=layout, **sizes))
 
     with pytest.raises(ValueError, match="exact_dropout needs data.layout packed or blocks"):

@@ -147,8 +147,7 @@ def test_a_number_finds_its_token():
     assert draw(logits, numbers, 1.0, None, 1.0).tolist() == [0, 0, 1, 2, 3, 3]
     assert draw(logits, numbers, 1.0, 2, 1.0).tolist() == [1, 1, 1, 3, 3, 3]
     assert draw(logits, numbers, 0.0, None, 1.0).tolist() == [1] * 6
-    impossible = torch.tensor([[0.0, -1e4, -1e4]])
-    assert draw(impossible, numbers[-1:], 1.0, None, 1.0).tolist() == [0]
+    assert draw(torch.tensor([[0.0, -1e4, -1e4]]), numbers[-1:], 1.0, None, 1.0).tolist() == [0]
 
 
 class Recites(Decoder):
@@ -271,8 +270,7 @@ def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
 
 
 def test_a_token_across_the_border_is_the_continuations(tmp_path):
-    vocabulary = {"x": 0, "y": 1, "z": 2, "yz": 3}
-    backend = Tokenizer(models.BPE(vocabulary, [("y", "z")]))
+    backend = Tokenizer(models.BPE({"x": 0, "y": 1, "z": 2, "yz": 3}, [("y", "z")]))
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(["<end>"])
     tokenizer = TextTokenizer(backend, 4)  # without a begin-of-text token

@@ -16,7 +16,7 @@ from lit_models.causal_lm.network import DecoderConfig
 from lit_models.training import default_callbacks
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
-from tests.causal_lm.folders import saved
+from tests.causal_lm.folders import saved, saved_with_bytes
 from tests.causal_lm.tiny import BLOCKS, SMALL, completed, run, texts_of
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
@@ -118,6 +118,17 @@ def test_instructions_are_asked_as_they_were_trained(tmp_path):
     texts = [tokenizer.decode(dataset.example(i, 0)[0].ids, False) for i in (0, 1)]
     assert texts == ["<|endoftext|>1 + 1 =\n", "user:\n1 + 1 =\n\nassistant:\n"]
     assert len((tmp_path / "asked.completed.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+def test_a_folder_whose_documents_see_each_other_is_not_measured(tmp_path, verb):
+    folder = saved_with_bytes(tmp_path / "model", "OPT", pad_token_id=0)
+    score = GenerationOptions(mode="score")
+    module = LitCausalLM(torch.optim.AdamW, pretrained=str(folder), generation=score)
+    rows = rows_file(tmp_path / "mine.jsonl", [{"prompt": "a", "choices": ["b", "c"], "text": "d"}])
+    files = {f"{name}_files": rows for name in ("train", "validation", "predict")}
+    with pytest.raises(RuntimeError, match="OPTForCausalLM lets a token see what it must not"):
+        getattr(toy_trainer(tmp_path), verb)(module, TextDataModule(**files, context_length=12))
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen2"])

@@ -82,8 +82,7 @@ def test_neither_the_batch_nor_its_order_nor_padding_changes_a_value():
     whole = case_of(batch).fidelities()
     for rows in ([4, 1], [0], [5, 3, 2]):
         some = part_of(batch, rows)
-        longest = int(some["lengths"].max())
-        case = case_of(some | {"input_ids": some["input_ids"][:, :longest]})
+        case = case_of(some | {"input_ids": some["input_ids"][:, : int(some["lengths"].max())]})
         case.other = other[rows]
         for name, found in case.fidelities().items():
             for values, expected in zip(found, whole[name], strict=True):

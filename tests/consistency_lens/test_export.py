@@ -48,8 +48,7 @@ def explained(module):
     activation = torch.linspace(-1, 1, 40, dtype=module.lens.mean.dtype).reshape(5, 8)
     with torch.no_grad():
         words = module.lens.verbalizer.explain(activation)
-        rebuilt = module.lens.reconstructor(words.embeddings)
-        return words.token_ids, words.logits, rebuilt
+        return words.token_ids, words.logits, module.lens.reconstructor(words.embeddings)
 
 
 def test_neither_checkpoint_nor_export_holds_the_subject(trained):

@@ -48,8 +48,7 @@ def lens_on(*layers):
         current = sample["input_ids"][rows, place]
         chunk = (x.numpy() for x in (hidden[rows, place], current, place))
         found.append(statistics_of([tuple(chunk)]))
-    means = torch.from_numpy(np.stack([one.mean for one in found]))
-    lens.mean.copy_(means.view_as(lens.mean))
+    lens.mean.copy_(torch.from_numpy(np.stack([one.mean for one in found])).view_as(lens.mean))
     lens.variance.copy_(torch.tensor([one.variance for one in found]).view_as(lens.variance))
     baselines = [controls.Baselines(one, V) for one in found]
     maps = []
@@ -99,8 +98,7 @@ def test_every_control_of_a_row_is_at_first_that_of_a_lens_of_its_layer():
 @torch.no_grad()
 def test_every_term_of_a_row_is_at_first_that_of_a_lens_of_its_layer():
     given, terms = batch(), set(WORDS + JOINED)
-    wrong = torch.randn(8, 3, 16, generator=torch.manual_seed(3))
-    given["wrong"] = wrong
+    given["wrong"] = torch.randn(8, 3, 16, generator=torch.manual_seed(3))
 
     def of(lens, some):
         return lens_terms(lens, some, lens.activation(some), terms, 1.0, TeacherText(2))

@@ -189,8 +189,7 @@ def test_a_network_without_a_term_stands_still_in_spite_of_momentum(tmp_path):
         )
         states.append(read_checkpoint(path)["state_dict"])
     for name, value in states[0].items():
-        is_same = torch.equal(value, states[1][name])
-        assert is_same == ("lens.verbalizer." not in name), name
+        assert torch.equal(value, states[1][name]) == ("lens.verbalizer." not in name), name
 
 
 ONE = LossWeight(1.0)

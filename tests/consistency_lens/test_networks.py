@@ -248,8 +248,7 @@ def test_the_maps_begin_as_the_identity(kind):
     verbalizer.explain(tiny.activations())
     assert all(torch.equal(hidden[:, 2], tiny.activations()) for hidden in seen[:3])
     assert all(hidden.shape[1] == 1 for hidden in seen[3:])  # with the cache, word by word
-    begin = verbalizer.network.embedding(torch.tensor([28, 28]))
-    assert torch.equal(verbalizer.prompt, begin)
+    assert torch.equal(verbalizer.prompt, verbalizer.network.embedding(torch.tensor([28, 28])))
 
 
 @torch.no_grad()
@@ -273,8 +272,7 @@ def test_without_a_gradient_words_are_rows_of_the_table_also_in_half_precision()
     lens = tiny.lens_of().float()
     with torch.autocast("cpu", torch.bfloat16):
         found = lens.verbalizer.explain(tiny.activations().float(), KEYS)
-    table = lens.subject.network.embedding.weight
-    assert torch.equal(found.embeddings, table[found.token_ids])
+    assert torch.equal(found.embeddings, lens.subject.network.embedding.weight[found.token_ids])
     assert not torch.equal(found.embeddings, found.embeddings.bfloat16().float())
     half = lens.bfloat16().verbalizer.explain(tiny.activations().float(), KEYS)  # of a store
     assert half.embeddings.dtype == torch.bfloat16

@@ -154,8 +154,7 @@ def test_it_fits_80_columns_and_counts_what_is_too_long(tmp_path, layout):
     rows = [sample("x" * (i % 30), "y" * (1 + i * i)) for i in range(60)]
     audit = instructions(tmp_path, *rows, layout=layout, context_length=1000)
     text = shown(audit)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, text.splitlines())) <= WIDTH
     assert "; 28 longer than 1,001" in " ".join(text.split())
     assert ("used" in audit.parts[0].columns) == (layout != "documents")
 

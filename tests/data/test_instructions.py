@@ -366,6 +366,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(make):
         ({"prompt": "x", "completion": "y", "system": "z"}, '"system" is read beside messages'),
         ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
+        ({"messages": [USER, ANSWER], "tools": [{"name": "\ud83d"}]}, r'"\\ud83d" is half of'),
     ],
 )
 def test_a_wrong_row_is_named(make, row, message):
@@ -396,9 +397,10 @@ def test_chats_need_a_chat_template(make):
 
 def test_a_template_may_refuse_messages(make, tmp_path):
     options = template("{{ raise_exception('roles must alternate') }}", tmp_path)
-    data = make({"messages": [USER, ANSWER]}, GOOD, tokenizer=options)
-    with pytest.raises(ValueError, match=r"rows.jsonl:1: .*refuses these messages \(roles must al"):
-        data.prepare_data()
+    for kind, more in (("bytes", [GOOD]), ("bpe", [])):
+        data = make({"messages": [USER, ANSWER]}, *more, tokenizer=replace(options, kind=kind))
+        with pytest.raises(ValueError, match=r"jsonl:1: .*refuses these messages \(roles must alt"):
+            data.prepare_data()
 
 
 @pytest.mark.parametrize("kind", ["characters", "bpe"])

@@ -72,8 +72,7 @@ def test_the_plan_does_not_depend_on_the_device_count_but_on_seed_and_epoch():
         for seed in (1, 2)
         for epoch in (0, 1)
     ]
-    again = planning.make_plan(request(100), lengths, 0)
-    assert (plans[0].order == again.order).all()
+    assert (plans[0].order == planning.make_plan(request(100), lengths, 0).order).all()
     assert len({tuple(plan.order.tolist()) for plan in plans}) == 4
 
 

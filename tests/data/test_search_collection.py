@@ -303,8 +303,7 @@ def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch):
         rows = ({"_id": f"d{i}", "text": f"{text}{i}"} for i in range(1, number + 1))
         write_lines(folder / "corpus.jsonl", *map(json.dumps, rows))
         tracemalloc.start()
-        documents = opened(folder).documents
-        assert all(document.text.startswith(text) for document in documents)
+        assert all(document.text.startswith(text) for document in opened(folder).documents)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < 0.3 * (folder / "corpus.jsonl").stat().st_size

@@ -55,8 +55,7 @@ def test_passages_of_ms_marco_are_read_by_their_columns(tmp_path):
     assert sorted(query.id for query in collection.queries) == ["10", "11", "12"]
     (query,), (document,), (grade,) = collection.judgements(1)
     assert (collection.queries[query].text, int(document), float(grade)) == ("sea salt", 0, 1.0)
-    hits = open_bm25(collection).search(["sea salt"], 3)
-    assert hits.documents.tolist() == [[0, 1, -1]]
+    assert open_bm25(collection).search(["sea salt"], 3).documents.tolist() == [[0, 1, -1]]
 
 
 def test_products_of_esci_get_the_gains_of_their_labels(tmp_path):

@@ -63,8 +63,7 @@ def test_the_order_of_the_rows_changes_nothing(order: list[int]) -> None:
     texts, codes = [f"t{i % 30}" for i in range(40)], [str(i % 3) for i in range(40)]
     first = split_by_stem(texts, codes, SplitOptions(0.2, 0.2))
     rows = ([column[i] for i in order] for column in (texts, codes))
-    second = split_by_stem(*rows, SplitOptions(0.2, 0.2))
-    assert second.tolist() == first[order].tolist()
+    assert split_by_stem(*rows, SplitOptions(0.2, 0.2)).tolist() == first[order].tolist()
 
 
 def test_the_seed_draws_another_split() -> None:

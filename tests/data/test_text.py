@@ -263,8 +263,7 @@ def test_evaluation_uses_the_tokenizer_of_the_model(corpus):
     data = text_module(corpus, tokenizer=CHARACTERS)
     data.trainer, data.model = trainer_of("validate"), ModelFacts({"tokenizer": trained.to_dict()})
     data.prepare_data()
-    store = data.open_store("validate")
-    assert store.tokenizer.digest == trained.digest
+    assert data.open_store("validate").tokenizer.digest == trained.digest
     data.trainer = trainer_of("fit")
     assert data.open_store("fit").tokenizer.backend.token_to_id("ß") is None
 

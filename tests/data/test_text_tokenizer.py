@@ -65,8 +65,7 @@ def test_a_text_comes_back_and_its_bytes_add_up(kind: str) -> None:
         assert lengths[ids].sum() == len(text.encode())
     assert lengths[tokenizer.end_id] == 0
     assert tokenizer.special_ids.tolist() == [tokenizer.end_id]
-    again = TextTokenizer.from_dict(tokenizer.to_dict())
-    assert again.digest == tokenizer.digest
+    assert TextTokenizer.from_dict(tokenizer.to_dict()).digest == tokenizer.digest
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "words"])
@@ -160,8 +159,7 @@ def test_byte_pairs_depend_on_the_texts_alone() -> None:
 
 
 def test_the_plain_template_ends_answers_only() -> None:
-    text = made("bytes").render(CHAT)
-    assert text == "user:\nHi\n\nassistant:\nYes<|endoftext|>\n\n"
+    assert made("bytes").render(CHAT) == "user:\nHi\n\nassistant:\nYes<|endoftext|>\n\n"
 
 
 def test_a_template_sees_the_special_tokens_and_runs_in_a_sandbox(tmp_path: Path) -> None:

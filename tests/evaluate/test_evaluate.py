@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 import lit_models.evaluate as room
 from datamodules.text.prompts import ChoiceDataset, Prompt
@@ -173,14 +174,23 @@ def test_chats_are_written_as_transformers_writes_them(folder, tmp_path, is_aske
     from lit_models.evaluate.harness import PlannedLM
 
     own = make_tokenizer(TokenizerOptions(chat_template="plain"), iter(()))
+    begin = own.special_tokens["bos_token"]
+    own.backend.post_processor = TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, own.begin_id)]
+    )
     for name, content in own.hugging_face_files().items():
         (tmp_path / name).write_text(content)
     chat = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is"}]
     chat = chat[:1] if is_asked else chat
-    written = PlannedLM(own, 16, None).apply_chat_template(chat, is_asked)
+    model = PlannedLM(own, 16, None)
+    written = model.apply_chat_template(chat, is_asked)
     options = {"add_generation_prompt": is_asked, "continue_final_message": not is_asked}
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert written == theirs.apply_chat_template(chat, tokenize=False, **options)
+    # Alone, a text gets what the tokenizer begins one with; not twice, and no continuation.
+    assert model.tok_encode(written) == theirs(written).input_ids
+    assert model.tok_encode(begin + written) == theirs(written).input_ids
+    assert model.tok_encode(written, add_special_tokens=False) == own.encode(written).tolist()
 
 
 @pytest.mark.slow

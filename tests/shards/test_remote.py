@@ -18,7 +18,9 @@ from datamodules.files.documents import read_documents
 from datamodules.files.splitting import TextSplit
 from datamodules.shards import remote
 from datamodules.shards.remote import RemoteShards, fetch, list_urls, local_copy
+from datamodules.tokenizers.text import byte_tokenizer
 from tests.shards.small import write_folder
+from tests.text_corpora import saved_tokenizer
 
 NUM_SHARDS = 4
 
@@ -176,6 +178,7 @@ def test_a_model_reads_the_same_rows_from_object_storage(store, tmp_path):
     for here, there in zip(*rows, strict=True):
         assert torch.equal(here["input_ids"], there["input_ids"])
         assert torch.equal(here["sample_id"], there["sample_id"])
+    saved_tokenizer(byte_tokenizer(), folder)  # as Hugging Face has it, in two files
     data = ShardDataModule(url, cache_gib=1e-5, global_batch_size=8)
     with pytest.raises(ValueError, match="shuffled together and the next ones take"):
         data.prepare_data()

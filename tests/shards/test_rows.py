@@ -76,8 +76,7 @@ def test_blocks_use_each_position_of_each_shard_once_and_cut_elsewhere_each_epoc
     dataset = module(write_folder(tmp_path), layout="blocks").datasets["train"]
     expected = Counter()
     for path in tmp_path.rglob("*.ds"):
-        tokens = np.fromfile(path, "<u2").tolist()
-        expected.update(pairwise(tokens))
+        expected.update(pairwise(np.fromfile(path, "<u2").tolist()))
     assert pairs_of(dataset, 0) == pairs_of(dataset, 1) == expected
     first = [dataset.example(0, epoch)[0].input_ids.tolist() for epoch in (0, 1, 0)]
     assert first[0] == first[2] != first[1]

@@ -168,8 +168,7 @@ def pair_rows(
         )
     statistics = store.statistics
     device = pair.value_head.device
-    vocab_size = subject.network.embedding.weight.shape[0]
-    baselines = Baselines(statistics, vocab_size).to(device)
+    baselines = Baselines(statistics, subject.network.embedding.weight.shape[0]).to(device)
     mean, length = baselines.mean, statistics.norms[0]
     table = FidelityTable(ROWS, data.facts(2).group_names).to(device)
     count = len(dataset.lengths) if most is None else min(most, len(dataset.lengths))

@@ -72,8 +72,7 @@ def test_loss_and_gradients_are_those_of_a_plain_computation(tmp_path, monkeypat
     reference = torch.tensor([[-9.0, -8.0], [-7.0, -9.0], [-3.0, -1.0]], dtype=torch.float64)
     network = make()
     names = ("input_ids", "position_ids", "document_ids")
-    hidden = network(*(batch[name] for name in names))
-    policy = pair_scores(hidden, network.head.weight, batch)
+    policy = pair_scores(network(*(batch[name] for name in names)), network.head.weight, batch)
     losses, _ = preference_loss(policy, reference, beta=0.3)
     found = torch.autograd.grad(losses.sum(), list(network.parameters()))
 

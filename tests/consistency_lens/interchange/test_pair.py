@@ -83,8 +83,7 @@ def test_a_pair_says_and_rebuilds_what_a_slow_reading_of_its_layout_does(release
 def test_words_stand_between_their_tags(released, monkeypatch):
     pair = ActivationPair(released)
     ids = BYTES.encode("so <explanation>\n an owl </explanation> yes").tolist()
-    written = torch.tensor([ids])
-    monkeypatch.setattr(pair.verbalizer, "generate", lambda **given: written)
+    monkeypatch.setattr(pair.verbalizer, "generate", lambda **given: torch.tensor([ids]))
     assert pair.explain(torch.ones(1, 16)) == ["an owl"]
 
 
