@@ -167,11 +167,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.xlsx", b"PK\x03\x04abc", r"t.xlsx is damaged or no Excel file"),
         ("t.csv", b"\x1f\x8babc", r"t.csv is damaged"),
         ("t.csv", b"text,code\na,1\nb\0c,2\n", r"t.csv:3: a NUL byte: this is a binary file"),
-        (
-            "t.csv",
-            "føåæ\n".encode() + b"sm\xf8r",
-            r"t.csv:2: byte 0xF8 is not in the encoding utf-8",
-        ),
+        ("t.csv", "føåæ\n".encode() + b"sm\xf8r", r":2: byte 0xF8 is not in the encoding utf-8"),
         ("t.csv", b"text\nM\x81ller\n", r"0x81 is not in the encoding windows-1252.*-f cp850 "),
         ("t.csv", "text,code\na,1\nb\n", r't.csv:3: "b": the row has 1 values, the header 2'),
         ("t.csv", "text,code\na,1,2\n", r"t.csv:2: .*has 3 values, the header 2.*quote values"),
