@@ -35,7 +35,7 @@ CLASS_HOMES = (
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers", "torch.optim"),
     "torch.optim.lr_scheduler",
 )
-OTHER_FOLDER = "choose another --trainer.default_root_dir or --data.predict_output"
+OTHER_FOLDER = "choose another --trainer.default_root_dir, --data.predict_output or --to"
 STORAGE_ERRORS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), f"this user may not write there; {OTHER_FOLDER}"),
     errno.EROFS: f"this file system is read-only; {OTHER_FOLDER}",

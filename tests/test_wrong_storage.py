@@ -59,7 +59,7 @@ LIMITS = {
     ),
     "a read-only folder for the coded table": Limit(
         [*CODE_MINE, "--trainer.default_root_dir=own/run", "--data.predict_output=runs/out.csv"],
-        "runs/.out.csv.*Permission denied: this user may not write.*or --data.predict_output",
+        "runs/.out.csv.*Permission denied: this user may not write.*--data.predict_output or --to",
     ),
     "a table that this user may not read": Limit(
         [*FIT, "--trainer.default_root_dir=own/run"],

@@ -43,7 +43,7 @@ def verify(runs: list[Path]) -> int:
         runs: a run folder, such as runs/demo, or several.
     """
     console, proofs = Console(highlight=False, soft_wrap=True), []
-    for run in runs:
+    for run in [run for run in runs if not run.is_file()] or runs:  # of runs/*, error.txt
         proofs.append(verify_run(run))
         if len(runs) > 1:
             console.print(f"{'run':<17} {run}", markup=False)
