@@ -121,12 +121,9 @@ def test_prediction_batches_are_whole_and_the_same_on_any_device_count(replicas,
     ],
 )
 def test_accumulation_and_micro_batch_follow_from_each_other(given_values, expected):
-    batching = planning.derive_batching(*given_values)
-    assert (
-        batching.global_batch_size,
-        batching.micro_batch_size,
-        batching.accumulate_grad_batches,
-    ) == expected
+    found = planning.derive_batching(*given_values)
+    sizes = (found.global_batch_size, found.micro_batch_size, found.accumulate_grad_batches)
+    assert sizes == expected
 
 
 @pytest.mark.parametrize(
