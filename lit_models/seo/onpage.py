@@ -379,7 +379,7 @@ def write_tables(path: Path, reports: Sequence[PageReport]) -> list[Path]:
     findings = [
         {"page": one.name, **finding._asdict()} for one in reports for finding in one.findings
     ]
-    paths = [path, path.with_name(f"{path.stem}-findings{path.suffix}")]
+    paths = [path, path.with_name(re.sub(r"(\.\w+(\.gz)?)$", r"-findings\1", path.name))]
     heads = dict.fromkeys(name for row in pages for name in row), ("page", *PageFinding._fields)
     for target, rows, names in zip(paths, (pages, findings), heads, strict=True):
         columns = {name: [row.get(name) for row in rows] for name in names}

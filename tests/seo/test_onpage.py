@@ -242,6 +242,8 @@ def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeyp
     (tmp_path / "garden" / "b.html").write_text(SOUND.replace("pie", "plum"), encoding="utf-8")
     main(["garden/b.html"])
     assert "── garden/b.html" in capsys.readouterr().out
+    main(["garden", "--csv=my.site.csv.gz"])
+    assert "each finding in my.site-findings.csv.gz" in capsys.readouterr().out
 
 
 REPEATED = {
