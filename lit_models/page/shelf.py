@@ -97,7 +97,7 @@ class Shelf:
     def _check(self, model: Model, values: Any) -> None:
         """Raise ValueError where values of a stranger's file name one outside of what was given."""
         if isinstance(values, dict):
-            values = [value for key, value in values.items() if key != "separator"]
+            values = [v for k, v in values.items() if k not in ("separator", "targets", "freeze")]
         if isinstance(values, list):
             for value in values:
                 self._check(model, value)

@@ -514,7 +514,7 @@ class BestCheckpoint(ModelCheckpoint):
         states, best = checkpoint["callbacks"], Path(str(self.dirpath), "best.ckpt")
         is_home = Path(str(trainer.ckpt_path)).resolve().parent == best.parent.resolve()
         state = states.pop(self.state_key, None) if is_home else None
-        if state and state["best_model_path"] and best.exists():
+        if state and state["best_model_path"] and trainer.strategy.broadcast(best.exists()):
             paths = dict.fromkeys(("best_model_path", "kth_best_model_path"), str(best))
             state |= {**paths, "best_k_models": {str(best): state["best_model_score"]}}
             states[self.state_key] = {**state, "dirpath": self.dirpath}

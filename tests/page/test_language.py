@@ -26,9 +26,9 @@ def made(tmp_path_factory) -> tuple[Path, LitCausalLM]:
     """Two runs of the same weights, whose tokenizer has a chat template; and the module."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "text.txt").write_text(TEXT)
-    options = ("train_files=text.txt", "split.by=tail", "tokenizer.kind=characters")
-    options += ("tokenizer.chat_template=plain",)
-    fit(folder, "causal_lm/debug.yaml", "runs/a", *(f"--data.{option}" for option in options))
+    options = ("data.train_files=text.txt", "data.split.by=tail", "data.tokenizer.kind=characters")
+    options += ("data.tokenizer.chat_template=plain", "model.lora={targets: ['*'], rank: 2}")
+    fit(folder, "causal_lm/debug.yaml", "runs/a", *(f"--{option}" for option in options))
     shutil.copytree(folder / "runs/a", folder / "runs/b")
     path = folder / "runs/a/checkpoints/best.ckpt"
     return folder / "runs", LitCausalLM.load_from_checkpoint(path).eval()

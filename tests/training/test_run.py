@@ -55,8 +55,7 @@ def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> No
     for name in ("demo-10", "demo-2", "demo-x", "demo-12"):
         make_run(tmp_path / name, "c.ckpt")
     make_run(tmp_path / "demo-11")
-    other = tmp_path / "demo-12" / "topology.json"  # of a config of this name
-    other.write_text('{\n "command": "unisono fit --config mine/demo-12.yaml --seed_everything=2"}')
+    (tmp_path / "demo-12/topology.json").write_text('{"command": "fit --config a/demo-12.yaml"}')
     run = decide("fit", root, "auto", newest)
     assert run.folder == str(tmp_path / "demo-10")
     assert run.ckpt_path == str(tmp_path / "demo-10" / "checkpoints" / "c.ckpt")
