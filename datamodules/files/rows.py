@@ -109,8 +109,7 @@ class BadRows:
         if self.rows:
             rows = [(row.file, row.line, row.value, row.kind, row.rule) for row in self.rows]
             with (folder / REJECTED_FILE).open("w", encoding="utf-8", newline="") as file:
-                header = ("file", "line", "value", "kind", "reason")
-                csv.writer(file).writerows([header, *rows])
+                csv.writer(file).writerows([("file", "line", "value", "kind", "reason"), *rows])
 
 
 def read_rejected(folder: Path) -> list[BadRow]:

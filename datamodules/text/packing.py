@@ -143,8 +143,7 @@ class RowDataset(PlannedDataset):
 
     def per_row(self, values: np.ndarray) -> np.ndarray:
         """Return the sums of values [N] of pieces over each row."""
-        before = np.concatenate([[0], np.cumsum(values[self.order])])
-        return np.diff(before[self.offsets])
+        return np.diff(np.concatenate([[0], np.cumsum(values[self.order])])[self.offsets])
 
     def pieces_of(self, sample_id: int) -> list[int]:
         """Return the numbers of the pieces of one row."""

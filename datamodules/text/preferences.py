@@ -3,6 +3,7 @@
 Shapes: B pairs, N tokens of all answers, T positions of all texts.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,8 +87,7 @@ class PreferenceRequest(InstructionRequest):
 
 def last_run(is_trained: np.ndarray) -> tuple[int, int]:
     """Return where the last run of true values begins and ends: the answer of a text."""
-    places = np.flatnonzero(is_trained)
-    end = int(places[-1]) + 1
+    end = int(np.flatnonzero(is_trained)[-1]) + 1
     before = np.flatnonzero(~is_trained[:end])
     return (int(before[-1]) + 1 if len(before) else 0), end
 
@@ -125,6 +125,9 @@ class PreferenceDataset(PlannedDataset):
         if num_lost := int((~fits).sum()):
             self.losses.append(f"{num_lost:,} {long} by an answer: they are left out")
         self.fingerprint = f"{store.fingerprint}-{part}-pairs-{context_length}"
+        places = np.stack([self.starts + self.cuts[:, None], self.begins, self.ends])
+        content = hashlib.sha256(places.tobytes() + np.asarray(stream.tokens).tobytes())
+        self.content = content.hexdigest()  # of the pairs, whatever other parts hold
         self.target_counts = {PAIRS: None}
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:

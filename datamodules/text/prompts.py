@@ -233,8 +233,7 @@ def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
     document does."""
     if ids and (is_chat or tokenizer.begin_id is None):
         return ids
-    begin = tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id
-    return [begin, *ids]
+    return [tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id, *ids]
 
 
 class PromptDataset(PlannedDataset):

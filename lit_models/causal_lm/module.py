@@ -208,8 +208,8 @@ class LitCausalLM(ExactModule):
         if not self.trainer.predicting:
             check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
             check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
-        has_single_texts = self.trainer.predicting and self.generation.mode != "score"
-        if not (has_single_texts or self.network.head.weight.is_meta):
+        completes = self.trainer.predicting and self.generation.mode != "score"  # single texts
+        if (is_new or self.is_training_run) and not (completes or self.network.head.weight.is_meta):
             check_isolation(self.network)
         if self.is_training_run and (recomputes := self.computation.activation_checkpointing):
             self.network.recompute_blocks(keeps_products=recomputes == "selective")

@@ -174,8 +174,7 @@ def test_a_start_may_add_adapters_and_part_the_head(tmp_path):
     more = LoraOptions(["q_proj", "v_proj"], 2, 16.0, base_dtype="bfloat16")
     run(tmp_path / "run", model(lora=more, init_from=str(written)))
     plain = run(tmp_path / "plain", model())
-    parted = model(tied=False, init_from=str(plain))
-    run(tmp_path / "parted", parted)
+    run(tmp_path / "parted", model(tied=False, init_from=str(plain)))
 
 
 def test_the_command_line_knows_the_checkpoint_beforehand(tmp_path, monkeypatch, unisono):

@@ -33,8 +33,7 @@ def test_baselines_are_those_of_the_training_part():
     found = rows_of(case)
     ids, position = case.batch["input_ids"], case.position
     for row in range(len(ids)):
-        token = int(ids[row, position[row]])
-        place = np.flatnonzero(known.token_ids == token)
+        place = np.flatnonzero(known.token_ids == int(ids[row, position[row]]))
         expected = known.token_means[place[0]] if len(place) else known.mean
         np.testing.assert_allclose(found["token_mean"][row], expected, rtol=1e-5)
         expected = known.position_means[position[row]]

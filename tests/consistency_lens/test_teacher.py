@@ -26,8 +26,7 @@ def rarity(ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def words(num_words: int, told: int = 0) -> list[list[int]]:
-    shares = rarity(IDS, PLACES) if told else None
-    given = (IDS, PLACES, num_words, COUNTS, COUNTS > 0, shares)
+    given = (IDS, PLACES, num_words, COUNTS, COUNTS > 0, rarity(IDS, PLACES) if told else None)
     return TeacherText(told).words(*given).tolist()
 
 

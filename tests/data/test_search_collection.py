@@ -289,8 +289,7 @@ def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path):
 def test_a_page_of_another_name_is_another_text_for_bm25(tmp_path):
     page = tmp_path / "apple.txt"
     page.write_text("of fruit")  # without a title, which is then the file's name
-    before = opened(tmp_path)
-    assert open_bm25(before).search(["pear"], 1).scores.tolist() == [[0]]
+    assert open_bm25(opened(tmp_path)).search(["pear"], 1).scores.tolist() == [[0]]
     page.rename(tmp_path / "pear.txt")
     assert open_bm25(opened(tmp_path)).search(["pear"], 1).scores[0, 0] > 0
 

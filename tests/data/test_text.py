@@ -210,8 +210,7 @@ def test_an_epoch_has_every_target_once(corpus, layout):
     padding = 0
     for batch in data.train_dataloader():
         padding += int((batch["document_ids"] < 0).sum())
-        labels = batch["labels"][batch["labels"] >= 0]
-        counted += np.bincount(labels, minlength=len(counted))
+        counted += np.bincount(batch["labels"][batch["labels"] >= 0], minlength=len(counted))
     # all but the first token, which begins the first document
     assert counted.tolist() == np.bincount(stream.tokens[1:], minlength=len(counted)).tolist()
     assert layout != "documents" or not padding

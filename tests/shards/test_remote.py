@@ -118,8 +118,7 @@ def test_the_files_that_were_used_longest_ago_go(store):
     assert [(small.folder / name).exists() for name in (a, b, c, d)] == [True, False, True, False]
     small.prefetch([d, b])
     assert {small.local_file(name).is_file() for name in (b, d)} == {True}
-    kept = [path.stat().st_size for path in small.folder.rglob("*.ds")]
-    assert sum(kept) <= small.limit
+    assert sum([path.stat().st_size for path in small.folder.rglob("*.ds")]) <= small.limit
 
 
 def ask(url: str, queue: "multiprocessing.Queue[int]") -> None:

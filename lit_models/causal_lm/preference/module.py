@@ -20,7 +20,7 @@ from lit_models.training.ledger import is_distributed
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, in_float32
 from lit_models.training.predictions import weights_digest
 
-REFERENCE = "reference_scores"  # key of a checkpoint: fingerprint of a dataset -> [samples, 2]
+REFERENCE = "reference_scores"  # key of a checkpoint: content of a dataset -> [samples, 2]
 ROWS_AT_ONCE = 512  # whose logits are held
 SCORES = GenerationOptions(mode="score")
 
@@ -85,7 +85,7 @@ class LitPreference(LitCausalLM):
             raise ValueError(f"beta must be above 0, got {beta}; 0.1 is usual.")
         self.beta = beta
         self.reference: dict[str, Tensor] = {}  # split -> [samples, 2] float64
-        self.kept: dict[str, Tensor] = {}  # fingerprint of a dataset -> the same
+        self.kept: dict[str, Tensor] = {}  # content of a dataset -> the same
         self.is_tuned = False  # whether the network is the reference no more
 
     def build(self, recipe: Any, data: Any) -> None:
@@ -117,7 +117,7 @@ class LitPreference(LitCausalLM):
             ValueError: a tuned network is to be judged on data that its run did not have.
         """
         for split, dataset in datasets.items():
-            scores = self.kept.get(dataset.fingerprint)
+            scores = self.kept.get(dataset.content, self.kept.get(dataset.fingerprint))  # of before
             if scores is None and self.is_tuned:
                 raise ValueError(
                     f"there is no reference for these {split} data: the run did not have them, and "
@@ -125,7 +125,7 @@ class LitPreference(LitCausalLM):
                     f"--data.{split}_files."
                 )
             scores = self._scores_of(dataset) if scores is None else scores
-            self.kept[dataset.fingerprint] = scores.cpu()
+            self.kept[dataset.content] = scores.cpu()
             self.reference[split] = scores.to(self.device)
 
     def _scores_of(self, dataset: Any) -> Tensor:

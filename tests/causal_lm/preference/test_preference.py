@@ -201,6 +201,15 @@ def test_a_reference_is_scored_once_and_the_run_begins_at_log_two(tmp_path, monk
         module(beta=0)
 
 
+def test_pairs_of_a_file_of_their_own_are_judged_again_without_those_of_training(tmp_path) -> None:
+    files = {"validation_files": rows_file(tmp_path / "apart.jsonl", ROWS[:4])}
+    trainer = toy_trainer(tmp_path, max_epochs=1)
+    trainer.fit(module(), data(tmp_path, ROWS[4:], **files))
+    tuned = LitPreference.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    (found,) = toy_trainer(tmp_path).validate(tuned, data(tmp_path, ROWS[4:], **files))
+    assert found["val/margin"] == pytest.approx(float(trainer.callback_metrics["val/margin"])) != 0
+
+
 def test_a_pass_over_pairs_has_the_same_batches_on_any_number_of_devices(tmp_path, monkeypatch):
     pairs, parts = data(tmp_path), []
     pairs.setup("fit")
