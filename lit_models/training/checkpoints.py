@@ -512,8 +512,7 @@ class BestCheckpoint(ModelCheckpoint):
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         """Know the best one of a run folder that has moved since; begin anew where it is lost."""
         states, best = checkpoint["callbacks"], Path(str(self.dirpath), "best.ckpt")
-        is_home = Path(str(trainer.ckpt_path)).resolve().parent == best.parent.resolve()
-        state = states.pop(self.state_key, None) if is_home else None
+        state = states.pop(self.state_key, None)
         if state and state["best_model_path"] and trainer.strategy.broadcast(best.exists()):
             paths = dict.fromkeys(("best_model_path", "kth_best_model_path"), str(best))
             state |= {**paths, "best_k_models": {str(best): state["best_model_score"]}}

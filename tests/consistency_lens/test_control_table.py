@@ -27,7 +27,6 @@ from tests.text_corpora import rows_file
 pytestmark = [
     # The subject stands in evaluation mode for ever.
     pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 ROWS = ("greedy", "zero", "mean", "token_mean")
 

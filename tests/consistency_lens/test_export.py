@@ -17,7 +17,6 @@ from tests.causal_lm.folders import saved_with_bytes
 from tests.consistency_lens.small_lens import JOINT, fitted, lens_module, story_data, trainer
 
 # Runs that go on here get folders of their own.
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 CLASS = "lit_models.LitConsistencyLens"
 
 

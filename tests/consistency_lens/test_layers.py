@@ -25,7 +25,6 @@ from tests.consistency_lens.tiny import Tokenizer, V, batch_of, own, part_of
 pytestmark = [
     # The subject stands in evaluation mode for ever.
     pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 LAYERS = (0, 2)
 WORDS = ("teacher_text", "teacher_reconstruction", "reconstruction", "reference", "effect")

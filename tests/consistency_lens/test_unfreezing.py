@@ -24,7 +24,7 @@ from tests.distributed.launch import in_world
 from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+pytestmark = pytest.mark.slow
 
 UNFREEZE_AT, STEPS = 4, 7
 BASES = {

@@ -18,8 +18,7 @@ from tests.distributed.jobs import STEPS, run_job
 from tests.distributed.test_matrix import assert_same, run_world, weights
 from tests.toy import assert_same_samples, ledger_lines
 
-RESUMED = "ignore:The dirpath has changed"  # of a run that goes on in another folder
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(RESUMED)]
+pytestmark = pytest.mark.slow
 FEW = {"max_steps": STEPS // 2}
 HALF: dict[str, Any] = {"trainer": FEW, "stages": ()}
 BATCH = 16

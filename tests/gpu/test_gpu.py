@@ -36,7 +36,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.usefixtures("own_environment"),  # no group is left
     *([needs_cuda] if ACCELERATOR == "gpu" else []),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 # NonFinite asks a device about the gradient unless the optimizer skips an update by itself.
 fused = partial(torch.optim.AdamW, lr=0.01, fused=True)

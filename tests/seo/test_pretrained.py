@@ -19,7 +19,6 @@ from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import VOCABULARY, bert_folder, ranker, ranking_data
 from tests.toy import toy_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 sgd = partial(torch.optim.SGD, lr=0.1)
 
 

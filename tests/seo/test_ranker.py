@@ -17,7 +17,6 @@ from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import ranker, ranking_data
 from tests.toy import ledger_lines, toy_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 BM25 = CandidateOptions("bm25", top=10)
 MINED = {"mined": 3, "unjudged_as_negative": True}
 OPTIONS = {"candidates": BM25, "groups": GroupOptions(size=6, **MINED)}

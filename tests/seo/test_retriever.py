@@ -245,7 +245,6 @@ def other_weight(retriever_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "other.ckpt"
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_only_a_fit_chooses_the_weight(trained, retriever_run, tmp_path, other_weight, capsys):
     module, data = retriever(retriever_run, {})
     trainer = toy_trainer(tmp_path)
@@ -259,7 +258,6 @@ def test_only_a_fit_chooses_the_weight(trained, retriever_run, tmp_path, other_w
     assert trained.recipe[CHOSEN_WEIGHT] in WEIGHTS
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_fit_that_goes_on_keeps_the_weight(retriever_run, tmp_path, other_weight):
     module, data = retriever(retriever_run, {})
     options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}

@@ -18,7 +18,6 @@ from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import bert_folder
 from tests.toy import ledger_lines, toy_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 options = {"optimizer": adamw, "temperature": TemperatureOptions(0.9, learns=False)}
 
 

@@ -19,7 +19,6 @@ from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import ranker, ranking_data
 from tests.toy import ledger_lines, toy_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 NAN = float("nan")
 
 

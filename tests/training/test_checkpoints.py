@@ -273,7 +273,8 @@ def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
     folder, last = tmp_path / "run", None
     for epochs in (3, 5, 6):
         if epochs == 6:
-            last.with_name("best.ckpt").unlink()
+            last = last.rename(tmp_path / "alone.ckpt")
+            folder = tmp_path / "run"
         trainer = toy_trainer(folder, max_epochs=epochs, callbacks=[Ledger(), BestCheckpoint()])
         trainer.fit(Rising(), ToyData(), ckpt_path=last)
         folder = folder.rename(tmp_path / f"moved-{epochs}")

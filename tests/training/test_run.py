@@ -234,7 +234,6 @@ def script_run(root: Path, **call) -> Trainer:
     return trainer
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_script_trains_in_its_folder_and_mixes_no_two_runs(tmp_path: Path) -> None:
     trainer, last = script_run(tmp_path / "out"), tmp_path / "out" / "checkpoints" / "last.ckpt"
     before = last.read_bytes()

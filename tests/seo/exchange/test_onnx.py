@@ -11,7 +11,6 @@ from tests.seo.exchange.test_sentence_folders import TEXTS, ranker_checkpoint, r
 from tests.seo.small_collection import small_encoder
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:# The axis name"),
 ]
 

@@ -13,8 +13,6 @@ from tests.seo.exchange.test_sentence_folders import PROMPTS, prompted_bert
 from tests.seo.retrieval_collection import write_collection
 from tests.toy import toy_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
-
 
 def test_every_text_of_a_step_begins_with_its_prompt(tmp_path):
     write_collection(tmp_path / "collection")

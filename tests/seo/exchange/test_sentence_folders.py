@@ -18,7 +18,6 @@ from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import bert_folder, ranker, ranking_data, small_encoder
 from tests.toy import toy_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 TEXTS = ["salt bread", "Iron boat\ncheap wool sold by weight", "old", "salt " * 40]
 still = partial(torch.optim.SGD, lr=0.0)
 bag = partial(small_encoder, num_layers=0)
