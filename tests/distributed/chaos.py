@@ -18,9 +18,9 @@ MOST_STEPS = 6  # of an attempt, before a moment is looked for
 WORLDS = [*[(1, "auto"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")] * 2, (3, "ddp")]
 MOMENTS = ["seconds"] * 11 + ["checkpoint"] * 5 + ["validation"] * 2 + ["epoch end"] * 2
 ENDS_WITHIN_S = 30.0
-# At its debug rate of 0.003 the ranker's steps make 1e-9 of the rounding in 640 steps, on two
-# devices that nobody disturbs as well; at this one 1e-14, and what a kill left would be seen.
-CALM = {"seo/ranker": ("--model.optimizer.lr=0.0003",)}
+# At their debug rate of 0.003 the steps of these make 1e-9 and 1e-5 of the rounding, on two devices
+# that nobody disturbs as well; at this one 1e-14, and what a kill left would be seen.
+CALM = dict.fromkeys(("seo/ranker", "seo/writer"), ("--model.optimizer.lr=0.0003",))
 
 
 def config_of(family: str) -> str:
