@@ -41,7 +41,7 @@ from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
-OF_CONFIG = r'"command": "(?!.*default_root_dir)[^"]*?--config[= ](\S+)\.ya?ml'
+OF_CONFIG = r'"command": "(?!.*default_root_dir)[^"]*?--config[= ](\S+)\.ya?ml'  # in topology.json
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; what a launcher calls the run
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
 
