@@ -11,12 +11,12 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models": 26_690,
     "lit_models/training": 5_675,
     "lit_models/commands": 2_920,
-    "lit_models/occupation_coder": 2_900,
+    "lit_models/occupation_coder": 2_890,
     "lit_models/causal_lm": 2_770,
-    "lit_models/consistency_lens": 2_850,
-    "lit_models/seo": 3_835,
+    "lit_models/consistency_lens": 2_845,
+    "lit_models/seo": 3_830,
     "datamodules": 14_970,
-    "tests": 38_600,
+    "tests": 38_590,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
