@@ -36,7 +36,7 @@ COLUMNS = ("html", "text", *TARGETS, "query")
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
-PAGES_VERSION = 4  # of how pages become prompts
+PAGES_VERSION, MOST_BROKEN = 4, 16  # of how pages become prompts; lines of a heading
 
 
 class WriterPage(NamedTuple):
@@ -69,8 +69,8 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
         keys = ", ".join(row.values) or "nothing"
         raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
     parts = {_folded(part) for part in (given[target], *SEPARATORS.split(given[target]))} - {""}
-    sizes = range(1, 1 + max((part.count(" ") + 1 for part in parts), default=0))
     folded = [_folded(line) for line in lines]  # a part may be broken over several
+    sizes = range(1, MOST_BROKEN + 1)
     runs = (range(first, first + size) for first in range(len(lines)) for size in sizes)
     taken = {n for run in runs if " ".join(folded[run.start : run.stop]) in parts for n in run}
     kept = [line for n, line in enumerate(lines) if line and n not in taken]

@@ -24,10 +24,8 @@ from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import case_of
 from tests.text_corpora import rows_file
 
-pytestmark = [
-    # The subject stands in evaluation mode for ever.
-    pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start"),
-]
+# The subject stands in evaluation mode for ever.
+pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")
 ROWS = ("greedy", "zero", "mean", "token_mean")
 
 

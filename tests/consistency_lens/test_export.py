@@ -16,7 +16,6 @@ from lit_models.training.optim import AVERAGED
 from tests.causal_lm.folders import saved_with_bytes
 from tests.consistency_lens.small_lens import JOINT, fitted, lens_module, story_data, trainer
 
-# Runs that go on here get folders of their own.
 CLASS = "lit_models.LitConsistencyLens"
 
 

@@ -22,10 +22,8 @@ from tests.activation_dumps import trainer as dump_trainer
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, trainer
 from tests.consistency_lens.tiny import Tokenizer, V, batch_of, own, part_of
 
-pytestmark = [
-    # The subject stands in evaluation mode for ever.
-    pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start"),
-]
+# The subject stands in evaluation mode for ever.
+pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")
 LAYERS = (0, 2)
 WORDS = ("teacher_text", "teacher_reconstruction", "reconstruction", "reference", "effect")
 JOINED = ("fluency", "contrast")

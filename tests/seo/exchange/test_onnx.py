@@ -10,9 +10,7 @@ from lit_models.commands.export import export
 from tests.seo.exchange.test_sentence_folders import TEXTS, ranker_checkpoint, retriever_checkpoint
 from tests.seo.small_collection import small_encoder
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:# The axis name"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:# The axis name")
 
 
 def test_programs_give_the_vectors_of_the_checkpoint(tmp_path):
