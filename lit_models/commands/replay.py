@@ -164,7 +164,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
         done = int(content.get("global_step", 0))
         is_before = done < step and content.get("ledger", {}).get("hash") in hashes
         is_nearer = checkpoint is None or done > checkpoint_step
-        if "loops" in content and is_before and is_nearer:
+        if "optimizer_states" in content and is_before and is_nearer:
             checkpoint, checkpoint_step = path, done
     return LedgerStep(run, line, start, lineage.left_out.get(step, ""), checkpoint, checkpoint_step)
 

@@ -258,14 +258,14 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
     """Return the newest sound checkpoint of a run, if any: of the last attempt and step, or without
     a ledger by the time of its file. The first process compares the bytes."""
 
-    def age(path: Path) -> tuple[bool, float, int, int]:
-        attempt, step = math.inf, 0  # of a damaged one, so that it is told of
+    def age(path: Path) -> tuple[bool, bool, float, int, int]:
+        attempt, step, is_whole = math.inf, 0, True  # of a damaged one, so that it is told of
         if damage(path, every_byte=False) is None:
             content = read_checkpoint(path, mmap=True, every_byte=False)
-            ledger = content.get("ledger", {})
+            ledger, is_whole = content.get("ledger", {}), "optimizer_states" in content
             attempt, step = ledger.get("attempt", 0), content["global_step"] if ledger else 0
         # The best one last: it lacks what follows its validation, such as EarlyStopping.
-        return path.name != "best.ckpt", attempt, step, path.stat().st_mtime_ns
+        return is_whole, path.name != "best.ckpt", attempt, step, path.stat().st_mtime_ns
 
     files = (run_folder / "checkpoints").glob("[!.]*.ckpt")
     for path in sorted(files, key=age, reverse=True):

@@ -31,7 +31,7 @@ from lit_models.training.hyperparameters import StoredClasses, known_arguments, 
 from lit_models.training.ledger import Ledger, StepRecord, agree
 from lit_models.training.memory import Rehearsal
 from lit_models.training.metrics import LossSum, float32_on, in_float32
-from lit_models.training.optim import follow_rates, gradients
+from lit_models.training.optim import AveragedWeights, follow_rates, gradients
 from lit_models.training.progress import check_trainer
 from lit_models.training.run import RunFolder
 from lit_models.training.sharding import TensorSplit, local_parts
@@ -131,7 +131,7 @@ class ExactModule(LightningModule):
         if self.recipe is None and path is not None:
             content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
             self._trained_recipe = self.stored_recipe(content)
-        self._hand_over()
+        self.trainer.datamodule.model = self.model_facts()
         # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
         # that the ledger has noted, in the folder that the run has taken.
         present, is_first = self.trainer.callbacks, (RunFolder, Ledger)
@@ -169,16 +169,13 @@ class ExactModule(LightningModule):
             )
         if self.recipe is None:
             self.recipe = self.recipe_of(self.trainer.datamodule, self._trained_recipe)
-            self._hand_over()
+            self.trainer.datamodule.model = self.model_facts()
         elif stage == "fit" and getattr(self.trainer.datamodule, "recipe", None) is not None:
             self.check_meanings(self.trainer.datamodule.recipe)
 
     def model_facts(self) -> ModelFacts:
         """Return all that the data are told of the module."""
         return ModelFacts(self._trained_recipe if self.recipe is None else self.recipe)
-
-    def _hand_over(self) -> None:
-        self.trainer.datamodule.model = self.model_facts()
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
         """Return the plain values that the network is built by.
@@ -356,6 +353,10 @@ class ExactModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.recipe_key:
             checkpoint[self.recipe_key] = self.recipe
+        if "callbacks" not in checkpoint:  # Lightning asks none of them for weights alone
+            for callback in self.trainer.callbacks:
+                if isinstance(callback, Ledger | AveragedWeights):
+                    callback.on_save_checkpoint(self.trainer, self, checkpoint)
 
     @classmethod
     def stored_recipe(cls, checkpoint: dict[str, Any]) -> dict[str, Any]:

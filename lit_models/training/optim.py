@@ -435,14 +435,13 @@ class AveragedWeights(Callback):
             raise ValueError(f"decay must lie between 0 and 1, got {decay}.")
         self.decay = decay
         self._averages: dict[str, Tensor] = {}
-        self._restored: dict[str, Tensor] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        self._restored = checkpoint.get(AVERAGED, {})
+        self._averages = checkpoint.get(AVERAGED, {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin with the weights as they are, or go on with the checkpoint's averages."""
-        restored, self._restored = self._restored, {}
+        restored = {} if trainer.ckpt_path is None else self._averages
         self._seen_step = trainer.global_step
         trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
         kept = {n: sharded_like(restored[n], p).to(p.device) for n, p in trained if n in restored}
@@ -457,12 +456,10 @@ class AveragedWeights(Callback):
         average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
         average(*self._pairs(pl_module), step)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         if self._averages:
             # Another callback may save at the end of the step, before this one has heard of it.
-            self.on_train_batch_end(trainer, pl_module)
+            self.on_train_batch_end(trainer, module)
             checkpoint[AVERAGED] = dict(self._averages)
 
     def _pairs(self, pl_module: LightningModule) -> tuple[list[Tensor], list[Tensor]]:
@@ -472,9 +469,11 @@ class AveragedWeights(Callback):
 
     @torch.no_grad()
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for average, weight in zip(*self._pairs(pl_module), strict=True):
-            kept = weight.clone()
-            weight.copy_(average)
-            average.copy_(kept)
+        if trainer.state.fn == "fit" or trainer.ckpt_path is None:  # else it has that one's
+            for average, weight in zip(*self._pairs(pl_module), strict=True):
+                kept = weight.clone()
+                weight.copy_(average)
+                average.copy_(kept)
 
-    on_validation_end = on_validation_start
+    on_test_start = on_predict_start = on_validation_end = on_validation_start
+    on_test_end = on_predict_end = on_validation_start

@@ -10,8 +10,9 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lit_models.blocks import layer_rates
+from lit_models.commands.verify import verify_run
 from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks, optim
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 
@@ -206,8 +207,9 @@ def fit_averaged(folder, decay=0.8, **options):
     callbacks += [LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen]
     resume = options.pop("ckpt_path", None)
     options = {"max_epochs": 2, "num_sanity_val_steps": 0, "callbacks": callbacks, **options}
-    toy_trainer(folder, **options).fit(LitToy(), ToyData(), ckpt_path=resume, weights_only=True)
-    return seen
+    trainer = toy_trainer(folder, **options)
+    trainer.fit(LitToy(), ToyData(), ckpt_path=resume, weights_only=True)
+    return seen, trainer
 
 
 def average(weights, decay):
@@ -220,17 +222,27 @@ def average(weights, decay):
 
 
 def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
-    seen, module = fit_averaged(tmp_path), LitToy()
+    (seen, trainer), module = fit_averaged(tmp_path), LitToy()
     path = tmp_path / "checkpoints" / "last.ckpt"
-    trainer, content = toy_trainer(tmp_path), read_checkpoint(path)
-    trainer.test(module, ToyData(), ckpt_path=path, weights_only=True, verbose=False)
-    tested = dict(module.named_parameters())
+    fresh, content = toy_trainer(tmp_path), read_checkpoint(path)
+    calls = {"datamodule": ToyData(), "weights_only": True, "verbose": False}
+    fresh.test(module, ckpt_path=path, **calls)
     for name, value in content[optim.AVERAGED].items():
         expected = average([w[name] for w in seen.after], 0.8)
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(seen.validated[-1][name], expected, rtol=1e-12, atol=1e-14)
         assert torch.equal(content["state_dict"][name], seen.after[-1][name])
-        assert torch.equal(tested[name], value)
+        assert torch.equal(module.get_parameter(name), value)
+    # So do the run's own trainer, and a checkpoint of weights alone.
+    light, before = path.with_name("light.ckpt"), path.with_name("previous.ckpt")
+    trainer.save_checkpoint(light, weights_only=True)
+    assert "light.ckpt (step 14)" in verify_run(tmp_path).checkpoints
+    assert newest_checkpoint(tmp_path) == path
+    for given, same in ((None, path), (path, path), (light, path), (before, before)):
+        own, other = ({"ckpt_path": kept, **calls} for kept in (given, same))
+        expected = [call(LitToy(), **other) for call in (fresh.test, fresh.validate)]
+        run = trainer.lightning_module
+        assert [call(run, **own) for call in (trainer.test, trainer.validate)] == expected
 
 
 def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):
