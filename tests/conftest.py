@@ -168,3 +168,15 @@ def unisono(
         return status, out + err
 
     return run
+
+
+@pytest.fixture
+def done(unisono: Callable[..., tuple[int, str]]) -> Callable[..., str]:
+    """Runs a command line that succeeds, as `unisono`; returns all that was printed."""
+
+    def run(*arguments: str) -> str:
+        status, output = unisono(*arguments)
+        assert status == 0, output
+        return output
+
+    return run

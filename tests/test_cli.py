@@ -169,7 +169,7 @@ def test_the_version_is_said(unisono):
     assert re.fullmatch(r"unisono \d+\.\d+\.\d+\n", unisono("--version")[1])
 
 
-def test_every_option_of_the_migration_page_is_there(unisono):
+def test_every_option_of_the_migration_page_is_there(done):
     text = Path(inspect.getfile(lit_models)).with_name("migration.md").read_text(encoding="utf-8")
     here = " ".join(line.partition(" | ")[2] for line in text.splitlines())
     known: set[str] = set()
@@ -181,8 +181,7 @@ def test_every_option_of_the_migration_page_is_there(unisono):
         ("consistency_lens/fit", ("model.temperature.end=1", "model.lens.num_words=3")),
     ):
         options = [f"--config={config}.yaml", *(f"--{option}" for option in more)]
-        status, printed = unisono("fit", *options, "--print_config")
-        assert status == 0
+        printed = done("fit", *options, "--print_config")
         keys = (key for key, _ in flat(yaml.safe_load(printed)))
         known |= {key.replace("init_args.", "") for key in keys}
     for prefix, classes in {
@@ -227,18 +226,19 @@ class PlainData(LightningDataModule):
 """
 
 
-def test_plain_classes_of_the_working_folder_train_with_a_warning(unisono, toy_config, monkeypatch):
+def test_plain_classes_of_the_working_folder_train_with_a_warning(
+    unisono, done, toy_config, monkeypatch
+):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     Path("own_plain.py").write_text(PLAIN)
     quiet = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
     classes = ["--model=own_plain.LitPlain", "--data=own_plain.PlainData"]
-    status, output = unisono("fit", *classes, *quiet, "--trainer.devices=1")
-    assert status == 0, output
+    output = done("fit", *classes, *quiet, "--trainer.devices=1")
     assert output.count("warning: LitPlain on PlainData is plain Lightning") == 1
     assert Path("runs/unnamed/checkpoints/last.ckpt").exists()
     assert not Path("runs/unnamed/ledger.jsonl").exists()
     before = Path("runs/unnamed/checkpoints/last.ckpt").read_bytes()
-    assert unisono("fit", *classes, *quiet, "--trainer.devices=1")[0] == 0
+    done("fit", *classes, *quiet, "--trainer.devices=1")
     assert Path("runs/unnamed/checkpoints/last.ckpt").read_bytes() == before
     assert Path("runs/unnamed-2/checkpoints/last.ckpt").exists()
     status, output = unisono("fit", "--config=toy.yaml", "--data=own_plain.PlainData")
@@ -246,26 +246,24 @@ def test_plain_classes_of_the_working_folder_train_with_a_warning(unisono, toy_c
     words = "error: LitToy reads planned batches, and PlainData is no PlannedDataModule"
     assert _found(words, output)
     Path("mine.yaml").write_text("model: {class_path: own_plain.LitPlain}")
-    assert unisono("fit", "--config=mine.yaml", classes[1], "--print_config")[0] == 0
+    done("fit", "--config=mine.yaml", classes[1], "--print_config")
 
 
-def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(unisono, toy_config):
+def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(done, toy_config):
     Path("more.yaml").write_text("data: {init_args: {num_samples: 9}}\ntrainer: {max_epochs: 7}\n")
     configs = ["--config=toy.yaml", "--config=more.yaml", "--config=hardware/ddp.yaml"]
-    status, output = unisono("fit", *configs, "--trainer.max_epochs=4", "--print_config")
-    assert status == 0, output
+    output = done("fit", *configs, "--trainer.max_epochs=4", "--print_config")
     for value in ("strategy: ddp", "num_samples: 9", "max_epochs: 4"):
         assert value in output
 
 
-def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(unisono, toy_config, monkeypatch):
+def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(done, toy_config, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     Path("runs/toy").mkdir(parents=True)
     Path("runs/toy/notes.txt").write_text("mine")  # and no ledger: it holds no run
-    assert unisono("fit", "--config", "toy.yaml")[0] == 0
+    done("fit", "--config", "toy.yaml")
     timer = "--trainer.callbacks=lightning.pytorch.callbacks.Timer"  # one of its options is an enum
-    status, output = unisono("fit", "--config=toy.yaml", timer, f"--{ROOT}=~/runs/toy")
-    assert status == 0, output
+    output = done("fit", "--config=toy.yaml", timer, f"--{ROOT}=~/runs/toy")
     assert re.search(r"^epoch 1/1 .* loss [\d.]+  val/loss [\d.]+ ", output, re.M)
     place = f"{Path.cwd()}/runs/toy"
     assert f"{place} holds a run already: this one writes to {place}-2" in output
@@ -281,13 +279,12 @@ def test_a_start_that_fails_leaves_no_config(unisono, toy_config):
     assert not Path("runs/toy/config.yaml").exists()
 
 
-def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(unisono, toy_config):
+def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(unisono, done, toy_config):
     status, output = unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto")
     assert (status, "a fresh start" in output) == (0, True), output
     before = Path("runs/toy/metrics.csv").read_text().splitlines()
     more = ["--trainer.max_epochs=2", "--model.optimizer.lr=0.02"]
-    status, output = unisono("fit", "--config", "toy.yaml", "--ckpt_path", "auto", *more)
-    assert status == 0, output
+    output = done("fit", "--config", "toy.yaml", "--ckpt_path", "auto", *more)
     assert "resumes from runs/toy/checkpoints/last.ckpt" in output
     assert "model.optimizer.lr: the checkpoint has 0.01, this run uses 0.02" in output
     assert Path("runs/toy/metrics.csv").read_text().splitlines()[: len(before)] == before
@@ -299,24 +296,22 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(unisono, to
     assert [s for s in steps if s] == list(range(1, 15))
 
 
-def test_evaluation_takes_the_model_from_the_checkpoint(unisono, toy_config):
+def test_evaluation_takes_the_model_from_the_checkpoint(done, toy_config):
     options = ["--trainer.max_epochs=2", "--model.optimizer.lr=0.03"]
-    assert unisono("fit", "--config", "toy.yaml", *options)[0] == 0
+    done("fit", "--config", "toy.yaml", *options)
     records = Path("runs/toy/metrics.csv")
     steps = [line.partition(",")[0] for line in records.read_text().splitlines()]
     checkpoint = "--ckpt_path=runs/toy/checkpoints/previous.ckpt"
     where = ["--trainer.devices=1", "--trainer.accelerator=cpu"]
-    status, output = unisono("test", "--data=tests.toy.ToyData", checkpoint, *where)
-    assert status == 0, output
+    output = done("test", "--data=tests.toy.ToyData", checkpoint, *where)
     assert "test/loss" in output
     after = [line.partition(",")[0] for line in records.read_text().splitlines()]
     assert after[: len(steps)] == steps  # those behind its checkpoint, too
     assert "lr: 0.03" in Path("runs/toy/config-test.yaml").read_text()
 
 
-def test_test_after_fit_tests_the_best_checkpoint(unisono, toy_config):
-    status, output = unisono("fit", "--config", "toy.yaml", "--test_after_fit=true")
-    assert status == 0, output
+def test_test_after_fit_tests_the_best_checkpoint(done, toy_config):
+    output = done("fit", "--config", "toy.yaml", "--test_after_fit=true")
     assert "test/loss" in output
     assert "Loaded model weights from the checkpoint at" in output
     assert re.search(r"^test/loss +[\d.]{5,6}$", output, re.M)  # four digits
@@ -357,8 +352,8 @@ def test_auto_passes_a_damaged_checkpoint_over_and_says_so(unisono, toy_config):
     assert _found("resumes from runs/toy/checkpoints/(best|previous).ckpt", output), output
 
 
-def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_config):
-    status, output = unisono(
+def test_a_callback_of_the_config_replaces_the_default_of_its_kind(done, toy_config):
+    done(
         "fit",
         "--config=toy.yaml",
         "--trainer.callbacks+=TQDMProgressBar",
@@ -369,17 +364,15 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(unisono, toy_
         "--trainer.log_every_n_steps=0",
         "--trainer.logger=false",
     )
-    assert status == 0, output
     assert not Path("runs/toy/metrics.csv").exists()
     saved = torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] == 6
 
 
-def test_a_logger_of_the_config_joins_the_default_ones(unisono, toy_config):
-    status, output = unisono(
+def test_a_logger_of_the_config_joins_the_default_ones(done, toy_config):
+    done(
         "fit", "--config=toy.yaml", "--trainer.logger+=CSVLogger", "--trainer.logger.save_dir=mine"
     )
-    assert status == 0, output
     assert Path("runs/toy/metrics.csv").exists()
     assert list(Path("mine").rglob("metrics.csv"))
 

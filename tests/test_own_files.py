@@ -134,16 +134,15 @@ def test_a_translation_is_as_long_as_those_of_training_and_blanks_around_count_n
         module.translate(["word 3", " "])
 
 
-def test_an_evaluation_by_a_runs_own_config_is_of_that_run_wherever_it_lies(unisono, toy_config):
+def test_an_evaluation_by_a_runs_own_config_is_of_that_run_wherever_it_lies(done, toy_config):
     for _ in range(2):
-        assert unisono("fit", "--config=toy.yaml")[0] == 0
+        done("fit", "--config=toy.yaml")
     for folder in ("runs/toy", "elsewhere"):
-        status, output = unisono("test", f"--config={folder}/config.yaml", "--ckpt_path=auto")
-        assert status == 0, output
+        output = done("test", f"--config={folder}/config.yaml", "--ckpt_path=auto")
         assert f"--ckpt_path auto uses {folder}/checkpoints/" in output
         if folder == "runs/toy":
             Path(folder).rename("elsewhere")
-    status, output = unisono("test", "--config=toy.yaml", "--ckpt_path=auto")
+    output = done("test", "--config=toy.yaml", "--ckpt_path=auto")
     assert "--ckpt_path auto uses runs/toy-2/checkpoints/" in output
 
 

@@ -189,11 +189,10 @@ def test_a_pipe_is_refused_instead_of_waited_for(unisono, folder):
     assert "pipe.csv is a folder, pipe or device" in " ".join(output.split())
 
 
-def test_one_file_for_training_and_test_and_one_label_are_told(unisono, folder, caplog):
+def test_one_file_for_training_and_test_and_one_label_are_told(done, folder, caplog):
     Path("same.csv").write_text(re.sub(r"\d{5}", "83110", SOUND))
     files = ["--data.train_files=same.csv", "--data.test_files=[s*e.csv]"]
-    status, output = unisono(*FIT, *files, "--trainer.fast_dev_run=true")
-    assert status == 0, output
+    done(*FIT, *files, "--trainer.fast_dev_run=true")
     shown = caplog.text
     assert "same.csv is named for training and for validation or test: " in shown
     assert "All 54 rows of training have the same code" in shown
@@ -213,18 +212,15 @@ def test_a_launchers_wrong_variable_is_named(unisono, folder, monkeypatch, name,
     assert (status, message in " ".join(output.split())) == (2, True), output
 
 
-def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(unisono, folder):
+def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(done, folder):
     recipe = ["--data.split.validation_share=0", "--trainer.limit_val_batches=0"]
     recipe += ["--test_after_fit=true"]
-    status, output = unisono(*FIT, *recipe, "--trainer.fast_dev_run=true")
-    assert status == 0, output
+    output = done(*FIT, *recipe, "--trainer.fast_dev_run=true")
     assert "val/" not in output
     assert "next:" not in output  # it keeps no checkpoint
-    status, output = unisono(*FIT, *recipe)
-    assert status == 0, output
+    output = done(*FIT, *recipe)
     assert "next: unisono predict" in output
     assert "/checkpoints/last.ckpt" in output  # without validation none is the best
     (line,) = re.findall(r"^next: unisono (.*)$", output, re.M)
-    status, output = unisono(*shlex.split(line))
-    assert status == 0, output
+    output = done(*shlex.split(line))
     assert " different inputs predicted, written to" in output

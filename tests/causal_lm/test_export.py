@@ -159,16 +159,14 @@ def test_an_adapter_alone_is_what_its_base_lacks_and_peft_reads_it(kind, tmp_pat
         LitCausalLM.from_exported(tmp_path / "lora")
 
 
-def test_the_command_says_who_reads_what_it_wrote(tmp_path, unisono):
+def test_the_command_says_who_reads_what_it_wrote(tmp_path, done):
     checkpoint(tmp_path / "a.ckpt", "llama")
-    status, output = unisono("export", str(tmp_path / "a.ckpt"), f"--to={tmp_path / 'model'}")
-    assert status == 0, output
+    output = done("export", str(tmp_path / "a.ckpt"), f"--to={tmp_path / 'model'}")
     assert f'transformers: AutoModelForCausalLM.from_pretrained("{tmp_path}/model")' in output
     assert f'LitCausalLM.from_exported("{tmp_path}/model")' in output
     assert "needs" not in output
     options = [f"--to={tmp_path / 'lora'}", "--adapter=true"]
-    status, output = unisono("export", str(tmp_path / "a.ckpt"), *options)
-    assert status == 0, output
+    output = done("export", str(tmp_path / "a.ckpt"), *options)
     assert f'PEFT: PeftModel.from_pretrained(model, "{tmp_path}/lora")' in output
     assert "from_exported" not in output
 

@@ -177,16 +177,14 @@ def test_a_start_may_add_adapters_and_part_the_head(tmp_path):
     run(tmp_path / "parted", model(tied=False, init_from=str(plain)))
 
 
-def test_the_command_line_knows_the_checkpoint_beforehand(tmp_path, monkeypatch, unisono):
+def test_the_command_line_knows_the_checkpoint_beforehand(tmp_path, monkeypatch, done):
     monkeypatch.chdir(tmp_path)
     start, text = run(tmp_path / "start", model()), tmp_path / "start" / "text.txt"
     command = ["fit", *MODEL_OPTIONS, *SHAPE_OPTIONS, *DATA_OPTIONS, "--ckpt_path=auto"]
     command += [f"--data.train_files={text}", "--trainer.default_root_dir=r/a"]
-    status, output = unisono(*command, f"--model.init_from={start}", "--trainer.max_steps=1")
-    assert status == 0, output
+    done(*command, f"--model.init_from={start}", "--trainer.max_steps=1")
     start.unlink()
-    status, output = unisono(*command, f"--model.init_from={start}", "--trainer.max_steps=2")
-    assert status == 0, output
+    done(*command, f"--model.init_from={start}", "--trainer.max_steps=2")
     assert [line["step"] for line in ledger_lines(tmp_path / "r/a")] == [1, 2]
 
 
@@ -246,13 +244,14 @@ def test_a_training_goes_on_from_shards(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_refuses_another_function_than_its_checkpoint(tmp_path, monkeypatch, unisono):
+def test_an_evaluation_refuses_another_function_than_its_checkpoint(
+    tmp_path, monkeypatch, unisono, done
+):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     lora = ["--model.lora.targets=[q_proj]", "--model.lora.rank=2", "--model.lora.alpha=16"]
     fit = [*MODEL_OPTIONS, *SHAPE_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.default_root_dir=run"]
-    status, output = unisono("fit", *fit, "--trainer.max_steps=1")
-    assert status == 0, output
+    done("fit", *fit, "--trainer.max_steps=1")
     evaluate = ["validate", *DATA_OPTIONS, "--ckpt_path=run/checkpoints/last.ckpt"]
     for option, told in (
         ("--model.lora.alpha=64", "model.lora.alpha 16.0 there and 64.0 here"),
@@ -267,8 +266,7 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoint(tmp_path, mo
         assert "weights of run/checkpoints/last.ckpt were trained for" in shown
         assert re.search(told, shown), shown
         assert len(output.splitlines()) <= 24
-    status, output = unisono(*evaluate, *lora)
-    assert status == 0, output
+    done(*evaluate, *lora)
 
 
 @pytest.mark.slow
@@ -335,20 +333,17 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unisono):
+def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unisono, done):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     saved_with_bytes(tmp_path / "base", "Llama")
     lora = ["--model.pretrained=base", "--model.lora.targets=[q_proj]", "--model.lora.rank=2"]
     fit = ["fit", *MODEL_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.logger=false"]
     fit += ["--trainer.default_root_dir=run", "--ckpt_path=auto"]
-    status, output = unisono(*fit, "--trainer.max_steps=1")
-    assert status == 0, output
+    done(*fit, "--trainer.max_steps=1")
     shutil.rmtree("base")
-    status, output = unisono(*fit, "--trainer.max_steps=2")
-    assert status == 0, output
-    status, output = unisono("replay", "run", "--step=2", "--json=told.json")
-    assert status == 0, output
+    done(*fit, "--trainer.max_steps=2")
+    done("replay", "run", "--step=2", "--json=told.json")
     told = json.loads(Path("told.json").read_text())
     assert told["weights_step"] == 1
     assert told["loss"] == pytest.approx(ledger_lines(tmp_path / "run")[1]["loss"], rel=1e-5)

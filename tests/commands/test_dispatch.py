@@ -17,12 +17,11 @@ Unisono = Callable[..., tuple[int, str]]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help_and_a_summary(unisono, name):
+def test_each_command_has_help_and_a_summary(done, name):
     _, summary = COMMANDS[name]
     assert summary[:1].islower()
     assert 20 < len(summary) <= 68  # a line of `unisono --help` in 80 columns
-    status, output = unisono(name, "--help")
-    assert status == 0
+    output = done(name, "--help")
     assert f"unisono {name}" in output
 
 
@@ -33,9 +32,8 @@ def test_each_command_has_help_and_a_summary(unisono, name):
         *("report -h x", "chain --to --help"),
     ],
 )
-def test_help_is_shown_wherever_it_is_asked_for(unisono, given):
-    status, output = unisono(*given.split())
-    assert status == 0, output
+def test_help_is_shown_wherever_it_is_asked_for(done, given):
+    output = done(*given.split())
     assert f"usage: unisono {given.split()[0]}" in output
 
 

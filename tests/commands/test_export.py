@@ -34,11 +34,10 @@ def coder_checkpoint(folder_with_run: Path) -> Path:
 
 
 def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
-    coder_checkpoint, tmp_path, unisono
+    coder_checkpoint, tmp_path, done
 ):
     checkpoint = Path(shutil.copy(coder_checkpoint, tmp_path / "mine.ckpt"))
-    status, output = unisono("export", str(checkpoint), f"--to={tmp_path / 'coder'}")
-    assert status == 0, output
+    output = done("export", str(checkpoint), f"--to={tmp_path / 'coder'}")
     assert "LitOccupationCoder, last weights of step 2" in output
     loaded = LitOccupationCoder.load_from_checkpoint(checkpoint).eval()
     checkpoint.unlink()  # the folder runs alone
@@ -59,7 +58,7 @@ def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
 
 
 def test_a_run_starts_from_an_exported_folder(
-    coder_checkpoint, folder_with_run, tmp_path, unisono, monkeypatch
+    coder_checkpoint, folder_with_run, tmp_path, done, monkeypatch
 ):
     from tests.wrong_inputs import FIT
 
@@ -67,8 +66,7 @@ def test_a_run_starts_from_an_exported_folder(
     shutil.copy(folder_with_run / "train.csv", tmp_path)
     monkeypatch.chdir(tmp_path)
     options = ["--model.init_from=coder", "--trainer.max_steps=1", "--model.optimizer.lr=0.0"]
-    status, output = unisono(*FIT, *options)
-    assert status == 0, output
+    done(*FIT, *options)
     trained = read_checkpoint(tmp_path / "runs/mine/checkpoints/last.ckpt")["state_dict"]
     for name, value in read_checkpoint(coder_checkpoint)["state_dict"].items():
         assert torch.equal(trained[name], value), name

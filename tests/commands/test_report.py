@@ -300,11 +300,10 @@ def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
     assert unisono("report", "runs/a")[0] == 1
 
 
-def test_a_real_run_shows_its_command_and_code(toy_config, unisono):
+def test_a_real_run_shows_its_command_and_code(toy_config, done):
     given = ("fit", "--config", "toy.yaml", "--trainer.default_root_dir=runs/a b")
-    assert unisono(*given)[0] == 0
-    status, output = unisono("report", "runs/a b")
-    assert status == 0, output
+    done(*given)
+    output = done("report", "runs/a b")
     assert "written to runs/a b/report.html" in output
     words = text_of((toy_config.parent / "runs/a b/report.html").read_text())
     assert "unisono fit --config toy.yaml '--trainer.default_root_dir=runs/a b'" in words

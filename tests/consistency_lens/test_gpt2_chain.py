@@ -23,14 +23,13 @@ OF_ALL = {"accelerator": "cpu", "enable_progress_bar": "false", "enable_model_su
 
 
 @pytest.mark.slow
-def test_each_stage_is_submitted_with_its_own_devices(unisono, tmp_path, monkeypatch):
+def test_each_stage_is_submitted_with_its_own_devices(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved_with_bytes(Path("gpt2"), "GPT2", n_layer=7)
     Path("texts").mkdir()
     Path("texts/a.txt").write_text("a story\n")
     counts = ["--change.dump.devices=8", "--change.lens.devices=1", "--change.tested.devices=2"]
-    status, output = unisono("submit", CHAIN, *counts, "--gpus-per-node=4", "--dry-run")
-    assert status == 0, output
+    done("submit", CHAIN, *counts, "--gpus-per-node=4", "--dry-run")
     jobs = [path.read_text() for path in sorted(Path("jobs/consistency_lens").iterdir())]
     asked = [("--nodes=2", "-node=4"), ("--nodes=1", "node=1"), ("--nodes=1", "node=2")]
     for job, words in zip(jobs, [*asked, asked[1]], strict=True):
@@ -38,7 +37,7 @@ def test_each_stage_is_submitted_with_its_own_devices(unisono, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_small_gpt2_passes_through_the_chain(unisono, tmp_path, monkeypatch):
+def test_a_small_gpt2_passes_through_the_chain(unisono, done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved_with_bytes(Path("gpt2"), "GPT2", n_layer=7, n_positions=128)
     Path("texts").mkdir()
@@ -54,8 +53,7 @@ def test_a_small_gpt2_passes_through_the_chain(unisono, tmp_path, monkeypatch):
         given |= {f"{stage}.options.{name}": value for name, value in of_stage.items()}
         given[f"{stage}.devices"] = 1
     changes = [f"--change.{name}={value}" for name, value in given.items()]
-    status, output = unisono("chain", CHAIN, *changes)
-    assert status == 0, output
+    done("chain", CHAIN, *changes)
     folder = Path("runs/gpt2-lens-1")
     rows = json.loads((folder / "tested/controls.json").read_text())["rows"]["all"]
     assert rows["greedy"]["count"] == 8

@@ -1,8 +1,6 @@
 """Models of transformers in folders pass through all stages: dump, fit, test, predict."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,30 +46,21 @@ QUICK = [
     ],
 )
 def test_a_model_of_transformers_passes_through_all_stages(
-    unisono: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    config: str,
-    options: list[str],
-) -> None:
+    done, tmp_path, monkeypatch, kind, config, options
+):
     monkeypatch.chdir(tmp_path)
     model, store = tmp_path / "model", tmp_path / "store"
+    path = f"--model.subject.path={model}"
     saved_with_bytes(model, kind, **SIZES.get(kind, LLAMA))
     story_files(tmp_path)
-
-    def done(*arguments: str) -> str:
-        status, output = unisono(*arguments, f"--model.subject.path={model}")
-        assert status == 0, output
-        return output
 
     files = [f"--data.{p}_files=stories-{p}.jsonl" for p in ("train", "validation", "test")]
     done(
         *["predict", "--config", "consistency_lens/dump.yaml", *files],
         *[f"--data.predict_output={store}", "--data.context_length=48", "--model.subject.layer=1"],
-        *["--data.loader.num_workers=0", "--trainer.accelerator=cpu"],
+        *["--data.loader.num_workers=0", "--trainer.accelerator=cpu", path],
     )
-    quick = ["--config", f"consistency_lens/{config}.yaml", *QUICK, *options]
+    quick = ["--config", f"consistency_lens/{config}.yaml", *QUICK, *options, path]
     quick += ["--trainer.default_root_dir=run", f"--data.activations={store}"]
     done("fit", *quick)
     table = done("test", *quick, "--ckpt_path", "auto")

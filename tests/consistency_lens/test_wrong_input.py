@@ -121,18 +121,16 @@ def test_a_wrong_input_is_one_screen_and_writes_no_store(
     assert not Path("other").exists()
 
 
-def test_a_check_of_documents_and_of_a_store_says_what_they_hold(unisono, sound, monkeypatch):
+def test_a_check_of_documents_and_of_a_store_says_what_they_hold(done, sound, monkeypatch):
     monkeypatch.chdir(sound)
-    status, output = unisono("check", "--config=dump.yaml")
-    assert status == 0, output
+    output = done("check", "--config=dump.yaml")
     assert re.search(r"train +32 +590 +0 +19 +139 ", output)
     assert "up to 3 of each document, from 2 on, seed 0" in output
     assert "duplicates train 0, validation 0, test 0" in output
     assert "0 different test documents are also in train" in output
     assert "2 (pet, place); documents with any: train 100.0 %" in output
     assert "norms" not in output
-    status, of_store = unisono("check", "--config=lens.yaml")
-    assert status == 0, of_store
+    of_store = done("check", "--config=lens.yaml")
     found = [line for line in output.splitlines() if line[:1] != "s"]
     assert set(found) <= set(of_store.splitlines())  # the store holds these documents
     assert "block 1 of 0 to 2, block_output, 16 features, float32" in of_store

@@ -90,7 +90,7 @@ def by_torchrun(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str
     [(by_hand, ("fsdp", 2, 1), 1e-5), (by_torchrun, ("ddp", 2, 2), 1e-10)],
 )
 def test_a_launcher_makes_one_world_in_one_folder_whose_steps_one_device_replays(
-    toy_config: Path, unisono: Unisono, launch: Callable, expected: tuple, rel: float
+    toy_config: Path, done: Callable, launch: Callable, expected: tuple, rel: float
 ) -> None:
     Path("toy").mkdir()
     Path("toy/ledger.jsonl").touch()  # of another run
@@ -104,12 +104,10 @@ def test_a_launcher_makes_one_world_in_one_folder_whose_steps_one_device_replays
     assert ranks_of(made) == [["0", "cpu"], ["1", "cpu"]]
     assert not Path("toy-3").exists()
     one = ("--trainer.default_root_dir=one", "--config", "hardware/cpu.yaml", *EXACT)
-    status, output = unisono("fit", "--config", "toy.yaml", *one)
-    assert status == 0, output
+    done("fit", "--config", "toy.yaml", *one)
     assert_same_samples(ledger_lines(Path("one")), ledger_lines(made), rel=rel)
     step = ("--step=6", "--advance=true", "--json=step.json", "--trust_checkpoint")
-    status, output = unisono("replay", str(made), *step)
-    assert status == 0, output
+    done("replay", str(made), *step)
     line, found = ledger_lines(made)[5], json.loads(Path("step.json").read_text())
     for name in ("loss", "grad_norm"):
         assert found[name] == pytest.approx(line[name], rel=rel)

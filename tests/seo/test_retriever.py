@@ -173,7 +173,7 @@ def test_a_fusion_needs_a_weight_in_its_range(retriever_run, trained, tmp_path, 
 @pytest.mark.parametrize(
     ("config", "table"), [("pages", "encoded/found.csv"), ("pages_ranker", "ranked.trec.csv")]
 )
-def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, unisono, monkeypatch):
+def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, done, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("salt", "bread", "iron", "boat", "wool", "mill", "rope", "glass", "ink", "tar")
     (tmp_path / "site").mkdir()
@@ -186,11 +186,9 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, uniso
     (tmp_path / "asked.txt").write_text("glass ink\n")
     folder = ["--config", f"seo/{config}.yaml", "--data.collection.folder=site"]
     small = ["--trainer.max_epochs=1", "--data.tokenizer.vocab_size=300"]
-    status, output = unisono("fit", *folder, *small)
-    assert status == 0, output
+    done("fit", *folder, *small)
     asked = ["--ckpt_path=auto", "--data.predict_queries=asked.txt", small[1]]
-    status, output = unisono("predict", *folder, *asked)
-    assert status == 0, output
+    done("predict", *folder, *asked)
     with (tmp_path / "runs" / f"seo-{config}" / table).open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, len(rows) + 1)]
@@ -204,8 +202,7 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, uniso
     if config == "pages_ranker":  # whose table stands beside the run that is named
         (tmp_path / "asked.csv").write_text("query\nglass ink\n")
         asked[1] = "--data.predict_queries=asked.csv"
-        status, output = unisono("predict", *folder, *asked, "--data.predict_output=asked.trec")
-        assert status == 0, output
+        done("predict", *folder, *asked, "--data.predict_output=asked.trec")
         assert (tmp_path / "asked.trec.csv").is_file()
         assert (tmp_path / "asked.csv").read_text() == "query\nglass ink\n"
 

@@ -161,12 +161,11 @@ def test_a_resume_with_another_cut_is_refused(tmp_path):
         fit(tmp_path, micro_batch_size=4, ckpt_path=last)
 
 
-def test_an_option_turns_it_on_and_topology_and_banner_say_so(unisono, toy_config, monkeypatch):
+def test_an_option_turns_it_on_and_topology_and_banner_say_so(done, toy_config, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     options = ["--exactness=bitwise", "--data.micro_batch_size=2", "--model.dropout=0.2"]
     options += ["--exact_dropout=true", "--trainer.default_root_dir=run"]
-    status, output = unisono("fit", "--config", "toy.yaml", *options)
-    assert status == 0, output
+    output = done("fit", "--config", "toy.yaml", *options)
     facts = json.loads((toy_config.parent / "run" / "topology.json").read_text())["exactness"]
     assert facts == {
         "level": "bitwise",

@@ -134,10 +134,9 @@ def test_no_door_imports_or_calls_what_a_file_names(door, planted, unisono):
             path.write_bytes(content)
 
 
-def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(planted, unisono):
+def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(planted, done):
     plant({"_class_path": "mine.LitMine"})
-    status, output = unisono("report", "runs/mine")
-    assert status == 0, output
+    done("report", "runs/mine")
     assert "mine.LitMine" in Path("runs/mine/report.html").read_text()
     assert not Path("witness").exists()
 
@@ -154,23 +153,21 @@ def test_an_export_imports_no_foreign_class(planted, unisono):
     assert Path("witness").exists()
 
 
-def test_a_trusted_checkpoint_may_name_anything(planted, unisono):
+def test_a_trusted_checkpoint_may_name_anything(planted, done):
     plant({"lr_scheduler": {"class_path": "mine.Schedule"}})
     module = LitOccupationCoder.load_from_checkpoint(CKPT, trust_checkpoint=True)
     assert isinstance(module, LitOccupationCoder)
     assert Path("witness").exists()
     Path("witness").unlink()
     sys.modules.pop("mine")
-    status, output = unisono(*["test", *EVALUATE, f"--ckpt_path={CKPT}", "--trust_checkpoint"])
-    assert status == 0, output
+    done(*["test", *EVALUATE, f"--ckpt_path={CKPT}", "--trust_checkpoint"])
     assert Path("witness").exists()
 
 
-def test_a_name_of_the_users_own_config_is_the_users(planted, unisono):
+def test_a_name_of_the_users_own_config_is_the_users(planted, done):
     plant(of_schedule("mine.call"))
     Path("own.yaml").write_text(yaml.safe_dump({"model": {"init_args": of_schedule("mine.call")}}))
-    status, output = unisono("test", *EVALUATE, "--config=own.yaml", f"--ckpt_path={CKPT}")
-    assert status == 0, output
+    done("test", *EVALUATE, "--config=own.yaml", f"--ckpt_path={CKPT}")
 
 
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
@@ -248,14 +245,13 @@ def test_a_model_folders_own_code_is_not_run(tmp_path):
     assert os.listdir(tmp_path)
 
 
-def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(unisono, toy_config):
-    assert unisono("fit", "--config=toy.yaml")[0] == 0
+def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(done, toy_config):
+    done("fit", "--config=toy.yaml")
     path = Path("runs/toy/checkpoints/last.ckpt")
     content = torch.load(path, weights_only=True)
     content["hyper_parameters"]["lr_scaling"] = "none"
     torch.save(content, path)
-    status, output = unisono("validate", "--config=toy.yaml", f"--ckpt_path={path}")
-    assert status == 0, output
+    output = done("validate", "--config=toy.yaml", f"--ckpt_path={path}")
     assert "whose lr_scaling=none has no effect any more" in " ".join(output.split())
     export(path, to=Path("exported"), trust_checkpoint=True)
     with pytest.warns(UserWarning, match="of another version, whose lr_scaling=none has no effect"):

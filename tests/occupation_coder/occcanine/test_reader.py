@@ -75,7 +75,7 @@ def test_a_folder_is_coded_within_its_codes_by_both_heads(tmp_path, model):
 
 @pytest.mark.slow
 def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
-    unisono, tmp_path, monkeypatch, model
+    done, tmp_path, monkeypatch, model
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
@@ -87,8 +87,7 @@ def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
     fit = ["--model.init_from=m", "--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=0"]
     fit = ["--model=lit_models.LitOccupationCoder", *fit, *data, "--data.train_files=train.csv"]
     fit += ["--trainer.max_steps=1", "--trainer.default_root_dir=run", "--trainer.devices=1"]
-    status, output = unisono("fit", *fit, "--trainer.logger=false")
-    assert status == 0, output
+    done("fit", *fit, "--trainer.logger=false")
     tuned = LitOccupationCoder.load_from_checkpoint("run/checkpoints/last.ckpt")
     assert tuned.temperature != {"seq2seq": 1.0, "flat": 1.0}
     trained, before = read_checkpoint("m")["state_dict"], tuned.state_dict()
@@ -98,12 +97,11 @@ def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
     for code, bias in zip(tuned.recipe["code_book"]["codes"], head, strict=True):
         known = trained["network.flat.codes.bias"].tolist()
         assert bias == (known[CODES.index(code)] if code in CODES else -6.0)
-    assert unisono("export", "run/checkpoints/last.ckpt", "--to=out")[0] == 0
+    done("export", "run/checkpoints/last.ckpt", "--to=out")
     again = LitOccupationCoder.from_exported("out")
     assert again.code(TEXTS, language="sv") == tuned.eval().code(TEXTS, language="sv")
     predict = ["--ckpt_path=m", "--data.predict_files=train.csv", "--data.predict_output=coded.csv"]
-    status, output = unisono("predict", *data, *predict, "--trainer.devices=1")
-    assert status == 0, output
+    done("predict", *data, *predict, "--trainer.devices=1")
     coded = (tmp_path / "coded.csv").read_text("utf-8").splitlines()
     first = LitOccupationCoder.load_from_checkpoint("m").code(["smith 0"], language="se")[0]
     assert coded[1].split(",")[3] == first.codes[0]

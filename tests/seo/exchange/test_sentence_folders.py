@@ -122,14 +122,13 @@ def test_sentence_transformers_gives_the_same_scores(retriever_folders):
 
 
 @pytest.mark.parametrize("case", ["bert", "bag"])
-def test_a_ranker_scores_pairs_as_cross_encoder_does(case, tmp_path, unisono):
+def test_a_ranker_scores_pairs_as_cross_encoder_does(case, tmp_path, done):
     options: dict[str, Any] = {"encoder": bag}
     if case == "bert":
         options = {"pretrained": str(bert_folder(tmp_path / "bert")), "pooling": "first"}
     path = ranker_checkpoint(tmp_path, **options)
     words = (f"--to={tmp_path / 'out'}", "--class-path=lit_models.LitRanker")
-    status, output = unisono("export", str(path), *words, "--format=sentence-transformers")
-    assert status == 0, output
+    done("export", str(path), *words, "--format=sentence-transformers")
     module = LitRanker.load_from_checkpoint(path).eval()
     expected = module.rank("salt WOOL", TEXTS)
     again = LitRanker.load_from_checkpoint(
