@@ -204,22 +204,6 @@ def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
     assert ids == [0]  # 280 is left out, and all others are equal
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-        ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
-        ({"top_k": 0}, "top_k must be at least 1 or None for all, got 0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
-        ({"stop": [""]}, "stop must be a list of texts that are not empty"),
-        ({"stop": "ab"}, "stop must be a list of texts that are not empty, got .ab."),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        GenerationOptions(**options)
-
-
 ROWS = [
     {"prompt": "The sky is", "choices": [" blue", " a fish that flies", " b"]},
     {"prompt": "", "choices": ["Once upon a time"]},

@@ -179,22 +179,6 @@ def test_options_survive_a_checkpoint():
     assert lenses.LensOptions(**recipe["lens"]) == options
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: BaseOptions(True, unfreeze_at=5), "each say what of a network learns; give one"),
-        (
-            lambda: BaseOptions(lora=LoraOptions(["q_proj"], base_dtype="bfloat16")),
-            "on the weights that the subject has: leave lora.base_dtype out",
-        ),
-        (lambda: lenses.LensOptions(num_words=0), "lens.num_words must be at least 1, got 0"),
-    ],
-)
-def test_impossible_options_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 KEYS = torch.tensor([4, 5, 6])
 
 

@@ -84,8 +84,6 @@ def test_temperatures_fall_by_their_shapes():
     assert np.diff(np.log(factors)) == pytest.approx(math.log(0.1) / 5)
     floored = TemperatureSchedule(1.0, 0.1, 0, 10, floor=0.4)
     assert [floored.at(step) for step in (0, 5, 7, 10)] == pytest.approx([1, 0.55, 0.4, 0.4])
-    with pytest.raises(ValueError, match=r"a floor and a begin of 0 or more, .*floor=-1"):
-        TemperatureSchedule(floor=-1)
 
 
 @torch.no_grad()
@@ -134,8 +132,6 @@ def test_a_prompt_in_words_stands_around_the_activation(monkeypatch):
     last = moved(lens_of(prompt="{activation}")).verbalizer
     assert last.behind is None
     assert len(last.prompt) == 2
-    with pytest.raises(ValueError, match=r"lens.prompt must name the activation's place once, as"):
-        LensOptions(prompt="says nothing")
 
 
 def test_a_checkpoint_without_the_newer_options_goes_on():

@@ -95,8 +95,3 @@ def test_a_reading_says_what_the_words_are_worth(lines):
 def test_a_reading_that_there_is_not_is_refused(lines, options, message):
     with pytest.raises(ValueError, match=message):
         lines["one"][0].readings(["a cat"], **options)
-
-
-def test_an_impossible_number_of_readings_is_refused():
-    with pytest.raises(ValueError, match=r"model.best_of must be at least 1, got 0"):
-        module_of(best_of=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from datamodules import ActivationDataModule, ActivationDumpDataModule
+from datamodules import ActivationDumpDataModule
 from lit_models import LitSubject
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
@@ -138,12 +138,6 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(done, sound, mo
     assert max(map(len, of_store.splitlines())) <= 80
 
 
-def test_files_beside_a_store_are_refused():
-    said = r"data.activations is acts, whose documents .* leave data"
-    with pytest.raises(ValueError, match=said):
-        ActivationDataModule("acts", test_files=["y.txt"])
-
-
 def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path):
     data = ActivationDumpDataModule(str(tmp_path / "acts"), **documents(stories(tmp_path, 20)))
     (tmp_path / "model").mkdir()
@@ -174,9 +168,3 @@ def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_
     fit("rotary", 31)
     with pytest.raises(ValueError, match=r"num_words 2 .* 31 need 33 .* learnt 32; lower"):
         fit("learned", 31)
-
-
-def test_two_subjects_and_none_are_refused():
-    for options in ({}, {"path": "x", "network": DecoderConfig(num_heads=2)}):
-        with pytest.raises(ValueError, match="a lens needs one subject"):
-            SubjectOptions(**options)

@@ -239,18 +239,3 @@ def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
     nothing = math.prod(1 - q for q in p)
     expected = (1 - p[0]) * p[1] * p[2] * (1 - p[3]) / (1 - nothing)
     assert out.set_confidence[0].item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"method": "greddy"}, "must be flat, greedy, beam or mixed, got 'greddy'"),
-        ({"beam_size": 0}, "decoding.beam_size must be at least 1, got 0"),
-        ({"k_best": 0}, "decoding.k_best must be at least 1, got 0"),
-        ({"review_below": 1.5}, "review_below must be 0 to 1, got 1.5"),
-        ({"flat_share": -1}, "flat_share must be 0 to 1, got -1"),
-    ],
-)
-def test_wrong_options_name_the_rule(settings, message):
-    with pytest.raises(ValueError, match=message):
-        decoding.DecodingOptions(**settings)

@@ -179,8 +179,7 @@ miller,3,,test
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stores.OccupationStore:
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+def store(tmp_path: Path, own_cache: None) -> stores.OccupationStore:
     path = tmp_path / "jobs.csv"
     path.write_text(TABLE, encoding="utf-8")
     columns = stores.Columns(split="split")

@@ -151,9 +151,6 @@ def test_a_temperature_begins_where_it_should_and_stays_between_its_bounds(start
         assert 0.005 - 1e-9 <= float(temperature().detach()) <= 1.0 + 1e-9
     still = networks.Temperature(networks.TemperatureOptions(learns=False))
     assert not still.position.requires_grad
-    for other in (0.0, 0.001, 2.0):
-        with pytest.raises(ValueError, match=r"temperature\.start must be between 0\.005 and 1"):
-            networks.TemperatureOptions(other)
 
 
 def test_a_temperature_of_a_float64_run_is_float64_before_its_checkpoint_is_read() -> None:
@@ -235,11 +232,6 @@ def test_a_multilabel_head_counts_each_label_that_is_there() -> None:
 def test_the_baseline_is_what_prediction_would_be() -> None:
     assert networks.baseline(LEVELS).tolist() == LEVELS["shares"]
     assert networks.baseline({"kind": "binary", "shares": [0.75, 0.25]}).tolist() == [0.25]
-
-
-def test_a_loss_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match='model.heads.q: loss "mse" does not fit a binary head'):
-        networks.HeadOptions("mse").loss_of("q", "binary")
 
 
 def test_the_loss_of_a_text_is_the_mean_over_its_own_labels() -> None:

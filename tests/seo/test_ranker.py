@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import RankingDataModule
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
@@ -206,39 +205,6 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
         weights.append(module.state_dict())
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (CandidateOptions, {"source": "run"}, r"candidates.run None; a run goes with source run"),
-        (CandidateOptions, {"run": "a.trec"}, r'"judged" and candidates.run .a.trec.; a run goes'),
-        (GroupOptions, {"size": 1}, r"groups.size must be at least 2, got 1"),
-        (GroupOptions, {"mined": 8}, r"groups.mined must be 0 to 7, got 8"),
-        (GroupOptions, {**MINED, "after_rank": -1}, r"after_rank must be at least 0, got -1"),
-        (GroupOptions, {"after_rank": 2}, r"groups.after_rank with both; got 0, False and 2"),
-        (
-            GroupOptions,
-            {"unjudged_as_negative": True},
-            r"groups.mined goes with .* got 0, True and",
-        ),
-        (GroupOptions, {"mined": 3}, r"mined documents are unjudged, .* got 3, False and 0"),
-        (CandidateOptions, {"top": 0}, r"candidates.top must be at least 1, got 0"),
-        (
-            RankingDataModule,
-            {"groups": GroupOptions(**MINED)},
-            r"mined is 3, but candidates.source judged has noth",
-        ),
-        (
-            RankingDataModule,
-            {"predict_queries": "q.tsv"},
-            r"nothing is judged for data.predict_queries q.tsv; set",
-        ),
-    ],
-)
-def test_options_in_conflict_are_refused(make, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
 
 
 def fitted(folder, tmp_path, model, **options):

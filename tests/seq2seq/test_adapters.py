@@ -9,7 +9,7 @@ from lit_models.commands.export import export
 from tests.distributed.launch import in_world, unisono_here
 from tests.seq2seq.family import pair_files
 from tests.seq2seq.test_data import table
-from tests.seq2seq.test_module import ADAMW, trained
+from tests.seq2seq.test_module import trained
 from tests.seq2seq.tiny import saved
 from tests.toy import ledger_lines
 
@@ -40,11 +40,6 @@ def test_adapters_alone_learn_and_are_merged_by_an_export(tmp_path, kind, target
     theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").merge_and_unload()
     for name, weight in theirs.state_dict().items():
         torch.testing.assert_close(weight, again.network.model.state_dict()[name])
-
-
-def test_a_base_in_half_precision_is_refused():
-    with pytest.raises(ValueError, match="base_dtype is bfloat16; an encoder with a decoder"):
-        LitSeq2Seq(ADAMW, lora=LoraOptions(["q"], base_dtype="bfloat16"))
 
 
 @pytest.mark.slow

@@ -150,17 +150,3 @@ def test_logits_that_are_not_finite_are_an_error():
     for beams in (1, 2):
         with pytest.raises(RuntimeError, match="logits that are not finite"):
             written(net, SOURCES, num_beams=beams)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
-        ({"num_beams": 2, "temperature": 1.0}, "temperature must be 0 beside num_beams above 1"),
-        ({"length_penalty": -1.0}, "length_penalty must be 0 or more, got -1.0"),
-        ({"top_p": 0.0}, "top_p must be above 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Seq2SeqDecoding(**options)

@@ -52,11 +52,10 @@ def documents():
 @pytest.mark.parametrize("layout", ["packed", "documents"])
 @pytest.mark.parametrize("pieces_at_once", [7, 1 << 20])
 def test_rows_hold_each_position_of_the_documents_once_whatever_the_seams(
-    tmp_path, monkeypatch, documents, layout, pieces_at_once
+    tmp_path, monkeypatch, own_cache, documents, layout, pieces_at_once
 ):
     for name, value in {"PIECES_AT_ONCE": pieces_at_once, "DOCUMENTS_AT_ONCE": 9}.items():
         monkeypatch.setattr(index, name, value)
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     folder = write_folder(tmp_path / "shards", 0)
     write_shard(tmp_path / "shards" / "a.ds", documents)
     write_shard(tmp_path / "shards" / "b" / "b.ds", documents[::2], "<u4")

@@ -30,8 +30,7 @@ def test_the_margin_is_the_cosine_less_what_it_costs_to_have_no_text():
     assert float(margins[3]) == pytest.approx(-1.5)
 
 
-def test_a_code_without_rows_is_found_and_rows_of_others_are_coded_as_before(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+def test_a_code_without_rows_is_found_and_rows_of_others_are_coded_as_before(tmp_path, own_cache):
     trades = {"smith": "83110", "tailor": "79100", "weaver": "75400", "joiner": "95415"}
     trades |= {"mason": "95120", "baker": "77610", "glover": "79475", "hatter": "79310"}
     rows = [(f"{place} {trade}", code) for place in "abcdef" for trade, code in trades.items()]

@@ -48,8 +48,7 @@ def test_order_and_fillers_change_nothing():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
+def folder(tmp_path, own_cache):
     trades = {"smith": "83110", "vintner": "41025"}
     rows = [(f"{t} {i}", c, "parish" if i % 3 else "") for i in range(9) for t, c in trades.items()]
     table(tmp_path / "rows.csv", rows, ("text", "code_1", "register"))

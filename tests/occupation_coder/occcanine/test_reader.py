@@ -75,10 +75,9 @@ def test_a_folder_is_coded_within_its_codes_by_both_heads(tmp_path, model):
 
 @pytest.mark.slow
 def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
-    done, tmp_path, monkeypatch, model
+    done, tmp_path, monkeypatch, own_cache, model
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     hisco_folder(tmp_path / "m", model)
     trades = {"smith": "83110", "vintner": "41025", "wife": "-1", "dyer": "75622"}
     rows = [(f"{trade} {i}", "se", code) for i in range(6) for trade, code in trades.items()]
