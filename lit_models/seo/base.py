@@ -100,7 +100,6 @@ class EncodedTextModule(ExactModule):
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         known = recipe.get("encoder")
-        encoder: TextEncoder
         if known is not None and known["kind"] == "transformers":
             encoder = self.encoder_class(known["config"])
         elif known is not None or self.pretrained is None:
@@ -136,8 +135,7 @@ class EncodedTextModule(ExactModule):
 
     def configure_optimizers(self) -> Any:
         rates = layer_rates(self, self.network.encoder, self.hparams.layer_decay)
-        groups = parameter_groups(self, rates)
-        return configured(self, self.optimizer(groups), self.lr_scheduler)
+        return configured(self, self.optimizer(parameter_groups(self, rates)), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kind = self.stored_recipe(checkpoint)["kind"]

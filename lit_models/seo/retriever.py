@@ -265,8 +265,6 @@ class LitRetriever(EncodedTextModule):
                 "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
                 "leave the fusion out."
             )
-        if stage in ("test", "predict"):
-            self.fusion_weight()  # a missing one is told before texts are encoded
 
     def model_facts(self) -> ModelFacts:
         terms = [*self.own_terms, *[DISTILLED] * (self.distillation is not None)]
@@ -316,6 +314,12 @@ class LitRetriever(EncodedTextModule):
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
+
+    def on_predict_start(self) -> None:
+        super().on_predict_start()
+        self.fusion_weight()  # a missing one is told before texts are encoded
+
+    on_test_start = on_predict_start
 
     def predict_step(self, batch: EncodeBatch, batch_idx: int) -> dict[str, Tensor]:
         return {"vector": self(batch).float()}
@@ -394,10 +398,8 @@ class LitRetriever(EncodedTextModule):
         Raises:
             ValueError: it was to be chosen on validation queries, and no validation has run.
         """
-        if self.fusion is None:
-            return None
-        if self.fusion.weight is not None:
-            return self.fusion.weight
+        if not self.fusion_is_open:
+            return None if self.fusion is None else self.fusion.weight
         if CHOSEN_WEIGHT not in self.recipe:
             raise ValueError(
                 "fusion.weight is chosen on the validation queries, and this model has seen none; "

@@ -21,8 +21,7 @@ def test_each_command_has_help_and_a_summary(done, name):
     _, summary = COMMANDS[name]
     assert summary[:1].islower()
     assert 20 < len(summary) <= 68  # a line of `unisono --help` in 80 columns
-    output = done(name, "--help")
-    assert f"unisono {name}" in output
+    assert f"unisono {name}" in done(name, "--help")
 
 
 @pytest.mark.parametrize(

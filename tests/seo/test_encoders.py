@@ -39,8 +39,7 @@ def test_weights_begin_as_inverse_document_frequencies(encoder):
 def test_a_text_is_the_sum_over_distinct_tokens_by_hand(encoder):
     vectors, weights = encoder.vectors.weight, encoder.log_weights.weight.exp()
     expected = (1 + math.log(3)) * weights[1] * vectors[1] + weights[2] * vectors[2]
-    found = summed(encoder, [1, 2, 1, 1])
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(summed(encoder, [1, 2, 1, 1])[0], expected)
 
 
 def test_order_padding_and_marks_change_nothing(encoder):

@@ -91,8 +91,7 @@ def test_parts_change_no_score_and_no_gradient(folder):
 
 def test_a_ranker_begins_with_the_order_of_its_first_stage(folder, tmp_path):
     data = ranking_data(folder, **OPTIONS)
-    module = ranker(prior=True)
-    toy_trainer(tmp_path).test(module, data, verbose=False)
+    toy_trainer(tmp_path).test(ranker(prior=True), data, verbose=False)
     content = json.loads((tmp_path / "ranking-test.json").read_text())
     assert content["systems"]["ranker"] == content["systems"]["bm25"]
     assert content["differences"]["ranker - bm25"]["map"] == [0, 0, 0]

@@ -159,12 +159,16 @@ def test_a_step_that_is_cut_is_refused(retriever_run, tmp_path):
 
 
 def test_a_fusion_needs_a_weight(retriever_run, trained, tmp_path, monkeypatch):
-    monkeypatch.delitem(trained.recipe, "fusion_weight")
-    monkeypatch.setattr(trained.network, "encode", None)  # it is told before this is called
-    _, data = retriever(retriever_run, {})
+    chosen, (_, data) = trained.recipe.pop("fusion_weight"), retriever(retriever_run, {})
     data.predict_output = str(tmp_path / "encoded")
-    with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
-        toy_trainer(tmp_path, callbacks=[]).predict(trained, data)
+    with monkeypatch.context() as patch:
+        patch.setattr(trained.network, "encode", None)  # it is told before this is called
+        with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
+            toy_trainer(tmp_path).predict(trained, data)
+    # A checkpoint brings it to a module that processes of its own have trained.
+    path = retriever_run / "checkpoints" / "last.ckpt"
+    toy_trainer(tmp_path).predict(trained, data, ckpt_path=path, weights_only=True)
+    assert trained.fusion_weight() == chosen
 
 
 @pytest.mark.slow

@@ -76,8 +76,7 @@ def test_a_rewrite_moves_the_page_and_what_is_cited_of_it(citing):
     assert (after.share > 0).tolist() == (after.rank <= 2).tolist()
     same = page.after(DOCUMENTS["soup"])
     assert all(np.array_equal(a, b) for a, b in zip(same, page.before, strict=True))
-    found = rankings(texts(), QUERIES)[:, 0].tolist()
-    assert found == [0, 2, 3]
+    assert rankings(texts(), QUERIES)[:, 0].tolist() == [0, 2, 3]
 
 
 def test_the_table_by_hand():
