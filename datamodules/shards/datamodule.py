@@ -165,9 +165,6 @@ class ShardDataModule(LanguageModelDataModule):
         self.shuffle_shards, self.cache_gib = shuffle_shards, cache_gib
         self._stores: dict[int, list[ShardStore]] = {}  # of the parts that have folders
 
-    def demo_files(self) -> dict[int, list[Path]]:
-        raise NotImplementedError("shards have no embedded data")
-
     def open_store(self, stage: str) -> Any:
         """Return the first of the stores that a stage reads, with the `tokenizer` of them all;
         indices that lack are made."""

@@ -15,7 +15,7 @@ from datamodules import demo
 from datamodules.core.batches import IGNORED, TERM
 from datamodules.core.store import text_hash
 from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault, refuse, sound_rows
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, keyed_hashes
+from datamodules.files.splitting import PART_NAMES, TRAIN, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
 from datamodules.text.prompts import SHAPES, asked, is_answer, objects_of, unanswered
@@ -393,6 +393,7 @@ class InstructionDataModule(LanguageModelDataModule):
     noun = "samples"
     too_long: TooLong = "cut"
     request_class = InstructionRequest
+    demo_file = demo.demo_instructions
 
     def __init__(
         self,
@@ -418,6 +419,3 @@ class InstructionDataModule(LanguageModelDataModule):
     def question(self, row: JsonRow) -> str:
         prompt, messages = asked(row.values)
         return Instruction("", 0, prompt or "", "", messages or ()).question
-
-    def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo.demo_instructions()], VALIDATION: [], TEST: []}

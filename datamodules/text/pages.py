@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from datamodules.core.plan import check_range
 from datamodules.core.planned import own_files_hint
 from datamodules.files.documents import line_of, parsed, visible_lines
 from datamodules.files.rows import JsonRow, RowFault, check_characters, placed
-from datamodules.files.splitting import TEST, TRAIN, VALIDATION
+from datamodules.files.splitting import TRAIN
 from datamodules.text.instructions import (
     Instruction,
     InstructionDataModule,
@@ -179,6 +178,7 @@ class PagesDataModule(InstructionDataModule):
 
     too_long, output_mark = "leave_out", "written"
     request_class, predict_hint = PageRequest, own_files_hint
+    demo_file = demo.demo_pages
 
     def __init__(
         self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
@@ -217,9 +217,6 @@ class PagesDataModule(InstructionDataModule):
 
     def request_options(self) -> dict[str, Any]:
         return {"target": self.target, "max_prompt": self.max_prompt}
-
-    def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo.demo_pages()], VALIDATION: [], TEST: []}
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         for found in super().written_columns(results):

@@ -31,7 +31,7 @@ from datamodules.files.rows import (
     hand_over_rejected,
     read_rejected,
 )
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.files.splitting import PART_NAMES, TEST, TRAIN
 from datamodules.files.tables import ROW_SUFFIXES, Files, TableOptions, cell_text, value_rows
 from datamodules.scored.store import ScoredRequest, ScoredStore, TextColumns, open_store, write_with
 from datamodules.text.encoding import TokenRows, write_token_rows
@@ -263,6 +263,7 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     suffixes = predict_suffixes = output_suffixes = ROW_SUFFIXES
     noun, output_mark = "pairs", "translated"
     request_class, predict_hint = PairRequest, own_files_hint
+    demo_file = demo.demo_titles
 
     def __init__(
         self,
@@ -296,9 +297,6 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     def request_options(self) -> dict[str, Any]:
         columns = self.columns if any(self.files.values()) else PairColumns()
         return {"columns": columns, "table": self.table}
-
-    def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo.demo_titles()], VALIDATION: [], TEST: []}
 
     def sources(self, on_bad_rows: OnBadRows | None = None) -> ScoredStore:
         """Return the distinct texts of the files to predict."""

@@ -20,7 +20,7 @@ from datamodules.core.plan import Plan, iterate_whole_batches
 from datamodules.core.planned import PlannedDataset, collated
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import BadRows, JsonRow, RowFault, sound_rows
-from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION
+from datamodules.files.splitting import PART_NAMES
 from datamodules.files.tables import Files
 from datamodules.text.instructions import (
     EMPTY,
@@ -176,6 +176,7 @@ class PreferenceDataModule(InstructionDataModule):
 
     noun = "pairs"
     request_class = PreferenceRequest
+    demo_file = demo.demo_preferences
 
     def __init__(self, train_files: Files = None, **instructions: Any) -> None:
         super().__init__(train_files, **instructions)
@@ -195,9 +196,6 @@ class PreferenceDataModule(InstructionDataModule):
         plan = Plan(np.arange(len(dataset.lengths)), PAIRS_AT_ONCE)
         for batch in iterate_whole_batches(plan, *self._replicas()):
             yield collated(dataset, batch)
-
-    def demo_files(self) -> dict[int, list[Path]]:
-        return {TRAIN: [demo.demo_preferences()], VALIDATION: [], TEST: []}
 
     def audit(self) -> Audit:
         audit = super().audit()

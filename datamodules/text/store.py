@@ -11,7 +11,7 @@ import logging
 import time
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -340,6 +340,7 @@ class CorpusDataModule(PlannedDataModule):
     request_class: type[CorpusRequest] = TokenRequest  # which says how files are read
     suffixes: tuple[str, ...] = SUFFIXES
     text_column = "text"  # of jsonl and parquet files, whose rows are documents
+    demo_file: ClassVar[Callable[[], Path]]  # makes embedded data at first use
 
     def __init__(
         self,
@@ -361,9 +362,9 @@ class CorpusDataModule(PlannedDataModule):
                 f'data.split.by "{split.by}" would cut {self.noun} apart; leave it at documents.'
             )
 
-    @abstractmethod
     def demo_files(self) -> dict[int, list[Path]]:
-        """Return the embedded data, made at first use."""
+        """Return the embedded data of each part."""
+        return {TRAIN: [type(self).demo_file()], VALIDATION: [], TEST: []}
 
     def request_options(self) -> dict[str, Any]:
         """Return the options of `request_class` besides files, tokenizer and split."""

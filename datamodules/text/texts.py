@@ -255,6 +255,7 @@ class TextDataModule(LanguageModelDataModule):
     """
 
     cuts_documents = True
+    demo_file = demo.demo_text
 
     def __init__(
         self,
@@ -276,6 +277,6 @@ class TextDataModule(LanguageModelDataModule):
 
     def demo_files(self) -> dict[int, list[Path]]:
         if self.demo == "documentation":
-            return {TRAIN: [demo.demo_text()], VALIDATION: [], TEST: []}
+            return super().demo_files()
         folder = demo.demo_stories()
         return {part: [folder / f"{name}.jsonl"] for part, name in enumerate(PART_NAMES)}
