@@ -309,16 +309,15 @@ def _encoding_of(path: Path) -> str:
 
 def _separator_of(lines: list[str], plain: str) -> str:
     """The separator that cuts most rows into as many values as the header; `plain` if in doubt."""
-    best, found = (0.0, False, 0), plain
+    scores: dict[str, tuple[float, bool, int]] = {}
     for mark in SNIFFED_SEPARATORS:
         # Whose lines end at a carriage return, too.
         rows = csv.reader(io.StringIO("".join(lines), newline=""), delimiter=mark)
         widths = [len(row) for row in rows if row]
         if widths and widths[0] > 1:
             share = widths.count(widths[0]) / len(widths)
-            if (score := (share, mark == plain, widths[0])) > best:
-                best, found = score, mark
-    return found
+            scores[mark] = (share, mark == plain, widths[0])
+    return max(scores, key=scores.__getitem__, default=plain)
 
 
 def text_lines(path: Path, encoding: str) -> Iterator[str]:

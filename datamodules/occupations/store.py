@@ -200,23 +200,21 @@ class Job(NamedTuple):
     source: str = ""
 
 
+@dataclass
 class RowReader:
     """Reader of tables of job descriptions; without a book the data define the legal codes."""
 
-    def __init__(
-        self,
-        columns: Columns,
-        normalisation: TextNormalisation,
-        system: CodeSystem,
-        bad_rows: BadRows,
-        book: CodeBook | None = None,
-        table: TableOptions = TableOptions(),  # noqa: B008 - frozen
-    ) -> None:
-        self.columns, self.system, self.book = columns, system, book
-        self.bad_rows, self.table = bad_rows, table
+    columns: Columns
+    normalisation: TextNormalisation
+    system: CodeSystem
+    bad_rows: BadRows
+    book: CodeBook | None = None
+    table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
         self.num_without_text = 0
         self.unknown_languages: Counter[str] = Counter()
-        self._normalised = lru_cache(maxsize=1 << 16)(normalisation)
+        self._normalised = lru_cache(maxsize=1 << 16)(self.normalisation)
         self._language = cache(self._parse_language)
         self._code = cache(self._parse_code)
 

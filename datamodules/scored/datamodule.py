@@ -6,7 +6,6 @@ Shapes: B texts in the micro-batch, C chunks, W labels of a row.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,8 +92,7 @@ class ScoredTextDataset(PlannedDataset):
         distinct, self.row_of = np.unique(self.texts, return_inverse=True)
         kept = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
         longest = room + (chunks.most - 1) * self.stride
-        read = partial(map, store.text, distinct.tolist())
-        self.tokens = kept_tokens(kept, encoding, read, longest)
+        self.tokens = kept_tokens(kept, encoding, map(store.text, distinct.tolist()), longest)
         # Bytes say enough about tokens to put texts of like length together.
         self.lengths = np.minimum(
             store.num_bytes[self.texts] + 2, encoding.limits.max_length * chunks.most

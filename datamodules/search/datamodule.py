@@ -42,8 +42,8 @@ def kept_texts(
     whole = (prompts["document"] + document.whole for document in documents)
     asked = (prompts["query"] + query.text for query in queries)
     return (
-        kept_tokens(["documents", collection.fingerprint], encoding, lambda: whole, None),
-        kept_tokens(["queries", queries.digest], encoding, lambda: asked, None),
+        kept_tokens(["documents", collection.fingerprint], encoding, whole, None),
+        kept_tokens(["queries", queries.digest], encoding, asked, None),
     )
 
 

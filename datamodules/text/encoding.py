@@ -370,22 +370,18 @@ def write_token_rows(folder: Path, vocab_size: int, rows: Iterable[np.ndarray]) 
 
 
 def kept_tokens(
-    facts: Sequence[object],
-    encoding: TextEncoding,
-    texts: Callable[[], Iterable[str]],
-    most: int | None,
+    facts: Sequence[object], encoding: TextEncoding, texts: Iterator[str], most: int | None
 ) -> TokenRows:
     """Return the tokens of texts, kept in the cache.
 
     Args:
         facts: plain JSON that tells these texts from all others.
-        texts: yields them, where they are not kept yet.
+        texts: read where they are not kept yet.
         most: tokens of one text that are kept, its first; `None` keeps all.
     """
 
     def rows() -> Iterator[np.ndarray]:
-        left = iter(texts())
-        while some := list(islice(left, TEXTS_AT_ONCE)):
+        while some := list(islice(texts, TEXTS_AT_ONCE)):
             yield from (ids[:most] for ids in encoding.ids_of(some))
 
     folder = cache_folder("token_rows", [ROWS_VERSION, *facts, encoding.digest, most])
