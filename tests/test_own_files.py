@@ -1,6 +1,5 @@
 """Files, folders and scripts of newcomers: nothing of theirs is taken for something else."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from tests.occupation_coder.test_module import small_coder
 from tests.seq2seq.test_data import table
 from tests.seq2seq.test_module import ADAMW, SMALL, data_of
 from tests.text_corpora import text_file
-from tests.toy import toy_trainer
+from tests.toy import csv_rows, toy_trainer
 
 BOOK = CodeBook(CodeSystem(), ["07370", "51020"], ["Midwife", "Innkeeper"])
 RECIPE = {
@@ -79,8 +78,7 @@ def test_tables_of_equal_columns_in_another_order_become_one(tmp_path):
     ids, sure = np.array([[1], [0]]), np.ones(2)
     results = {"code_ids": ids, "code_confidence": ids * 1.0, "set_confidence": sure}
     write_coded_table(index, BOOK, results | {"needs_review": sure == 0}, tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open(newline="") as file:
-        found = [(row["text"], row["year"], row["code_1"]) for row in csv.DictReader(file)]
+    found = [(row["text"], row["year"], row["code_1"]) for row in csv_rows(tmp_path / "out.csv")]
     assert found == [("smith", "1880", "51020"), ("midwife", "1900", "07370")]
 
 

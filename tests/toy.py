@@ -1,5 +1,6 @@
 """The smallest module and datamodule on the shared code: ragged sequences, two loss terms."""
 
+import csv
 import hashlib
 from contextlib import nullcontext
 from functools import partial
@@ -201,6 +202,12 @@ def ledger_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the surviving lines of a run's ledger, in the order of their steps."""
     steps = surviving(read_ledger(folder)).steps
     return [steps[step] for step in sorted(steps)]
+
+
+def csv_rows(path: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a table, by the names of its columns."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def losses(folder: Path) -> list[float]:

@@ -13,6 +13,7 @@ from datamodules import demo
 from lit_models.cli import launch
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint
+from tests.toy import csv_rows
 
 SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}
 ENCODER = [f"--model.encoder.{name}={value}" for name, value in SMALL.items()]
@@ -34,8 +35,7 @@ def letters(code: str) -> str:
 
 def write_tables(folder: Path) -> None:
     """Writes source.csv with the demo's codes; few.csv and held.csv with codes of letters."""
-    with demo.demo_occupations().open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(demo.demo_occupations())
     source = [row for row in rows if row["split"] == "train"][:NUM_SOURCE_ROWS]
     _write(folder / "source.csv", [list(row.values())[:4] for row in source])
     counts = Counter(row["code_1"] for row in source)
@@ -89,8 +89,9 @@ def finetuned(folder: Path, name: str, *options: str) -> SimpleNamespace:
                 f"--trainer.default_root_dir={name}",
             ]
         )
-    with (folder / name / "metrics.csv").open(newline="") as file:
-        scores = [float(row["val/f1"]) for row in csv.DictReader(file) if row.get("val/f1")]
+    scores = [
+        float(row["val/f1"]) for row in csv_rows(folder / name / "metrics.csv") if row.get("val/f1")
+    ]
     weights = read_checkpoint(folder / name / "checkpoints" / "best.ckpt")["state_dict"]
     return SimpleNamespace(f1=scores[-1], weights=weights)
 

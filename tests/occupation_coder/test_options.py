@@ -1,6 +1,5 @@
 """Every row of the migration page for people who come from scripts does what it says."""
 
-import csv
 import re
 import shlex
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from datamodules.tokenizers.codes import CodeBook
 from lit_models.cli import UnisonoCLI, launch
 from lit_models.training.checkpoints import read_checkpoint
 from tests.seq2seq.test_data import table
-from tests.toy import ledger_lines
+from tests.toy import csv_rows, ledger_lines
 
 QUIET = ["--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]
 COLUMNS = ["--data.columns.text=job", "--data.columns.language=lang", "--data.columns.codes=[occ]"]
@@ -108,8 +107,7 @@ def dropouts(module: nn.Module) -> set[float]:
 
 def steps_with(folder: Path, metric: str) -> list[int]:
     """Returns the steps at which metrics.csv has a value of this metric."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        return [int(row["step"]) for row in csv.DictReader(file) if row.get(metric)]
+    return [int(row["step"]) for row in csv_rows(folder / "metrics.csv") if row.get(metric)]
 
 
 EFFECTS: dict[str, Callable[[Any], bool]] = {

@@ -1,6 +1,5 @@
 """What the on-page checks find in pages, and the command."""
 
-import csv
 import json
 import re
 import time
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from datamodules.text.encoding import sentences_of, words_of
 from lit_models.seo.onpage import check_page, check_site, main
+from tests.toy import csv_rows
 
 SOUND = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pies</title>
 <meta name="description" content="How to make an apple pie as grandmothers did: what you need, how
@@ -175,11 +175,9 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
     assert capsys.readouterr().out == printed
     (tmp_path / "b.html").write_text(SOUND, encoding="utf-8")
     main([str(tmp_path), f"--csv={tmp_path / 'site.csv'}"])
-    with (tmp_path / "site.csv").open(newline="") as file:
-        first, second = csv.DictReader(file)
+    first, second = csv_rows(tmp_path / "site.csv")
     assert (first["headings"], first["findings"]) == ("2", "0")
-    with (tmp_path / "site-findings.csv").open(newline="") as file:
-        findings = list(csv.DictReader(file))
+    findings = csv_rows(tmp_path / "site-findings.csv")
     assert {f["check"] for f in findings} == {"duplicates"}
     assert len(findings) == int(second["findings"])
 
@@ -228,14 +226,12 @@ def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeyp
         "each page in onpage.csv, each finding in onpage-findings.csv",
     ):
         assert words in printed
-    with open("onpage.csv", newline="") as file:
-        pages = list(csv.DictReader(file))
+    pages = csv_rows("onpage.csv")
     names = ["bakery/index.html", "bakery/shop/pie.htm", "garden/a.html"]
     assert [page["page"] for page in pages] == names
     assert pages[0]["title"] == "Pies"
     assert [page["images_without"] for page in pages[:2]] == ["0", "1"]
-    with open("onpage-findings.csv", newline="") as file:
-        findings = list(csv.DictReader(file))
+    findings = csv_rows("onpage-findings.csv")
     counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
     assert counts == [int(page["findings"]) for page in pages]
     assert {f["check"] for f in findings if f["page"] == names[2]} >= {"title", "images"}

@@ -1,6 +1,5 @@
 """A ranker: what may change no result, what it learns and writes, and which input it refuses."""
 
-import csv
 import json
 
 import numpy as np
@@ -14,7 +13,7 @@ from lit_models.commands.export import export
 from lit_models.seo.networks import RankingLoss
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import ranker, ranking_data
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import csv_rows, ledger_lines, toy_trainer
 
 BM25 = CandidateOptions("bm25", top=10)
 MINED = {"mined": 3, "unjudged_as_negative": True}
@@ -99,8 +98,7 @@ def test_a_ranker_begins_with_the_order_of_its_first_stage(folder, tmp_path):
 
 def test_the_files_of_a_test_agree_with_each_other(trained):
     content = json.loads((trained / "ranking-test.json").read_text())
-    with (trained / "queries-test.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(trained / "queries-test.csv")
     assert content["queries"] == 9
     assert [row["query"] for row in rows[::2]] == [f"test-{i}" for i in range(9)]
     for system, means in content["systems"].items():

@@ -1,6 +1,5 @@
 """A whole retriever: evaluation against a plain reference, prediction, scripts, wrong input."""
 
-import csv
 import json
 import re
 from collections import defaultdict
@@ -20,17 +19,16 @@ from lit_models.commands.export import export
 from lit_models.seo.retriever import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import csv_rows, ledger_lines, toy_trainer
 
 
 def values_of(run: Path, split: str = "test") -> dict[str, dict[str, dict[str, float]]]:
     """Return system -> metric -> query -> value, as a run has written them."""
     values: dict = defaultdict(lambda: defaultdict(dict))
-    with (run / f"queries-{split}.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            query, system = row.pop("query"), row.pop("system")
-            for metric, value in row.items():
-                values[system][metric][query] = float(value)
+    for row in csv_rows(run / f"queries-{split}.csv"):
+        query, system = row.pop("query"), row.pop("system")
+        for metric, value in row.items():
+            values[system][metric][query] = float(value)
     return values
 
 
@@ -191,8 +189,7 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, done,
     done("fit", *folder, *small)
     asked = ["--ckpt_path=auto", "--data.predict_queries=asked.txt", small[1]]
     done("predict", *folder, *asked)
-    with (tmp_path / "runs" / f"seo-{config}" / table).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "runs" / f"seo-{config}" / table)
     assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, len(rows) + 1)]
     assert 1 < len(rows) <= 10
     number = re.fullmatch(r"p(\d+).html", rows[0]["address"])[1]

@@ -1,6 +1,5 @@
 """What a language model cites of found pages, before and after one is written anew."""
 
-import csv
 import json
 
 import numpy as np
@@ -11,6 +10,7 @@ from datamodules.search.formats import TextRecord
 from lit_models.seo.visibility import PROMPT, Citing, Seen, Texts, Visibility, main, rankings, table
 from tests.causal_lm.folders import saved_with_bytes
 from tests.search_collections import write_lines, write_qrels
+from tests.toy import csv_rows
 
 DOCUMENTS = {
     "pie": "apple pie with a crust of butter",
@@ -103,8 +103,7 @@ def test_the_command_reads_a_collection_and_writes_a_row_per_query(tmp_path, fol
     words += ["--queries", tmp_path / "asked.txt", "--model", folder, "--sources", 2]
     main([*map(str, words), "--words=4", f"--csv={tmp_path / 'seen.csv'}"])
     assert "share of the citations" in capsys.readouterr().out
-    with (tmp_path / "seen.csv").open(newline="") as file:
-        written = list(csv.DictReader(file))
+    written = csv_rows(tmp_path / "seen.csv")
     assert [row["query"] for row in written] == QUERIES
     assert [row["rank_before"] for row in written] == ["2", "", ""]
     assert written[1]["rank_after"] == ""  # what stands in a tag is no text

@@ -1,6 +1,5 @@
 """A writer learns titles, writes them into the rows, and is exported."""
 
-import csv
 import json
 
 import pytest
@@ -10,7 +9,7 @@ from lit_models.commands.export import export
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training import ErrorTable, Ledger
 from tests.seo.pages import pages_of, predict, write_pages, writer
-from tests.toy import toy_trainer
+from tests.toy import csv_rows, toy_trainer
 
 NAME = "lit_models.seo.writer.LitSnippetWriter"
 
@@ -60,8 +59,7 @@ def test_the_table_of_errors_shows_what_the_writer_wrote(trained, tmp_path, monk
     trainer = toy_trainer(tmp_path, callbacks=[Ledger(), ErrorTable()], precision=32)
     [metrics] = trainer.test(module, pages_of(str(folder / "pages.jsonl")), verbose=False)
     assert metrics["test/characters"] == 1
-    with (tmp_path / "errors-test.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "errors-test.csv")
     assert {row["answer"] for row in rows} == {"B"}
     assert "num_characters" not in rows[0]
 

@@ -1,13 +1,12 @@
 """The shipped demo beats the nearest target of its training on spellings that it has not seen."""
 
-import csv
-
 import numpy as np
 import pytest
 
 from datamodules import Seq2SeqDataModule
 from datamodules.files.splitting import PART_NAMES, TextSplit
 from datamodules.tokenizers.text import TokenizerOptions
+from tests.toy import csv_rows
 
 MARGIN = 0.15
 
@@ -34,8 +33,7 @@ def test_the_demo_beats_the_nearest_target_of_its_training(tmp_path, done):
     run = tmp_path / "run"
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={run}"]
     done("fit", "--config", "seq2seq/demo.yaml", *options)
-    with (run / "metrics.csv").open(newline="") as file:
-        (score,) = [float(v) for row in csv.DictReader(file) if (v := row["test/exact_match"])]
+    (score,) = [float(v) for row in csv_rows(run / "metrics.csv") if (v := row["test/exact_match"])]
     data = Seq2SeqDataModule(tokenizer=TokenizerOptions("characters"), split=TextSplit(0.05, 0.05))
     data.prepare_data()
     data.setup("fit")

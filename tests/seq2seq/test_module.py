@@ -1,6 +1,5 @@
 """The module learns, writes tables, answers from Python, and refuses what cannot be."""
 
-import csv
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from lit_models.seq2seq.decoding import Seq2SeqDecoding
 from lit_models.seq2seq.network import Seq2SeqConfig
 from tests.seq2seq.test_data import table
 from tests.seq2seq.tiny import saved
-from tests.toy import toy_trainer
+from tests.toy import csv_rows, toy_trainer
 
 ADAMW = partial(torch.optim.AdamW, lr=0.01)
 SMALL = Seq2SeqConfig(width=32, num_encoder_layers=1, num_decoder_layers=1, num_heads=2)
@@ -57,8 +56,7 @@ def test_it_learns_writes_every_row_and_answers_from_python(tmp_path, pairs):
     path, output = table(tmp_path / "asked.csv", asked, ("source", "note")), tmp_path / "done.csv"
     data = data_of(pairs, predict_files=path, predict_output=str(output))
     trainer.predict(module, data)
-    with output.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(output)
     assert [(row["source"], row["note"]) for row in rows] == asked
     assert [row["translation"] for row in rows] == ["smith", "baker", "smith"]
     assert all(0.5 < float(row["confidence"]) <= 1 for row in rows)

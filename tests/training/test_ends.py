@@ -1,7 +1,6 @@
 """A run that is killed or told to stop around a validation or the end of an epoch goes on as one
 that is not: schedules, EarlyStopping, callbacks and rows of metrics included."""
 
-import csv
 import os
 import signal
 
@@ -14,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lit_models.training import LastCheckpoint, default_callbacks
 from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
 from lit_models.training.run import default_loggers
-from tests.toy import CutAt, LitToy, PowerCut, ToyData, ledger_lines, toy_trainer
+from tests.toy import CutAt, LitToy, PowerCut, ToyData, csv_rows, ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:SIGTERM")
 STEPS = 7  # of an epoch
@@ -77,8 +76,9 @@ def run(folder, *more, every=None, **options):
 
 def facts(folder):
     last = read_checkpoint(folder / "checkpoints" / "last.ckpt")
-    with open(folder / "metrics.csv", newline="") as file:
-        rows = [(r["step"], float(r["val/loss"])) for r in csv.DictReader(file) if r["val/loss"]]
+    rows = [
+        (r["step"], float(r["val/loss"])) for r in csv_rows(folder / "metrics.csv") if r["val/loss"]
+    ]
     rates = [line["learning_rate"] for line in ledger_lines(folder)]
     return {"rows": rows, "rates": rates, "weights": last["state_dict"], **last["callbacks"]}
 

@@ -1,7 +1,5 @@
 """Scores of a test with intervals: by hand, in any order, of each source."""
 
-import csv
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from datamodules import Columns, OccupationDataModule
 from lit_models.occupation_coder.answers.scores import RESAMPLES, ScoreTable, interval, score_table
 from tests.occupation_coder.test_module import small_coder, trainer_of
 from tests.seq2seq.test_data import table
+from tests.toy import csv_rows
 
 
 def test_intervals_are_the_quantiles_of_the_means_of_redrawn_records():
@@ -63,8 +62,7 @@ def test_a_test_tells_sources_apart(folder, capsys):
     coder, trainer = small_coder(), trainer_of(folder, epochs=1)
     trainer.callbacks.append(ScoreTable())
     scores = trainer.test(coder, data, verbose=False)[0]
-    with (folder / "run" / "scores-test.csv").open(newline="") as file:
-        found = {row["source"]: row for row in csv.DictReader(file)}
+    found = {row["source"]: row for row in csv_rows(folder / "run" / "scores-test.csv")}
     assert {name: row["records"] for name, row in found.items()} == {
         **{"all": "18", "none": "6", "parish": "12"}
     }
