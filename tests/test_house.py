@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_689,
+    "lit_models": 26_674,
     "lit_models/training": 5_675,
     "lit_models/commands": 2_920,
     "lit_models/occupation_coder": 2_884,
@@ -16,7 +16,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models/consistency_lens": 2_842,
     "lit_models/seo": 3_830,
     "datamodules": 14_970,
-    "tests": 38_452,
+    "tests": 38_438,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

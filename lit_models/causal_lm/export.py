@@ -19,6 +19,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import CONFIG, network_from_config
 from lit_models.training.export import Layout
 
+NetworkOf = Callable[[dict[str, Any]], Any]
 NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
 REPLACED = ("network", "pretrained", "lora", "freeze")  # which the recipe of the folder replaces
 # Part of an own name -> part of theirs.
@@ -53,50 +54,63 @@ FUSED = ("q_proj", "k_proj", "v_proj")  # side by side in GPT-2's c_attn
 
 
 def model_layout(
-    content: Mapping[str, Any], weights: Mapping[str, Tensor], adapter: bool = False
+    content: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    adapter: bool = False,
+    key: str = TEXT_RECIPE_KEY,
+    network_of: NetworkOf = network_from_config,
 ) -> Layout:
     """Return the files of a folder that transformers reads alone, LoRA merged.
 
     Args:
-        content: of a checkpoint of LitCausalLM.
+        content: of a checkpoint.
         adapter: write the adapter alone instead, as PEFT reads it.
+        key: of the recipe in the checkpoint.
+        network_of: as of `described_network`.
 
     Raises:
         ValueError: transformers has no model of the own decoder's shape, or there is no adapter
             that PEFT can put on it.
     """
-    recipe = content[TEXT_RECIPE_KEY]
-    network = described_network(recipe)
+    recipe, is_causal = content[key], key == TEXT_RECIPE_KEY
+    network = described_network(recipe, network_of)
     own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
     if adapter:
-        return adapter_layout(network, recipe, own)
+        return adapter_layout(network, recipe, own, "CAUSAL_LM" if is_causal else "SEQ_2_SEQ_LM")
     merged = merged_weights(network, own)
     if isinstance(network, Decoder):
         config, stored = hugging_face_files(network.config, merged)
     else:
         config, stored = transformers_files(network, merged)
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-    ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
-    if not (isinstance(ends, list) and {*tokenizer.end_ids} <= {*ends}):
-        ends = tokenizer.end_ids if len(tokenizer.end_ids) > 1 else tokenizer.end_id
-    config |= {
-        "eos_token_id": ends,
-        "bos_token_id": tokenizer.begin_id,
-        "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
-    }
+    if is_causal:
+        ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
+        if not (isinstance(ends, list) and {*tokenizer.end_ids} <= {*ends}):
+            ends = tokenizer.end_ids if len(tokenizer.end_ids) > 1 else tokenizer.end_id
+        config |= {
+            "eos_token_id": ends,
+            "bos_token_id": tokenizer.begin_id,
+            "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
+        }
+    reader = "AutoModelForCausalLM" if is_causal else "AutoModelForSeq2SeqLM"
     return Layout(
         stored,
         {CONFIG: json_text(config), **tokenizer.hugging_face_files()},
-        values={"extra": {TEXT_RECIPE_KEY: {**recipe, "lora": None}}},
+        values={"extra": {key: {**recipe, "lora": None}}},
         replaced=REPLACED,
-        reader='transformers: AutoModelForCausalLM.from_pretrained("{folder}")',
+        reader=f'transformers: {reader}.from_pretrained("{{folder}}")',
     )
 
 
-def restored_weights(stored: Mapping[str, Tensor], extra: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of LitCausalLM from those of a folder of `model_layout` and its recipe,
-    which is in `extra`."""
-    network = described_network(extra[TEXT_RECIPE_KEY])
+def restored_weights(
+    stored: Mapping[str, Tensor],
+    extra: Mapping[str, Any],
+    key: str = TEXT_RECIPE_KEY,
+    network_of: NetworkOf = network_from_config,
+) -> dict[str, Tensor]:
+    """Return the weights of a module from those of a folder of `model_layout` and its recipe, which
+    is in `extra`; arguments as there."""
+    network = described_network(extra[key], network_of)
     weights = {}
     if isinstance(network, Decoder):
         kind = layout_of(network.config)
@@ -110,18 +124,14 @@ def restored_weights(stored: Mapping[str, Tensor], extra: Mapping[str, Any]) -> 
                 tensor = tensor.T
             weights[name] = tensor.contiguous()
     else:
-        weights = weights_of_transformers(network, stored)
+        weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
+        weights |= {twin: weights[name] for twin, name in _twins(network).items()}
     return {f"{NETWORK}{name}": tensor for name, tensor in weights.items()}
 
 
-def described_network(
-    recipe: Mapping[str, Any], network_of: Callable[..., Any] = network_from_config
-) -> Any:
-    """Return the network of a recipe with its adapters, without values (on the meta device).
-
-    Args:
-        network_of: makes the plain network of `recipe["network"]`.
-    """
+def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
+    """Return the network of a recipe with its adapters, of which `network_of` makes the plain one,
+    without values (on the meta device)."""
     with torch.device("meta"):
         network = network_of(recipe["network"])
         if recipe.get("lora"):  # which older checkpoints lack
@@ -145,12 +155,6 @@ def transformers_files(
     config["architectures"] = [type(network.model).__name__]
     config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
     return config, stored
-
-
-def weights_of_transformers(network: Any, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a network from those of `transformers_files`."""
-    weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
-    return weights | {twin: weights[name] for twin, name in _twins(network).items()}
 
 
 def hugging_face_files(
@@ -178,10 +182,9 @@ def hugging_face_files(
             continue
         if name.endswith("v_proj.bias"):  # after those of the keys, which the own decoder has not
             parts[stored_name(kind, name.replace("v_proj", "k_proj"))].append(like.new_zeros(shape))
-        weight = weights[name] if name in weights else like.new_zeros(shape)
+        weight = weights[name].detach() if name in weights else like.new_zeros(shape)
         is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D
-        whole = weight.detach().T if is_transposed else weight.detach()
-        parts[stored_name(kind, name)].append(whole)
+        parts[stored_name(kind, name)].append(weight.T if is_transposed else weight)
     stored = {name: torch.cat(tensors, dim=-1) for name, tensors in parts.items()}
     content = {  # of the tokenizer's ids nothing is known here
         "model_type": kind,
@@ -251,10 +254,7 @@ def _twins(network: nn.Module) -> dict[str, str]:
 
 
 def adapter_layout(
-    network: nn.Module,
-    recipe: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    task: str = "CAUSAL_LM",
+    network: nn.Module, recipe: Mapping[str, Any], weights: Mapping[str, Tensor], task: str
 ) -> Layout:
     """Return the folder of an adapter that PEFT puts on a model of transformers.
 

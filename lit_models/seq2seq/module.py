@@ -17,14 +17,14 @@ from datamodules.core.planned import ModelFacts
 from datamodules.text.pairs import PairBatch, cut, framed
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm import export
-from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, merged_weights
+from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
+from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_nats
 from lit_models.causal_lm.module import start_weights
-from lit_models.causal_lm.pretrained import CONFIG, Recipe
+from lit_models.causal_lm.pretrained import Recipe
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
 from lit_models.seq2seq.metrics import WrittenMetrics
-from lit_models.seq2seq.network import Seq2SeqConfig, Seq2SeqNetwork, network_of, read_recipe
+from lit_models.seq2seq.network import Seq2SeqConfig, network_of, read_recipe
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.export import Layout
 from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
@@ -229,35 +229,20 @@ class LitSeq2Seq(ExactModule):
     ) -> Layout | None:
         """Return the files of a folder that transformers reads alone; `None` for a network from
         scratch, which it does not have. Arguments and errors as of ExactModule."""
-        recipe, start = content[RECIPE_KEY], export.NETWORK
-        network = export.described_network(recipe, network_of)
-        own = {n.removeprefix(start): t for n, t in weights.items() if n.startswith(start)}
-        if isinstance(network, Seq2SeqNetwork):
+        if content[RECIPE_KEY]["network"]["kind"] == "own":
             if adapter:
                 raise ValueError(
                     "transformers has no network from scratch of this family, so PEFT has none to "
                     "put an adapter on; leave --adapter out."
                 )
             return None
-        if adapter:
-            return export.adapter_layout(network, recipe, own, "SEQ_2_SEQ_LM")
-        config, stored = export.transformers_files(network, merged_weights(network, own))
-        tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
-        return Layout(
-            stored,
-            {CONFIG: export.json_text(config), **tokenizer.hugging_face_files()},
-            values={"extra": {RECIPE_KEY: {**recipe, "lora": None}}},
-            replaced=("network", "pretrained", "lora"),
-            reader='transformers: AutoModelForSeq2SeqLM.from_pretrained("{folder}")',
-        )
+        return model_layout(content, weights, adapter, RECIPE_KEY, network_of)
 
     @classmethod
     def restored_weights(
         cls, stored: Mapping[str, Tensor], extra: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        network = export.described_network(extra[RECIPE_KEY], network_of)
-        weights = export.weights_of_transformers(network, stored)
-        return {f"{export.NETWORK}{name}": tensor for name, tensor in weights.items()}
+        return restored_weights(stored, extra, RECIPE_KEY, network_of)
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
