@@ -1,4 +1,4 @@
-"""Options of models out of their range or in conflict are refused with the value and the rule."""
+"""Options out of their range or in conflict are refused with the value and the rule."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules import ActivationDataModule, RankingDataModule
-from datamodules.search.candidates import CandidateOptions, GroupOptions
+from datamodules import (
+    ActivationDataModule,
+    Augmentation,
+    Columns,
+    InstructionDataModule,
+    OccupationDataModule,
+    PagesDataModule,
+    RankingDataModule,
+    RetrievalDataModule,
+    TextSplit,
+)
+from datamodules.files.splitting import SplitOptions
+from datamodules.occupations.store import TextOptions
+from datamodules.scored.store import LabelOptions
+from datamodules.search.candidates import Bm25Options, CandidateOptions, GroupOptions, HardNegatives
+from datamodules.search.collection import CollectionFiles, CollectionRequest, open_collection
+from datamodules.search.retrieval import TrainingMix
+from datamodules.text.encoding import TextLimits
+from datamodules.tokenizers.codes import CodeSystem
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitCausalLM, LitPreference, LitSeq2Seq
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.generation import GenerationOptions
@@ -151,6 +169,63 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         RankingDataModule,
         {"predict_queries": "q.tsv"},
         "nothing is judged for data.predict_queries q.tsv; set",
+    ),
+    (Augmentation, {"delete": 1.2}, r"augmentation\.delete must be 0 to 1, got 1.2"),
+    (Augmentation, {"drop_language": -1}, r"augmentation\.drop_language must be 0 to 1, got -1"),
+    (Augmentation, {"num_edits": 0}, r"augmentation\.num_edits must be at least 1, got 0"),
+    (CodeSystem, {"length": 0}, "length must be at least 1"),
+    (CodeSystem, {"max_codes": 6}, "max_codes must be 1 to 5, got 6"),
+    (
+        OccupationDataModule,
+        {"train_files": "a", "validation_files": "b", "columns": Columns(split="part")},
+        r'columns.split \("part"\) divides the training files',
+    ),
+    (TextOptions, {"max_length": 0}, "text.max_length must be at least 1, got 0"),
+    (PagesDataModule, {"max_target_tokens": 512}, "max_target_tokens must be 1 to 511, got 512"),
+    (partial(SplitOptions, 1.5, 0), {}, "validation_share must be 0 to 0.9, got 1.5"),
+    (partial(SplitOptions, 0.5, 0.5), {}, "at most 0.9, got 1"),
+    (TextLimits, {"stemmer": "klingon"}, "english"),
+    (TextLimits, {"stopwords": "klingon"}, "english"),
+    (
+        TokenizerOptions,
+        {"kind": "bytes", "vocab_size": 300},
+        "kind bytes takes no size, got vocab_size; name",
+    ),
+    (
+        TokenizerOptions,
+        {"kind": "bpe", "path": "x"},
+        "kind bpe takes vocab_size, got path; name",
+    ),
+    (TokenizerOptions, {"kind": "folder"}, "kind folder takes path, got none"),
+    (TokenizerOptions, {"kind": "bpe", "min_count": 2}, "bpe takes vocab_size, got min_count"),
+    (LabelOptions, {"kind": "binary", "separator": ";"}, "separator ';' on a binary head: a multi"),
+    (
+        LabelOptions,
+        {"kind": "multilabel"},
+        "separator None on a multilabel head: a multil",
+    ),
+    (LabelOptions, {"kind": "multilabel", "separator": ";"}, "needs the names of its cla"),
+    (LabelOptions, {"kind": "regression", "classes": ["a", "b"]}, "no effect on a regression head"),
+    (LabelOptions, {"kind": "binary", "classes": ["a", "b", "c"]}, "a binary head has two classes"),
+    (LabelOptions, {"kind": "ordinal", "classes": ["a", "a"]}, "two or more different names"),
+    (InstructionDataModule, {"context_length": 0}, "context_length must be at least 1, got 0"),
+    (InstructionDataModule, {"split": TextSplit(by="tail")}, '"tail" would cut samples apart'),
+    (TrainingMix, {"judged": -1}, r"mix\.judged, .* must be 0 or more, .* got \[-1, 0, 0\]"),
+    (partial(TrainingMix, 0, 0), {}, r"one of them above 0, got \[0, 0, 0\]"),
+    (TrainingMix, {"removal": 2}, r"mix\.removal must be 0 to 1, got 2"),
+    (partial(HardNegatives, -1), {}, r"negatives\.count must be at least 0"),
+    (HardNegatives, {"depth": 3, "skip": 3}, "negatives.skip must be 0 to 2, got 3"),
+    (partial(HardNegatives, 1, "run"), {}, "negatives.run None; a run goes with source run, and"),
+    (RetrievalDataModule, {"predict_depth": 0}, "predict_depth must be at least 1, got 0"),
+    (RetrievalDataModule, {"num_others": -1}, "num_others must be at least 0, got -1"),
+    (Bm25Options, {"k1": -1}, r"bm25\.k1 must be at least 0, got -1"),
+    (Bm25Options, {"b": 2}, r"bm25\.b must be 0 to 1, got 2"),
+    (Bm25Options, {"stopwords": "latin"}, 'stopwords must be none or english, got "latin"'),
+    (CollectionRequest, {"files": CollectionFiles(train="y")}, "folder is missing; name th"),
+    (
+        partial(open_collection, CollectionRequest()),
+        {"on_bad_rows": "drop"},
+        'on_bad_rows must be "error" or "reject", got "drop"',
     ),
 ]
 

@@ -56,18 +56,6 @@ def test_a_system_is_found_by_name_and_a_wrong_name_gets_a_suggestion():
         coding.named_code_system("hisko")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"length": 0}, "length must be at least 1"),
-        ({"max_codes": 6}, "max_codes must be 1 to 5, got 6"),
-    ],
-)
-def test_a_system_with_impossible_rules_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        coding.CodeSystem(**arguments)
-
-
 # --- the book ---
 
 

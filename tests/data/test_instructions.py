@@ -433,18 +433,6 @@ def test_files_without_any_sound_row_are_refused(make):
         data.setup("fit")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"split": TextSplit(by="tail")}, 'split.by "tail" would cut samples apart'),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        InstructionDataModule(**options)
-
-
 def test_an_unknown_character_is_named_with_its_row(make, tmp_path):
     held = rows_file(tmp_path / "held.jsonl", [GOOD, {"prompt": "How?", "completion": " Zo."}])
     data = make(GOOD, tokenizer=TokenizerOptions("characters"), validation_files=held)

@@ -9,7 +9,6 @@ from datamodules import (
     Columns,
     OccupationDataModule,
     SplitOptions,
-    TextOptions,
 )
 from datamodules.occupations.store import open_store
 from datamodules.tokenizers.codes import CodeBook
@@ -98,10 +97,3 @@ def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, capl
         assert "3 rows were rejected; they are listed" in caplog.text
         assert len(open_store(data.store_request(), "reject").arrays["part"]) == 10
         (tmp_path / "rejected.csv").unlink()
-
-
-def test_options_in_conflict_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'columns.split \("part"\) divides the training files'):
-        OccupationDataModule("a.csv", "b.csv", columns=Columns(split="part"))
-    with pytest.raises(ValueError, match=r"text.max_length must be at least 1, got 0"):
-        TextOptions(max_length=0)

@@ -156,11 +156,6 @@ def test_evaluation_has_a_page_per_sample_with_its_whole_texts(tmp_path):
     assert np.array_equal(batch["document_ids"].unique(), np.arange(30))
 
 
-def test_a_target_needs_room_for_a_page():
-    with pytest.raises(ValueError, match="max_target_tokens must be 1 to 511, got 512"):
-        PagesDataModule(max_target_tokens=512)
-
-
 def test_the_demo_has_pages_without_their_titles():
     path = demo.demo_pages()
     assert demo.demo_pages() == path

@@ -100,22 +100,6 @@ def test_a_wrong_cell_is_named_with_file_line_value_and_rule(tmp_path, head, cel
         opened(path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "binary", "separator": ";"}, "separator ';' on a binary head: a multilabel"),
-        ({"kind": "multilabel"}, "separator None on a multilabel head: a multilabel head needs"),
-        ({"kind": "multilabel", "separator": ";"}, "a multilabel head needs the names of its cla"),
-        ({"kind": "regression", "classes": ["a", "b"]}, "have no effect on a regression head"),
-        ({"kind": "binary", "classes": ["a", "b", "c"]}, "a binary head has two classes"),
-        ({"kind": "ordinal", "classes": ["a", "a"]}, "two or more different names"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        LabelOptions(**options)
-
-
 def test_options_of_the_datamodule_are_checked(tmp_path) -> None:
     assert ScoredTextDataModule(["x.csv"]).files[0] == ["x.csv"]
     with pytest.raises(ValueError, match="chunks.most must be at least 1, got 0"):

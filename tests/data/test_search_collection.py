@@ -371,13 +371,6 @@ def test_files_that_are_missing_or_unclear_are_named(tmp_path):
         opened(folder)
 
 
-def test_options_in_conflict_are_refused():
-    with pytest.raises(ValueError, match="folder is missing; name th"):
-        CollectionRequest(files=CollectionFiles(train="y"))
-    with pytest.raises(ValueError, match='on_bad_rows must be "error" or "reject", got "drop"'):
-        open_collection(CollectionRequest(), "drop")  # type: ignore[arg-type]
-
-
 def test_the_format_is_found_from_the_folder(tmp_path):
     assert CollectionRequest(folder=str(write_beir(tmp_path / "beir"))).reader()[0] == "beir"
     write_lines(tmp_path / "site" / "a" / "PAGE.HTM", "<p>x")

@@ -77,15 +77,6 @@ def test_a_wrong_split_value_is_refused() -> None:
     assert [*map(parse_part, ("Test", " dev", "validation"))] == [TEST, VALIDATION, VALIDATION]
 
 
-@pytest.mark.parametrize(
-    ("shares", "message"),
-    [((1.5, 0), "validation_share must be 0 to 0.9, got 1.5"), ((0.5, 0.5), "at most 0.9, got 1")],
-)
-def test_impossible_shares_are_refused(shares: tuple[float, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SplitOptions(*shares)
-
-
 def test_the_split_is_this_one_on_every_machine() -> None:
     split = split_by_stem([f"t{i}" for i in range(12)], ["a"] * 12, SplitOptions(0.25, 0.25))
     assert split.tolist() == [1, 0, 0, 0, 0, 0, 2, 2, 2, 1, 0, 1]

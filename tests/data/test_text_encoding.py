@@ -38,9 +38,3 @@ def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
 def test_a_text_becomes_its_terms_before_it_is_tokenised():
     assert TextLimits(stemmer="english").normalised("Flows, of AIR.") == "flow of air"
     assert TextLimits(lower_case=False).normalised("Flows, of AIR.") == "Flows, of AIR."
-
-
-@pytest.mark.parametrize("options", [{"stemmer": "klingon"}, {"stopwords": "klingon"}])
-def test_an_unknown_language_is_refused_with_those_that_are_known(options):
-    with pytest.raises(ValueError, match="english"):
-        TextLimits(**options)

@@ -255,20 +255,6 @@ def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> 
         make_tokenizer(options, iter(()))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"kind": "bytes", "vocab_size": 300}, "kind bytes takes no size, got vocab_size; name"),
-        ({"kind": "bpe", "path": "x"}, "kind bpe takes vocab_size, got path; name another kind"),
-        ({"kind": "folder"}, "kind folder takes path, got none"),
-        ({"kind": "bpe", "min_count": 2}, "kind bpe takes vocab_size, got min_count"),
-    ],
-)
-def test_options_without_effect_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TokenizerOptions(**values)
-
-
 def test_no_text_and_no_template_are_refused() -> None:
     for kind in ("characters", "bpe", "words"):
         with pytest.raises(ValueError, match=f"kind {kind} takes .* training text, and there is n"):
