@@ -174,7 +174,8 @@ def test_a_frozen_encoder_taken_from_a_checkpoint_stays_as_it_is(table, tmp_path
     start = {"init_from": str(path), "init_from_part": "encoder"}
     second = small_coder(freeze="encoder", decoding=DecodingOptions("greedy"), **start)
     trainer_of(tmp_path / "second", epochs=2).fit(second, data_of(table))
-    for name, value in first.network.encoder.state_dict().items():
-        torch.testing.assert_close(second.network.encoder.state_dict()[name], value)
+    torch.testing.assert_close(
+        second.network.encoder.state_dict(), first.network.encoder.state_dict()
+    )
     head = second.network.flat.state_dict()["nodes.weight"]
     assert not torch.equal(head, first.network.flat.state_dict()["nodes.weight"])

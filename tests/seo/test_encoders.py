@@ -124,8 +124,7 @@ def test_chunks_have_the_same_gradients(chunk: int, dropout: float) -> None:
     model = network(dropout=dropout).train()
     expected, found = gradients(model, None), gradients(model, chunk)
     assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_a_mask_belongs_to_a_text_not_to_its_row() -> None:

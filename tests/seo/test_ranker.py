@@ -200,8 +200,7 @@ def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(fold
             trainer = toy_trainer(tmp_path / name, **options)
             trainer.fit(module, data, ckpt_path=resumed, weights_only=True)
         weights.append(module.state_dict())
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-12)
 
 
 def fitted(folder, tmp_path, model, **options):

@@ -126,9 +126,8 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     export(checkpoint, to=tmp_path / "exported", class_path="lit_models.LitTextScorer")
     exported = LitTextScorer.from_exported(tmp_path / "exported").double()
     batch = batch_of(data.datasets["test"], range(8))
-    for name, outputs in module.eval()(batch).items():
-        # The exported module is in float32 when its weights come.
-        torch.testing.assert_close(exported(batch)[name], outputs, rtol=1e-5, atol=1e-5)
+    # The exported module is in float32 when its weights come.
+    torch.testing.assert_close(exported(batch), module.eval()(batch), rtol=1e-5, atol=1e-5)
     trainer.predict(module, data, return_predictions=False)
     coded = [json.loads(line) for line in (tmp_path / "run/coded.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in rows[0]} for row in coded] == rows

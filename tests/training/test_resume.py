@@ -28,8 +28,7 @@ def whole(tmp_path_factory):
 
 
 def assert_uninterrupted(folder, module, whole):
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(whole, module.state_dict(), rtol=1e-12, atol=1e-12)
     verdict = verify_run(folder)
     assert verdict.findings == []
     assert (len(verdict.epochs), sum(use.num_samples for use in verdict.epochs)) == (3, 150)
@@ -177,8 +176,7 @@ def test_moments_find_their_parameter_by_name(tmp_path):
     shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("copy"))
     same = fit(tmp_path, resume=True).state_dict()
     module = fit(tmp_path / "copy", module=Reordered(), resume=True)
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(value, same[name], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(same, module.state_dict(), rtol=1e-10, atol=1e-10)
 
 
 def test_a_checkpoint_of_an_epochs_last_batch_is_followed_by_the_next_epoch(tmp_path):
