@@ -437,11 +437,11 @@ class AveragedWeights(Callback):
         self._averages: dict[str, Tensor] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        self._averages = checkpoint.get(AVERAGED, {})
+        self._restored, self._averages = checkpoint.get(AVERAGED, {}), {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin with the weights as they are, or go on with the checkpoint's averages."""
-        restored = {} if trainer.ckpt_path is None else self._averages
+        restored = self.__dict__.pop("_restored", {}) if trainer.ckpt_path else {}
         self._seen_step = trainer.global_step
         trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
         kept = {n: sharded_like(restored[n], p).to(p.device) for n, p in trained if n in restored}

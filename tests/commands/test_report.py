@@ -303,8 +303,7 @@ def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
 def test_a_real_run_shows_its_command_and_code(toy_config, done):
     given = ("fit", "--config", "toy.yaml", "--trainer.default_root_dir=runs/a b")
     done(*given)
-    output = done("report", "runs/a b")
-    assert "written to runs/a b/report.html" in output
+    assert "written to runs/a b/report.html" in done("report", "runs/a b")
     words = text_of((toy_config.parent / "runs/a b/report.html").read_text())
     assert "unisono fit --config toy.yaml '--trainer.default_root_dir=runs/a b'" in words
     assert f"digest {code_facts()['digest']}" in words

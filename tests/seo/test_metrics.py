@@ -96,8 +96,7 @@ def test_equal_to_trec_eval(cases: list) -> None:
             all_relevance[q, column] = grade  # below 0 would say that there is no document
         run[f"q{q}"] = dict(zip(names, found, strict=True))
     ranked = seo_metrics.rank_queries(scores, relevance, is_candidate, all_relevance)
-    metrics = seo_metrics.RankingMetrics(TREC_NAMES)
-    values = metrics.per_query(ranked)
+    values = seo_metrics.RankingMetrics(TREC_NAMES).per_query(ranked)
     wanted = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall"}
     reference = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(run)
     for q in range(len(cases)):

@@ -57,8 +57,7 @@ def built(folder, **options):
 
 
 def batch_of(data, stage, ids, epoch=0):
-    dataset = data.datasets[stage]
-    batch = dataset.batch(np.array(ids), epoch)
+    batch = data.datasets[stage].batch(np.array(ids), epoch)
     return {**batch, "weight": torch.ones(len(ids)), "sample_id": torch.tensor(ids)}
 
 

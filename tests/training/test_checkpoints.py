@@ -65,8 +65,7 @@ def test_a_checkpoint_of_a_script_is_plain_data_and_rebuilds_the_module(run):
     }
     module = LitToy.load_from_checkpoint(path)
     assert module.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.01
-    again = plain_values(dict(module.hparams))
-    assert again["optimizer"]["class_path"].endswith("AdamW")
+    assert plain_values(dict(module.hparams))["optimizer"]["class_path"].endswith("AdamW")
     for name, value in module.state_dict().items():
         assert torch.equal(value, content["state_dict"][name].to(value))
 

@@ -243,6 +243,11 @@ def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
         expected = [call(LitToy(), **other) for call in (fresh.test, fresh.validate)]
         run = trainer.lightning_module
         assert [call(run, **own) for call in (trainer.test, trainer.validate)] == expected
+    again = [callback for callback in trainer.callbacks if isinstance(callback, AveragedWeights)]
+    toy_trainer(tmp_path / "new", callbacks=again, max_steps=1).fit(LitToy(), ToyData())
+    anew = read_checkpoint(tmp_path / "new" / "checkpoints" / "last.ckpt")[optim.AVERAGED]
+    for name, value in anew.items():  # not with those of a checkpoint that it has evaluated
+        torch.testing.assert_close(value, average([w[name] for w in seen.after[:2]], 0.8))
 
 
 def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):

@@ -143,8 +143,7 @@ trainer:
 
 
 def test_every_option_is_a_key_of_a_yaml(unisono, done, toy_config: Path) -> None:
-    overlay = toy_config.with_name("overlay.yaml")
-    overlay.write_text(OPTIONS)
+    toy_config.with_name("overlay.yaml").write_text(OPTIONS)
     given = ["--config", "toy.yaml", "--config", "overlay.yaml"]
     output = done("fit", *given, "--print_config")
     shown = yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
