@@ -70,8 +70,8 @@ def test_chunks_padding_and_compiling_change_nothing(
         total = function(hidden, head, a_batch())
         (total / 7).backward()
         values.append([total.detach(), hidden.grad, head.grad])
-    for expected, found in zip(*values, strict=True):
-        torch.testing.assert_close(found, expected, rtol=error, atol=10 * error)
+    expected, found = values
+    torch.testing.assert_close(found, expected, rtol=error, atol=10 * error)
 
 
 def test_the_gradient_is_that_of_finite_differences(chunks_of_4):

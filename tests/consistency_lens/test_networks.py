@@ -200,8 +200,7 @@ def test_a_cache_changes_neither_words_nor_gradients(kind):
     torch.testing.assert_close(quick.embeddings, slow.embeddings, rtol=1e-9, atol=1e-9)
     near = 1e-8 if "GPT-2" in kind or "own" in kind else 1e-5  # norms of others are in float32
     pairs = (gradients_of(lens, found, activation) for found in (quick, slow))
-    for one, other in zip(*pairs, strict=True):
-        torch.testing.assert_close(one, other, rtol=near, atol=near)
+    torch.testing.assert_close(*pairs, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("kind", list(tiny.NETWORKS))
