@@ -110,6 +110,13 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder, which is the working folder, too."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restores the environment after a run in this process, which may leave a process group of
     one; launchers' variables are unset."""
@@ -133,10 +140,9 @@ def folder_with_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def toy_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toy_config(own_folder: Path) -> Path:
     """Makes the temporary folder the working folder, with a toy.yaml in it."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "toy.yaml"
+    path = own_folder / "toy.yaml"
     path.write_text(TOY)
     return path
 

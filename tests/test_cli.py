@@ -382,19 +382,16 @@ def test_a_run_that_shall_keep_no_checkpoints_keeps_none(unisono, toy_config):
     assert not Path("runs/toy/checkpoints").exists()
 
 
-def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
-    capsys, tmp_path, monkeypatch
-):
+def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(capsys, own_folder):
     from lit_models.training.rules import check_strategy
 
     def fail() -> None:
         error = ValueError("Invalid learning rate: -1.0\n" + "a long line\n" * 30)
-        error.__dict__["run_folder"] = str(tmp_path / "runs" / "mine")
+        error.__dict__["run_folder"] = str(own_folder / "runs" / "mine")
         error.__context__ = RuntimeError("the error before it")
         error.__context__.add_note("rank 1, step 7")
         raise error
 
-    monkeypatch.chdir(tmp_path)
     assert run_guarded(lambda: check_strategy("dp", [])) == 1
     assert "Type" not in capsys.readouterr().err
     assert run_guarded(lambda: [][1]) == 1  # a bug, and no folder for its traceback
@@ -402,14 +399,14 @@ def test_an_error_of_a_library_is_one_screen_and_its_traceback_a_file(
         "error: IndexError: list index out of range\n"
         "UNISONO_TRACEBACK=1 shows where it was raised.\n"
     )
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    assert list(own_folder.iterdir()) == []
+    (own_folder / "runs" / "mine").mkdir(parents=True)
     assert run_guarded(fail) == 1
     shown = capsys.readouterr().err
     assert "error: ValueError: Invalid learning rate: -1.0\n" in shown
     assert "rank 1, step 7" in shown
     assert "Its traceback is in" in shown
-    assert "in fail\n" in (tmp_path / "runs" / "mine" / "error.txt").read_text()
+    assert "in fail\n" in (own_folder / "runs" / "mine" / "error.txt").read_text()
 
 
 def test_the_traceback_is_there_on_request(capsys, monkeypatch):

@@ -44,14 +44,12 @@ FINE_TUNING = [name for name in CONFIGS if "finetune" in name or "lora" in name]
 
 
 @pytest.mark.parametrize("name", sorted({*CONFIGS} - {*DEBUG, *FINE_TUNING}))  # which start below
-def test_a_config_parses(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
+def test_a_config_parses(own_folder, name):
     assert ParsedCLI(["fit", "--config", name], is_stage=True).values["trainer"]
 
 
 @pytest.mark.parametrize("name", FINE_TUNING)
-def test_a_recipe_of_fine_tuning_needs_weights_to_start_from(unisono, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_of_fine_tuning_needs_weights_to_start_from(unisono, own_folder, name):
     status, output = unisono("fit", "--config", name)
     assert status == 2
     assert "--model.pretrained=" in output or "--model.init_from=" in output
@@ -84,9 +82,8 @@ def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expec
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE_DEMOS else []) for n in DEBUG]
 )
 def test_a_debug_config_trains_validates_saves_and_reloads(
-    unisono, done, tmp_path, monkeypatch, name
+    unisono, done, own_folder, monkeypatch, name
 ):
-    monkeypatch.chdir(tmp_path)
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")
     output = done("fit", "--config", name)
     if name.split("/")[0] != "occupation_coder":  # which codes a table of the user's

@@ -158,11 +158,10 @@ WRONG = {name: (argv, {}, said) for name, (argv, said) in WRONG_OPTIONS.items()}
 
 
 @pytest.fixture
-def folder(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(folder_with_run: Path, own_folder: Path) -> Path:
     """A working folder with sound tables and a run that two steps have trained."""
-    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
+    return own_folder
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -214,19 +214,18 @@ def test_a_run_with_adapters_is_resumed_and_reloaded(base, tmp_path):
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
 
 
-def test_chats_of_share_gpt_are_learnt_with_adapters_in_one_command(tmp_path, done, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    saved(tmp_path / "base", "Llama", vocab_size=257)
-    saved_tokenizer(replace(byte_tokenizer(), chat_template=TEMPLATES["plain"]), tmp_path / "base")
+def test_chats_of_share_gpt_are_learnt_with_adapters_in_one_command(own_folder, done):
+    saved(own_folder / "base", "Llama", vocab_size=257)
+    saved_tokenizer(replace(byte_tokenizer(), chat_template=TEMPLATES["plain"]), Path("base"))
     turns = [{"from": "human", "value": "Legs of {}?"}, {"from": "gpt", "value": "It has {}."}]
     rows = [
         {"conversations": [{**t, "value": t["value"].format(i)} for t in turns]} for i in range(200)
     ]
-    (tmp_path / "chats.json").write_text(json.dumps(rows))
+    (own_folder / "chats.json").write_text(json.dumps(rows))
     files = ["--model.pretrained=base", "--data.train_files=chats.json"]
     limits = ["--data.context_length=64", "--trainer.max_epochs=1", "--model.optimizer.lr=0.02"]
     done("fit", "--config", "causal_lm/lora_chat.yaml", *files, *limits)
-    found = losses(tmp_path / "runs" / "causal_lm-lora_chat")
+    found = losses(own_folder / "runs" / "causal_lm-lora_chat")
     assert len(found) == 23
     assert sum(found[-5:]) < 0.9 * sum(found[:5])
 

@@ -177,15 +177,14 @@ def test_a_start_may_add_adapters_and_part_the_head(tmp_path):
     run(tmp_path / "parted", model(tied=False, init_from=str(plain)))
 
 
-def test_the_command_line_knows_the_checkpoint_beforehand(tmp_path, monkeypatch, done):
-    monkeypatch.chdir(tmp_path)
-    start, text = run(tmp_path / "start", model()), tmp_path / "start" / "text.txt"
+def test_the_command_line_knows_the_checkpoint_beforehand(own_folder, done):
+    start, text = run(own_folder / "start", model()), own_folder / "start" / "text.txt"
     command = ["fit", *MODEL_OPTIONS, *SHAPE_OPTIONS, *DATA_OPTIONS, "--ckpt_path=auto"]
     command += [f"--data.train_files={text}", "--trainer.default_root_dir=r/a"]
     done(*command, f"--model.init_from={start}", "--trainer.max_steps=1")
     start.unlink()
     done(*command, f"--model.init_from={start}", "--trainer.max_steps=2")
-    assert [line["step"] for line in ledger_lines(tmp_path / "r/a")] == [1, 2]
+    assert [line["step"] for line in ledger_lines(own_folder / "r/a")] == [1, 2]
 
 
 STANDS_FOR = "_sharded_tensor"
@@ -244,10 +243,7 @@ def test_a_training_goes_on_from_shards(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_refuses_another_function_than_its_checkpoint(
-    tmp_path, monkeypatch, unisono, done
-):
-    monkeypatch.chdir(tmp_path)
+def test_an_evaluation_refuses_another_function_than_its_checkpoint(own_folder, unisono, done):
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     lora = ["--model.lora.targets=[q_proj]", "--model.lora.rank=2", "--model.lora.alpha=16"]
     fit = [*MODEL_OPTIONS, *SHAPE_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.default_root_dir=run"]
@@ -332,10 +328,9 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unisono, done):
-    monkeypatch.chdir(tmp_path)
+def test_a_replay_needs_the_checkpoint_and_no_folder(own_folder, unisono, done):
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
-    saved_with_bytes(tmp_path / "base", "Llama")
+    saved_with_bytes(own_folder / "base", "Llama")
     lora = ["--model.pretrained=base", "--model.lora.targets=[q_proj]", "--model.lora.rank=2"]
     fit = ["fit", *MODEL_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.logger=false"]
     fit += ["--trainer.default_root_dir=run", "--ckpt_path=auto"]
@@ -345,7 +340,7 @@ def test_a_replay_needs_the_checkpoint_and_no_folder(tmp_path, monkeypatch, unis
     done("replay", "run", "--step=2", "--json=told.json")
     told = json.loads(Path("told.json").read_text())
     assert told["weights_step"] == 1
-    assert told["loss"] == pytest.approx(ledger_lines(tmp_path / "run")[1]["loss"], rel=1e-5)
+    assert told["loss"] == pytest.approx(ledger_lines(own_folder / "run")[1]["loss"], rel=1e-5)
     status, output = unisono("replay", "run", "--step=1")
     assert status == 1
     assert "base holds no tokenizer.json" in " ".join(output.split())

@@ -29,9 +29,8 @@ def stages_of(**options: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
+def chain(own_folder: Path) -> Chain:
     """Runs the chain of `stages_of` with a stand-in for `unisono`, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("model: 1\n")
 
     def run(

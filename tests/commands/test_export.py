@@ -57,17 +57,14 @@ def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
     assert files == {"config.json", "model.safetensors"}
 
 
-def test_a_run_starts_from_an_exported_folder(
-    coder_checkpoint, folder_with_run, tmp_path, done, monkeypatch
-):
+def test_a_run_starts_from_an_exported_folder(coder_checkpoint, folder_with_run, own_folder, done):
     from tests.wrong_inputs import FIT
 
-    export(coder_checkpoint, to=tmp_path / "coder")
-    shutil.copy(folder_with_run / "train.csv", tmp_path)
-    monkeypatch.chdir(tmp_path)
+    export(coder_checkpoint, to=own_folder / "coder")
+    shutil.copy(folder_with_run / "train.csv", own_folder)
     options = ["--model.init_from=coder", "--trainer.max_steps=1", "--model.optimizer.lr=0.0"]
     done(*FIT, *options)
-    trained = read_checkpoint(tmp_path / "runs/mine/checkpoints/last.ckpt")["state_dict"]
+    trained = read_checkpoint(own_folder / "runs/mine/checkpoints/last.ckpt")["state_dict"]
     torch.testing.assert_close(
         trained, read_checkpoint(coder_checkpoint)["state_dict"], rtol=0, atol=0
     )
@@ -189,9 +186,8 @@ def test_weights_of_another_network_are_refused(toy_checkpoint, tmp_path):
         load_part(module, str(tmp_path / "x"))
 
 
-def test_wrong_checkpoints_are_one_screen(toy_checkpoint, tmp_path, unisono, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cut = tmp_path / "cut.ckpt"
+def test_wrong_checkpoints_are_one_screen(toy_checkpoint, own_folder, unisono):
+    cut = own_folder / "cut.ckpt"
     cut.write_bytes(toy_checkpoint.read_bytes()[:500])
     for arguments, message in (
         (["absent.ckpt", "--to=x"], "there is no checkpoint absent.ckpt"),
@@ -208,7 +204,7 @@ def test_wrong_checkpoints_are_one_screen(toy_checkpoint, tmp_path, unisono, mon
         assert message in " ".join(output.split())
         assert len(output.splitlines()) < 24
     assert unisono("export", "cut.ckpt")[0] == 2  # no --to
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.ckpt"]
+    assert sorted(p.name for p in own_folder.iterdir()) == ["cut.ckpt"]
 
 
 def test_a_slash_alone_is_no_file_that_an_export_needs():

@@ -37,10 +37,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(trained: Path, own_folder: Path) -> Path:
     """A copy of the run, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(trained, tmp_path / RUN))
+    return Path(shutil.copytree(trained, own_folder / RUN))
 
 
 @pytest.fixture
@@ -167,15 +166,14 @@ def test_a_step_is_that_of_the_lineage_of_the_final_weights(tmp_path, replayed, 
     assert "has no step 10: it has steps 1 to 9." in " ".join(output.split())
 
 
-def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, tmp_path, replayed, monkeypatch):
-    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, own_folder, replayed):
+    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
     run = Path("runs/mine")
     content, output = replayed(run, 1)
     line = ledger_lines(run)[0]
     assert content["loss"] == pytest.approx(line["loss"], rel=1e-6)
     assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-5)
-    rows = {tuple(row.split(",")) for row in (tmp_path / "train.csv").read_text().splitlines()}
+    rows = {tuple(row.split(",")) for row in (own_folder / "train.csv").read_text().splitlines()}
     for words in (sample["description"] for sample in content["samples"]):
         assert (words["text"], words["language"], words["codes"]) in rows
     assert "network.encoder.layers.0" in content["grad_norms"]
@@ -186,10 +184,9 @@ def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, tmp_path, rep
     assert "config-2.yaml" in output
 
 
-def test_data_that_have_changed_are_refused(folder_with_run, tmp_path, unisono, monkeypatch):
-    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    table = tmp_path / "train.csv"
+def test_data_that_have_changed_are_refused(folder_with_run, own_folder, unisono):
+    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
+    table = own_folder / "train.csv"
     table.write_text(table.read_text().replace("smith aa", "smith of Bergen"))
     status, output = unisono("replay", "runs/mine", "--step=1")
     assert status == 1
@@ -242,14 +239,13 @@ def test_a_damaged_checkpoint_is_passed_over(run, replayed):
     assert "passed over: previous.ckpt" in output
 
 
-def test_a_checkpoint_of_discarded_steps_is_no_start(tmp_path, monkeypatch, replayed):
-    run = fit(tmp_path, "--trainer.max_steps=5")
-    other = tmp_path / "other.ckpt"
+def test_a_checkpoint_of_discarded_steps_is_no_start(own_folder, replayed):
+    run = fit(own_folder, "--trainer.max_steps=5")
+    other = own_folder / "other.ckpt"
     shutil.copy(run / "checkpoints" / "last.ckpt", other)
     shutil.rmtree(run / "checkpoints")
-    fit(tmp_path, "--trainer.max_steps=6", "--ckpt_path=auto", "--model.optimizer.lr=1.0")
+    fit(own_folder, "--trainer.max_steps=6", "--ckpt_path=auto", "--model.optimizer.lr=1.0")
     shutil.copy(other, run / "checkpoints" / "other.ckpt")  # of step 5, at the old rate
-    monkeypatch.chdir(tmp_path)
     assert replayed(run, 6)[0]["checkpoint_step"] == 0
 
 

@@ -278,10 +278,9 @@ def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.html"]
 
 
-def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_folder(tmp_path / "runs/a")
-    run_folder(tmp_path / "runs/b")
+def test_two_folders_on_the_command_line(own_folder, unisono):
+    run_folder(own_folder / "runs/a")
+    run_folder(own_folder / "runs/b")
     assert unisono("report", "runs/a", "runs/b") == (0, "written to compare-a-b.html\n")
     Path("compare-a-b.html").write_text("mine")
     assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
@@ -296,7 +295,7 @@ def test_two_folders_on_the_command_line(tmp_path, unisono, monkeypatch):
         status, output = unisono("report", *words)
         assert status == 2
         assert message in output
-    (tmp_path / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
+    (own_folder / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
     assert unisono("report", "runs/a")[0] == 1
 
 

@@ -104,8 +104,7 @@ def test_what_is_wrong_is_named(stages, message):
         read_stages(stages)
 
 
-def test_the_command_line_reaches_the_stages(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_line_reaches_the_stages(own_folder, monkeypatch):
     Path("mine.yaml").write_text(
         "to: out-{seed}\nstages:\n"
         "  a: {verb: fit, config: causal_lm/debug.yaml, options: {data.x: 1, data.y: '{seed}'}}\n"

@@ -23,8 +23,7 @@ OF_ALL = {"accelerator": "cpu", "enable_progress_bar": "false", "enable_model_su
 
 
 @pytest.mark.slow
-def test_each_stage_is_submitted_with_its_own_devices(done, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_each_stage_is_submitted_with_its_own_devices(done, own_folder):
     saved_with_bytes(Path("gpt2"), "GPT2", n_layer=7)
     Path("texts").mkdir()
     Path("texts/a.txt").write_text("a story\n")
@@ -37,8 +36,7 @@ def test_each_stage_is_submitted_with_its_own_devices(done, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_small_gpt2_passes_through_the_chain(unisono, done, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_small_gpt2_passes_through_the_chain(unisono, done, own_folder):
     saved_with_bytes(Path("gpt2"), "GPT2", n_layer=7, n_positions=128)
     Path("texts").mkdir()
     random = np.random.default_rng(0)

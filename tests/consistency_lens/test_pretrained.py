@@ -45,14 +45,11 @@ QUICK = [
         ("Qwen2", "simplestories", ["--model.teacher.told=1"]),
     ],
 )
-def test_a_model_of_transformers_passes_through_all_stages(
-    done, tmp_path, monkeypatch, kind, config, options
-):
-    monkeypatch.chdir(tmp_path)
-    model, store = tmp_path / "model", tmp_path / "store"
+def test_a_model_of_transformers_passes_through_all_stages(done, own_folder, kind, config, options):
+    model, store = own_folder / "model", own_folder / "store"
     path = f"--model.subject.path={model}"
     saved_with_bytes(model, kind, **SIZES.get(kind, LLAMA))
-    story_files(tmp_path)
+    story_files(own_folder)
 
     files = [f"--data.{p}_files=stories-{p}.jsonl" for p in ("train", "validation", "test")]
     done(
@@ -68,7 +65,7 @@ def test_a_model_of_transformers_passes_through_all_stages(
 
     assert "shuffled_examples" in table
     # It had both phases, wrote each explanation and left the subject out.
-    run = tmp_path / "run"
+    run = own_folder / "run"
     num_tested = len(np.load(store / "test.position.npy"))
     lines = ledger_lines(run)
     warm, joint = {"teacher_text", "teacher_reconstruction"}, {"reconstruction", "reference"}

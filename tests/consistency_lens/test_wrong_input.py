@@ -109,12 +109,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_input_is_one_screen_and_writes_no_store(
-    unisono, sound, tmp_path, monkeypatch, name
-):
+def test_a_wrong_input_is_one_screen_and_writes_no_store(unisono, sound, own_folder, name):
     argv, message = WRONG[name]
-    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sound, own_folder, dirs_exist_ok=True)
     status, output = unisono(*argv)
     assert status in (1, 2)
     assert re.search(message, error_of(output)), output

@@ -81,8 +81,7 @@ def test_documents_know_their_file_of_any_kind(tmp_path):
 
 
 @pytest.mark.parametrize("named", [{}, {"test_files": "test"}])
-def test_folders_of_texts_and_what_is_drawn_of_training_are_one_group(tmp_path, monkeypatch, named):
-    monkeypatch.chdir(tmp_path)
+def test_folders_of_texts_and_what_is_drawn_of_training_are_one_group(own_folder, named):
     for number in range(40):
         for folder in ("train", "test"):
             write_lines(Path(folder, f"{number}.txt"), f"{folder} {number}")

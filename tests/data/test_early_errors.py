@@ -18,13 +18,12 @@ NO_SPLIT = Split(validation_share=0, test_share=0)
 
 
 @pytest.fixture(autouse=True)
-def no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tokens(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: TextEncoding, *_: object) -> None:
         raise RuntimeError("a text is tokenised")
 
     monkeypatch.setattr(TextEncoding, "ids_of", refuse)
-    monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNISONO_CACHE", str(own_folder / "cache"))
 
 
 def collection_without(folder: Path, part: str) -> CollectionRequest:

@@ -375,8 +375,7 @@ def test_a_wrong_row_is_named(make, row, message):
         data.prepare_data()
 
 
-def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(make, own_folder):
     rows = [GOOD, {"messages": [USER]}, {"messages": [USER, ANSWER]}]
     data = make(*rows, on_bad_rows="reject", split=TextSplit(validation_share=0.5))
     data.prepare_data()
@@ -384,7 +383,7 @@ def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(make, tmp_path, m
     datasets = list(data.datasets.values())
     assert all(isinstance(dataset, InstructionDataset) for dataset in datasets)
     assert sum(len(dataset.lengths) for dataset in datasets) == 2
-    with (tmp_path / "rejected.csv").open() as file:
+    with (own_folder / "rejected.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["line"], row["kind"]) == ("2", "no answer")
 

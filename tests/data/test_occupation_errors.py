@@ -84,16 +84,15 @@ def test_the_number_of_codes_comes_from_the_columns(tmp_path, names):
     assert np.diff(store.arrays["code_offsets"]).tolist() == [2, 1, 1]
 
 
-def test_rejected_rows_are_written_with_their_reason(tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
+def test_rejected_rows_are_written_with_their_reason(own_folder, caplog):
     rows = [*many(10), ("", "en", "10000", ""), ("a", "en", "9x", ""), ("b", "en", '"9\rx"', "")]
     for _ in range(2):  # the second time from the cache
-        data = module(tmp_path, rows, on_bad_rows="reject")
+        data = module(own_folder, rows, on_bad_rows="reject")
         data.prepare_data()
-        rejected = (tmp_path / "rejected.csv").read_text().splitlines()
+        rejected = (own_folder / "rejected.csv").read_text().splitlines()
         assert rejected[0] == "file,line,value,kind,reason"
         found = [line.split(",")[1:4] for line in rejected[1:]]
         assert found[:2] == [["12", "", "text"], ["13", "9x", "code"]]
         assert "3 rows were rejected; they are listed" in caplog.text
         assert len(open_store(data.store_request(), "reject").arrays["part"]) == 10
-        (tmp_path / "rejected.csv").unlink()
+        (own_folder / "rejected.csv").unlink()

@@ -265,8 +265,7 @@ def test_a_separator_that_no_table_is_searched_for_is_given(tmp_path) -> None:
     assert audit.files == {str(path): 1}
 
 
-def test_the_audit_names_what_is_there_and_what_is_wrong(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_audit_names_what_is_there_and_what_is_wrong(own_folder) -> None:
     path = Path("mine.csv")
     path.write_text("text,grade,trade\na,1.5,smith\nb,,\na,-3,baker\nc,good,smith\n")
     heads = {"grade": LabelOptions("regression"), "trade": LabelOptions("multiclass")}

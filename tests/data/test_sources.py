@@ -195,18 +195,17 @@ def test_bad_lines_can_be_collected_and_the_rest_is_read(tmp_path):
     assert [(b.line, b.value) for b in bad] == [(3, '"b,2'), (4, "c,3,4")]
 
 
-def test_missing_files_folders_and_suffixes_name_the_way_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "train.csv", "text\na\n")
-    write(tmp_path / "train.xls", "x")
+def test_missing_files_folders_and_suffixes_name_the_way_out(own_folder):
+    write(own_folder / "train.csv", "text\na\n")
+    write(own_folder / "train.xls", "x")
     with pytest.raises(FileNotFoundError, match=r'no file matches ".*\*.tsv"'):
-        expand_files([tmp_path / "*.tsv"], "train_files")
+        expand_files([own_folder / "*.tsv"], "train_files")
     with pytest.raises(ValueError, match=r"is a folder, .*; name files"):
-        expand_files(str(tmp_path), "train_files")
+        expand_files(str(own_folder), "train_files")
     with pytest.raises(ValueError, match=r'ends in ".xls", which is none of .csv'):
-        expand_files(str(tmp_path / "train.xls"), "train_files")
+        expand_files(str(own_folder / "train.xls"), "train_files")
     with pytest.raises(ValueError, match="train.csv twice; its rows would count double"):
-        expand_files([str(tmp_path / "*.csv"), "train.csv"], "train_files")
+        expand_files([str(own_folder / "*.csv"), "train.csv"], "train_files")
 
 
 def test_a_missing_column_is_answered_with_the_likely_one(tmp_path):

@@ -52,8 +52,7 @@ def test_an_own_family_is_certified_after_kills_on_one_and_two_processes(houses:
     assert len(ledger_lines(folder)) == 12
 
 
-def test_module_and_data_of_the_page_train_in_a_plain_trainer(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_module_and_data_of_the_page_train_in_a_plain_trainer(own_folder):
     rows = "".join(f"{trade} {i},{code}\n" for i in range(8) for trade, code in TRADES)
     Path("mine.csv").write_text("job,code\n" + rows)
     few = BLOCKS[1].replace("max_epochs=3, devices=2", "max_steps=1, devices=1")

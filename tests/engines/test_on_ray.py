@@ -56,9 +56,8 @@ def test_a_wrong_command_line_is_refused_before_ray_starts(word, message):
 
 
 def test_an_evaluation_is_of_the_run_whose_config_is_given_and_of_no_later_namesake(
-    tmp_path, monkeypatch
+    own_folder, monkeypatch
 ):
-    monkeypatch.chdir(tmp_path)
     for folder in (Path("debug"), Path("debug-2")):
         (folder / "checkpoints").mkdir(parents=True)
         torch.save({"state_dict": {}}, folder / "checkpoints" / "last.ckpt")
@@ -68,7 +67,7 @@ def test_an_evaluation_is_of_the_run_whose_config_is_given_and_of_no_later_names
         monkeypatch.setattr(on_ray, name, asked := mock.MagicMock())
     launch(["test", "--config=debug/config.yaml", "--ckpt_path=auto", "--engine=ray"])
     argv = asked.call_args.kwargs["train_loop_config"]["argv"]
-    assert chosen_run(argv).ckpt_path == str(tmp_path / "debug/checkpoints/last.ckpt")
+    assert chosen_run(argv).ckpt_path == str(own_folder / "debug/checkpoints/last.ckpt")
 
 
 @pytest.mark.slow

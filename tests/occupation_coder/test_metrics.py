@@ -243,10 +243,7 @@ def test_other_data_are_refused():
         coder_metrics.LinearBaseline().on_test_end(trainer_on(None), None)
 
 
-def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(
-    done, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(done, own_folder):
     codes = {"baker": 1, "smith": 2, "weaver": 3, "miller": 4}
     places = ("", "old", "master", "young", "the king's")
     rows = [f"{place} {trade},{codes[trade]}" for place in places for trade in codes]

@@ -25,11 +25,10 @@ TABLE = f'id;job;lang\n1;smith a;en\n2;wéaver é;sv\n3;;en\n4;"{HOSTILE}; x";xq
 
 
 @pytest.fixture
-def run(folder_with_run, tmp_path, monkeypatch, own_cache) -> Path:
+def run(folder_with_run, own_folder, own_cache) -> Path:
     """A copy of a trained run; its table lies in the working folder."""
-    shutil.copytree(folder_with_run, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs" / "mine"
+    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
+    return own_folder / "runs" / "mine"
 
 
 def elements(user: User, kind: type, label: str = "") -> list:

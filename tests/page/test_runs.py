@@ -102,13 +102,12 @@ def test_the_token_opens_the_page_and_nothing_like_it_does(cookie):
 
 
 @pytest.mark.parametrize("named", ["{}", "{}/*.jsonl", "~/plan.json", "outside", "runs/link.csv"])
-def test_the_run_of_a_stranger_names_nothing_outside(tmp_path, monkeypatch, named):
-    outside, runs = tmp_path / "outside", tmp_path / "runs"
+def test_the_run_of_a_stranger_names_nothing_outside(own_folder, monkeypatch, named):
+    outside, runs = own_folder / "outside", own_folder / "runs"
     run_folder(outside)  # some files
     run = run_folder(runs / "a", config=f"{CONFIG}{DATA}'{named.format(outside)}'")
     (runs / "link.csv").symlink_to(outside / "plan.json")
     monkeypatch.setenv("HOME", str(outside))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_models.cli.built", lambda *given: "read")
     model = Model("a", "LitOccupationCoder", run, run)
     with pytest.raises(ValueError, match="lies outside of what this page was given"):

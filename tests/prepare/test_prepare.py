@@ -203,21 +203,20 @@ echo Submitted batch job 7
 
 
 @pytest.mark.slow
-def test_jobs_of_slurm_make_the_same_shards(tmp_path, monkeypatch):
-    written(tmp_path / "a.jsonl", [*HENS, "short"])
-    written(tmp_path / "b.jsonl", [*TWINS, "brief"])
+def test_jobs_of_slurm_make_the_same_shards(own_folder, monkeypatch):
+    written(own_folder / "a.jsonl", [*HENS, "short"])
+    written(own_folder / "b.jsonl", [*TWINS, "brief"])
     values = {"near_duplicates": {"num_buckets": 2}, "tokenizer": {"kind": "bpe"}}
     values["filters"] = [{"GopherQualityFilter": {"min_doc_words": 20, "min_stop_words": 0}}]
-    assert prepare(recipe_in(tmp_path, **values)) == 0
+    assert prepare(recipe_in(own_folder, **values)) == 0
     scripts = {"sbatch": SBATCH, "srun": '#!/bin/sh\nshift 3; exec "$@"', "scontrol": "#!/bin/sh"}
     for name, script in scripts.items():
-        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(script)
-        (tmp_path / "bin" / name).chmod(0o755)
-    programs = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        (own_folder / "bin" / name).parent.mkdir(exist_ok=True)
+        (own_folder / "bin" / name).write_text(script)
+        (own_folder / "bin" / name).chmod(0o755)
+    programs = f"{own_folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     monkeypatch.setenv("PATH", programs)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.chdir(tmp_path)
     executor = {
         "kind": "slurm",
         "tasks": 2,
@@ -225,7 +224,7 @@ def test_jobs_of_slurm_make_the_same_shards(tmp_path, monkeypatch):
         "partition": "cpu",
         "tasks_per_job": 2,
     }
-    recipe = recipe_in(tmp_path, **values, executor=executor, to=f"{tmp_path}/slurm")
+    recipe = recipe_in(own_folder, **values, executor=executor, to=f"{own_folder}/slurm")
     assert prepare(recipe) == 0  # submits the jobs
     assert prepare(recipe) == 0, Path("slurm.log").read_text()
-    assert shards_of(tmp_path / "slurm") == shards_of(tmp_path / "out")
+    assert shards_of(own_folder / "slurm") == shards_of(own_folder / "out")

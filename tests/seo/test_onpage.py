@@ -190,11 +190,10 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
         (["linked"], "the site: the link linked/b.html leads to gone.html, which is not there"),
     ],
 )
-def test_wrong_input_is_named(arguments, message, tmp_path, monkeypatch):
+def test_wrong_input_is_named(arguments, message, own_folder):
     for folder in ("empty", "linked"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "linked" / "b.html").symlink_to("gone.html")
-    monkeypatch.chdir(tmp_path)
+        (own_folder / folder).mkdir()
+    (own_folder / "linked" / "b.html").symlink_to("gone.html")
     with pytest.raises((OSError, ValueError), match=re.escape(message)):
         main(arguments)
 
@@ -209,10 +208,9 @@ def test_pages_of_a_site_that_repeat_each_other_are_named():
     assert reports[1].findings[-1].evidence.startswith("a: W0 W1")
 
 
-def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_pages_of_folders_are_a_site_with_a_summary_and_tables(own_folder, capsys):
     for name in ("bakery/index.html", "bakery/shop/pie.htm", "garden/a.html", "garden/notes.txt"):
-        path = tmp_path / name
+        path = own_folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         long = f"<title>{name}{'x' * (40 + len(name))}</title><img><p>pie {name}"
         path.write_text(SOUND if "index" in name else long, encoding="utf-8")
@@ -235,7 +233,7 @@ def test_pages_of_folders_are_a_site_with_a_summary_and_tables(tmp_path, monkeyp
     counts = [sum(f["page"] == page["page"] for f in findings) for page in pages]
     assert counts == [int(page["findings"]) for page in pages]
     assert {f["check"] for f in findings if f["page"] == names[2]} >= {"title", "images"}
-    (tmp_path / "garden" / "b.html").write_text(SOUND.replace("pie", "plum"), encoding="utf-8")
+    (own_folder / "garden" / "b.html").write_text(SOUND.replace("pie", "plum"), encoding="utf-8")
     main(["garden/b.html"])
     assert "── garden/b.html" in capsys.readouterr().out
     main(["garden", "--csv=my.site.csv.gz"])

@@ -173,23 +173,22 @@ def test_a_fusion_needs_a_weight(retriever_run, trained, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("config", "table"), [("pages", "encoded/found.csv"), ("pages_ranker", "ranked.trec.csv")]
 )
-def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, done, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_of_pages_is_learnt_and_searched(config, table, own_folder, done):
     words = ("salt", "bread", "iron", "boat", "wool", "mill", "rope", "glass", "ink", "tar")
-    (tmp_path / "site").mkdir()
+    (own_folder / "site").mkdir()
     for i in range(20):
         some = " ".join(words[(i + step) % 10] for step in range(1 + i // 10, 5))
         page = f"<title>{words[i % 10]} number {i}</title><p>It is sold.<p>Of {some} by weight."
-        (tmp_path / "site" / f"p{i}.html").write_text(page)
+        (own_folder / "site" / f"p{i}.html").write_text(page)
     lines = ["query;page", *(f"{words[i % 10]} {words[(i + 2) % 10]};p{i}.html" for i in range(20))]
-    (tmp_path / "site" / "queries.csv").write_text("\n".join(lines))
-    (tmp_path / "asked.txt").write_text("glass ink\n")
+    (own_folder / "site" / "queries.csv").write_text("\n".join(lines))
+    (own_folder / "asked.txt").write_text("glass ink\n")
     folder = ["--config", f"seo/{config}.yaml", "--data.collection.folder=site"]
     small = ["--trainer.max_epochs=1", "--data.tokenizer.vocab_size=300"]
     done("fit", *folder, *small)
     asked = ["--ckpt_path=auto", "--data.predict_queries=asked.txt", small[1]]
     done("predict", *folder, *asked)
-    rows = csv_rows(tmp_path / "runs" / f"seo-{config}" / table)
+    rows = csv_rows(own_folder / "runs" / f"seo-{config}" / table)
     assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, len(rows) + 1)]
     assert 1 < len(rows) <= 10
     number = re.fullmatch(r"p(\d+).html", rows[0]["address"])[1]
@@ -199,11 +198,11 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, tmp_path, done,
     assert shown
     assert all(snippet.startswith("Of ") for snippet in shown)  # the sentence that says most
     if config == "pages_ranker":  # whose table stands beside the run that is named
-        (tmp_path / "asked.csv").write_text("query\nglass ink\n")
+        (own_folder / "asked.csv").write_text("query\nglass ink\n")
         asked[1] = "--data.predict_queries=asked.csv"
         done("predict", *folder, *asked, "--data.predict_output=asked.trec")
-        assert (tmp_path / "asked.trec.csv").is_file()
-        assert (tmp_path / "asked.csv").read_text() == "query\nglass ink\n"
+        assert (own_folder / "asked.trec.csv").is_file()
+        assert (own_folder / "asked.csv").read_text() == "query\nglass ink\n"
 
 
 LAST = "checkpoints/last.ckpt"

@@ -101,19 +101,18 @@ def test_rows_of_one_source_are_in_one_part(tmp_path):
         (("smd",), r"pairs.csv:4: .*the row has 1 values, the header 2"),
     ],
 )
-def test_bad_rows_are_named_or_listed(tmp_path, monkeypatch, row, message):
-    monkeypatch.chdir(tmp_path)
-    path = table(tmp_path / "pairs.csv", [*PAIRS[:2], row, PAIRS[2]])
-    sound = table(tmp_path / "sound.csv", PAIRS)
+def test_bad_rows_are_named_or_listed(own_folder, row, message):
+    path = table(own_folder / "pairs.csv", [*PAIRS[:2], row, PAIRS[2]])
+    sound = table(own_folder / "sound.csv", PAIRS)
     with pytest.raises(ValueError, match=message):
         data_of(path, validation_files=sound).prepare_data()
     data = data_of(path, validation_files=sound, on_bad_rows="reject")
     assert len(examples(data)[1]) == 3
-    assert (tmp_path / "rejected.csv").read_text().count("\n") == 2
-    other = table(tmp_path / "other.csv", [row, *PAIRS])  # of a run in the same folder
+    assert (own_folder / "rejected.csv").read_text().count("\n") == 2
+    other = table(own_folder / "other.csv", [row, *PAIRS])  # of a run in the same folder
     for _ in range(2):
         data_of(other, validation_files=sound, on_bad_rows="reject").prepare_data()
-    assert (tmp_path / "rejected.csv").read_text().count("\n") == 3
+    assert (own_folder / "rejected.csv").read_text().count("\n") == 3
 
 
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):

@@ -16,9 +16,8 @@ SMALL = (
 WHOLE = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=null")
 
 
-def test_a_folder_of_shards_trains_a_language_model(unisono, done, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = write_folder(tmp_path / "shards")
+def test_a_folder_of_shards_trains_a_language_model(unisono, done, own_folder):
+    folder = write_folder(own_folder / "shards")
     done(
         *("fit", *SMALL, *WHOLE, f"--data.train_files={folder}"),
         *(
@@ -31,16 +30,15 @@ def test_a_folder_of_shards_trains_a_language_model(unisono, done, tmp_path, mon
     assert status == Status.PROVEN, output
 
 
-def test_a_mixture_is_exact_in_forecast_ledger_and_proof(unisono, done, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    web, books = (write_folder(tmp_path / name, seed=seed) for seed, name in enumerate("ab"))
+def test_a_mixture_is_exact_in_forecast_ledger_and_proof(unisono, done, own_folder):
+    web, books = (write_folder(own_folder / name, seed=seed) for seed, name in enumerate("ab"))
     sources = {"web": {"files": web, "weight": 0.5}, "books": {"files": books, "tokens": 9000}}
     options = {"sources": sources, "split": {"validation_share": 0.1}}
-    (tmp_path / "mix.yaml").write_text(yaml.safe_dump({"data": {"init_args": options}}))
+    (own_folder / "mix.yaml").write_text(yaml.safe_dump({"data": {"init_args": options}}))
     output = done("plan", *SMALL, "--config=mix.yaml", *WHOLE, "--devices=1")
     forecast = dict(re.findall(r"│ (.*?) +│ +([\d,]+) │", output))
     done("fit", *SMALL, "--config=mix.yaml", *WHOLE)
-    ledger = (tmp_path / "runs/causal_lm-debug/ledger.jsonl").read_text().splitlines()
+    ledger = (own_folder / "runs/causal_lm-debug/ledger.jsonl").read_text().splitlines()
     steps = [line for line in map(json.loads, ledger) if "sources" in line]
     for line in steps:
         counts = line["sources"].values()
@@ -64,6 +62,6 @@ def test_a_mixture_is_exact_in_forecast_ledger_and_proof(unisono, done, tmp_path
     rows[1]["sources"]["web"][1] += 1
     for row in rows:
         row["hash"] = before = chained(row, before)
-    run = tmp_path / "runs/causal_lm-debug"
+    run = own_folder / "runs/causal_lm-debug"
     (run / "ledger.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert any("epoch 0, step 0: by sources" in fault for fault in verify_run(run).faults)

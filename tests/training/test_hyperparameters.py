@@ -204,8 +204,7 @@ def test_what_our_own_checkpoints_name_is_allowed(values):
         {"freeze": {"class_path": "os.x"}},
     ],
 )
-def test_ways_around_are_refused(values, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_ways_around_are_refused(values, own_folder):
     Path("mine").write_text("class_path: os.x")  # the parser reads a file of this name
     with pytest.raises(ValueError, match=r"x\.ckpt: .* names .*trust_checkpoint"):
         UNTRUSTED.check("x.ckpt", LitCausalLM, values)

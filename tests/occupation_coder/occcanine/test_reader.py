@@ -75,13 +75,12 @@ def test_a_folder_is_coded_within_its_codes_by_both_heads(tmp_path, model):
 
 @pytest.mark.slow
 def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
-    done, tmp_path, monkeypatch, own_cache, model
+    done, own_folder, own_cache, model
 ):
-    monkeypatch.chdir(tmp_path)
-    hisco_folder(tmp_path / "m", model)
+    hisco_folder(own_folder / "m", model)
     trades = {"smith": "83110", "vintner": "41025", "wife": "-1", "dyer": "75622"}
     rows = [(f"{trade} {i}", "se", code) for i in range(6) for trade, code in trades.items()]
-    table(tmp_path / "train.csv", rows, ("text", "language", "code_1"))
+    table(own_folder / "train.csv", rows, ("text", "language", "code_1"))
     data = ["--data=datamodules.OccupationDataModule", "--data.columns.language=language"]
     fit = ["--model.init_from=m", "--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=0"]
     fit = ["--model=lit_models.LitOccupationCoder", *fit, *data, "--data.train_files=train.csv"]
@@ -101,7 +100,7 @@ def test_it_codes_a_table_is_calibrated_on_own_rows_and_exported(
     assert again.code(TEXTS, language="sv") == tuned.eval().code(TEXTS, language="sv")
     predict = ["--ckpt_path=m", "--data.predict_files=train.csv", "--data.predict_output=coded.csv"]
     done("predict", *data, *predict, "--trainer.devices=1")
-    coded = (tmp_path / "coded.csv").read_text("utf-8").splitlines()
+    coded = (own_folder / "coded.csv").read_text("utf-8").splitlines()
     first = LitOccupationCoder.load_from_checkpoint("m").code(["smith 0"], language="se")[0]
     assert coded[1].split(",")[3] == first.codes[0]
 
