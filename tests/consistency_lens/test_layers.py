@@ -8,19 +8,16 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule
-from datamodules.activations.store import ActivationStore, LayeredActivations, statistics_of
+from datamodules.activations.store import ActivationStore, LayeredActivations
 from lit_models import LitSubject
 from lit_models.consistency_lens import controls
-from lit_models.consistency_lens.baselines import tuned_map
-from lit_models.consistency_lens.lens import Lens, LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, lens_terms
-from lit_models.consistency_lens.subject import Subject
 from lit_models.consistency_lens.teacher import TeacherText, told_map
 from lit_models.training.checkpoints import read_checkpoint
 from tests.activation_dumps import contents, documents, dumped, stories, subject
 from tests.activation_dumps import trainer as dump_trainer
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, trainer
-from tests.consistency_lens.tiny import Tokenizer, V, batch_of, own, part_of
+from tests.consistency_lens.tiny import batch_of, lens_and_baselines, part_of
 
 # The subject stands in evaluation mode for ever.
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")
@@ -35,22 +32,11 @@ def batch(number=8, seed=0):
 
 
 def lens_on(*layers):
-    """A lens at its beginning and its baselines, with the statistics of a hundred documents."""
-    lens = Lens(Subject(own(vocab_size=V, num_heads=2), *layers), Tokenizer(V), LensOptions(4))
-    lens.eval().requires_grad_(False)
-    lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
-    sample, found = batch_of(100, seed=1), []
-    rows, place = torch.arange(100), sample["position"]
-    for hidden in lens.subject.of_layers(sample["input_ids"]):
-        current = sample["input_ids"][rows, place]
-        chunk = (x.numpy() for x in (hidden[rows, place], current, place))
-        found.append(statistics_of([tuple(chunk)]))
-    lens.mean.copy_(torch.from_numpy(np.stack([one.mean for one in found])).view_as(lens.mean))
-    lens.variance.copy_(torch.tensor([one.variance for one in found]).view_as(lens.variance))
-    baselines = [controls.Baselines(one, V) for one in found]
-    maps = []
-    for index, one in enumerate(baselines):
-        one.tuned = tuned_map(lens.subject, [batch_of(50, seed=2)], index)
+    """A lens at its beginning, which knows what its activations tell, and its baselines."""
+    lens, baselines = lens_and_baselines(*layers)
+    lens.requires_grad_(False)
+    sample, maps = batch_of(100, seed=1), []
+    for index in range(len(layers)):
         layer = {"layer": torch.full((100,), index)} if len(layers) > 1 else {}
         maps.append(told_map(lens, iter([sample | layer])))
     lens.told_map = torch.stack(maps) if len(layers) > 1 else maps[0]

@@ -157,10 +157,6 @@ def explained_without_cache(
 V, D, LENGTH = 12, 16, 10  # of cases
 
 
-def small_subject():
-    return Subject(own(vocab_size=V, num_heads=2), 1)
-
-
 def batch_of(number=6, seed=0):
     """Documents of several lengths, a position in each."""
     random = torch.Generator().manual_seed(seed)
@@ -176,40 +172,44 @@ def batch_of(number=6, seed=0):
     }
 
 
-def activations_of(network, batch):
-    rows = torch.arange(len(batch["position"]))
-    return network.of_layers(batch["input_ids"])[-1][rows, batch["position"]]
-
-
-def statistics():
-    """Of another hundred documents."""
-    network, batch = small_subject(), batch_of(100, seed=1)
-    found = activations_of(network, batch)
-    current = batch["input_ids"].gather(1, batch["position"][:, None])[:, 0]
+def statistics(subject):
+    """Of another hundred documents, for each layer."""
+    batch, found = batch_of(100, seed=1), []
+    rows, place = torch.arange(100), batch["position"]
+    current = batch["input_ids"][rows, place]
     keep = current != 3  # a token that training has never seen
-    chunk = (x[keep].detach().numpy() for x in (found, current, batch["position"]))
-    return statistics_of([tuple(chunk)])
+    for hidden in subject.of_layers(batch["input_ids"]):
+        chunk = (x[keep].numpy() for x in (hidden[rows, place], current, place))
+        found.append(statistics_of([tuple(chunk)]))
+    return found
+
+
+@torch.no_grad()
+def lens_and_baselines(*layers, is_moved=False):
+    """A lens that knows the statistics of a hundred documents, and its baselines."""
+    subject = Subject(own(vocab_size=V, num_heads=2), *layers)
+    lens = Lens(subject, Tokenizer(V), LensOptions(num_words=4)).eval()
+    lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
+    if is_moved:  # else verbalizer and reconstructor are the subject
+        moved(lens, 0.02)
+    found = statistics(subject)
+    lens.mean.copy_(torch.from_numpy(np.stack([one.mean for one in found])).view_as(lens.mean))
+    lens.variance.copy_(torch.tensor([one.variance for one in found]).view_as(lens.variance))
+    baselines = [Baselines(one, V) for one in found]
+    for index, one in enumerate(baselines):
+        one.tuned = tuned_map(subject, [batch_of(50, seed=2)], index)  # type: ignore[list-item]
+    return lens, baselines
 
 
 @torch.no_grad()
 def case_of(batch=None, kind=Case, is_moved=True, told=0):
     """A case, with the batch turned round as the partners."""
     batch = batch or batch_of()
-    lens = Lens(small_subject(), Tokenizer(V), LensOptions(num_words=4))
-    lens.eval()
-    lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
-    if is_moved:  # else verbalizer and reconstructor are the subject
-        moved(lens, 0.02)
-    found = statistics()
-    lens.mean.copy_(torch.from_numpy(found.mean))
-    lens.variance.fill_(found.variance)
-    activation = activations_of(lens.subject, batch)
-    other = activation.roll(1, 0)
-    baselines = Baselines(found, V)
-    baselines.tuned = tuned_map(lens.subject, [batch_of(50, seed=2)])  # type: ignore[list-item]
+    lens, baselines = lens_and_baselines(1, is_moved=is_moved)
+    activation = lens.activation(batch)
     lens.told_map = torch.zeros(V, activation.shape[1] + 1)
     lens.told_map[:, -1] = -torch.arange(V)  # most of the words of low numbers
-    return kind(lens, [baselines], batch, activation, other, TeacherText(told))
+    return kind(lens, baselines, batch, activation, activation.roll(1, 0), TeacherText(told))
 
 
 def part_of(batch, rows):
