@@ -54,22 +54,28 @@ def small_coder(**options) -> LitOccupationCoder:
     return LitOccupationCoder(**{**defaults, **options})
 
 
-def trainer_of(tmp_path, epochs=30) -> Trainer:
+def trainer_of(tmp_path, epochs=30, **limits) -> Trainer:
     seldom = {"check_val_every_n_epoch": epochs, "num_sanity_val_steps": 0}
-    limits = {"max_epochs": epochs, "precision": 32, "callbacks": [], **seldom}
+    limits = {"max_epochs": epochs, "precision": 32, "callbacks": [], **seldom, **limits}
     return toy_trainer(tmp_path / "run", enable_checkpointing=False, **limits)
+
+
+def fitted(coder, table, folder, epochs=30, **limits):
+    """Train, and return the path of a checkpoint."""
+    trainer = trainer_of(folder, epochs, **limits)
+    trainer.fit(coder, data_of(table))
+    trainer.save_checkpoint(folder / "coder.ckpt")
+    return folder / "coder.ckpt"
 
 
 def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, caplog):
     torch.manual_seed(0)
-    coder, trainer = small_coder(), trainer_of(tmp_path)
-    trainer.fit(coder, data_of(table))
+    coder = small_coder()
+    path = fitted(coder, table, tmp_path)
     texts = [text for text, _ in ROWS]
     results = coder.code(texts, language="en")
     for result, (_, codes) in zip(results, ROWS, strict=True):
         assert set(result.codes) == set(codes.split(";"))
-    path = tmp_path / "coder.ckpt"
-    trainer.save_checkpoint(path)
     again = LitOccupationCoder.load_from_checkpoint(path)
     assert again.temperature == coder.temperature != {"seq2seq": 1.0, "flat": 1.0}
     for one, two in zip(results, again.code(texts, language=["en"] * 5), strict=True):
@@ -94,13 +100,10 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, 
 
 
 def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, tmp_path):
-    coder, path = small_coder(), tmp_path / "coder.ckpt"
-    trainer_of(tmp_path, epochs=1).fit(coder, data_of(table))
-    trainer = trainer_of(tmp_path / "again", epochs=1)
-    trainer.fit(coder, data_of(table))  # the same data, read anew
-    trainer.save_checkpoint(path)
-    loaded = LitOccupationCoder.load_from_checkpoint(path)
-    trainer_of(tmp_path / "loaded", epochs=1).fit(loaded, data_of(table))
+    coder = small_coder()
+    fitted(coder, table, tmp_path, epochs=1)
+    path = fitted(coder, table, tmp_path / "again", epochs=1)  # the same data, read anew
+    fitted(LitOccupationCoder.load_from_checkpoint(path), table, tmp_path / "loaded", epochs=1)
     for old, new, named in (("95410", "95420", "code_book"), (",en,", ",sv,", "languages")):
         other = tmp_path / f"{named}.csv"
         other.write_text(table.read_text("utf-8").replace(old, new), "utf-8")
@@ -113,11 +116,8 @@ def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, t
 
 
 def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
-    coder, trainer = small_coder(temperature={"flat": 2.5}), trainer_of(tmp_path, epochs=1)
-    trainer.limit_val_batches = 0
-    trainer.fit(coder, data_of(table))
-    path = tmp_path / "coder.ckpt"
-    trainer.save_checkpoint(path)
+    coder = small_coder(temperature={"flat": 2.5})
+    path = fitted(coder, table, tmp_path, epochs=1, limit_val_batches=0)
     with pytest.raises(ValueError, match="of another family: .*; give one of LitTextScorer"):
         LitTextScorer.load_from_checkpoint(path)
     again = LitOccupationCoder.load_from_checkpoint(path, temperature={"flat": 9.0})
@@ -129,17 +129,13 @@ def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
 
 
 def test_a_resumed_run_takes_the_temperature_that_is_given_to_it(table, tmp_path):
-    trainer = trainer_of(tmp_path, epochs=1)
-    trainer.limit_val_batches = 0
-    trainer.fit(small_coder(temperature={"flat": 2.5}), data_of(table))
-    path = tmp_path / "run" / "checkpoints" / "coder.ckpt"
-    trainer.save_checkpoint(path)
+    coder, never = small_coder(temperature={"flat": 2.5}), {"limit_val_batches": 0}
+    path = fitted(coder, table, tmp_path, epochs=1, **never)
     for given, expected in (({"flat": 2.5}, 1.5), ({"flat": 9.0}, 9.0)):
         content = torch.load(path, weights_only=True)
         content["occupation_recipe"]["temperature"]["flat"] = 1.5  # as a validation found it
         torch.save(content, path)
-        coder, trainer = small_coder(temperature=given), trainer_of(tmp_path, epochs=2)
-        trainer.limit_val_batches = 0
+        coder, trainer = small_coder(temperature=given), trainer_of(tmp_path, 2, **never)
         trainer.fit(coder, data_of(table), ckpt_path=path, weights_only=True)
         assert coder.temperature == {"seq2seq": 1.0, "flat": expected}
 
@@ -148,10 +144,8 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
     torch.manual_seed(0)
     linear = LinearOptions(num_features=512)
     loss = OccupationLossOptions(linear=linear, repeats=0.5, unused_codes=False)
-    coder, trainer = small_coder(loss=loss), trainer_of(tmp_path)
-    trainer.fit(coder, data_of(table))
-    path = tmp_path / "coder.ckpt"
-    trainer.save_checkpoint(path)
+    coder = small_coder(loss=loss)
+    path = fitted(coder, table, tmp_path)
     torch.load(path, weights_only=True)
     again = LitOccupationCoder.load_from_checkpoint(path)
     texts = [text for text, _ in ROWS]
@@ -163,14 +157,12 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
             assert set(result.codes) == set(codes.split(";"))
     other = OccupationLossOptions(linear=LinearOptions(num_features=512, within_words=True))
     with pytest.raises(ValueError, match="within_words False, but it is True here"):
-        trainer.validate(small_coder(loss=other), data_of(table), ckpt_path=path)
+        trainer_of(tmp_path).validate(small_coder(loss=other), data_of(table), ckpt_path=path)
 
 
 def test_a_frozen_encoder_taken_from_a_checkpoint_stays_as_it_is(table, tmp_path):
-    first, trainer = small_coder(), trainer_of(tmp_path, epochs=1)
-    trainer.fit(first, data_of(table))
-    path = tmp_path / "coder.ckpt"
-    trainer.save_checkpoint(path)
+    first = small_coder()
+    path = fitted(first, table, tmp_path, epochs=1)
     start = {"init_from": str(path), "init_from_part": "encoder"}
     second = small_coder(freeze="encoder", decoding=DecodingOptions("greedy"), **start)
     trainer_of(tmp_path / "second", epochs=2).fit(second, data_of(table))

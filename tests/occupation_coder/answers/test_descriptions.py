@@ -41,8 +41,7 @@ def test_a_code_without_rows_is_found_and_rows_of_others_are_coded_as_before(tmp
     for is_on in (False, True):
         options = linear.LinearOptions(num_features=4096, descriptions=is_on)
         coder = small_coder(loss=OccupationLossOptions(linear=options))
-        trainer = trainer_of(tmp_path / str(is_on), epochs=1)
-        trainer.limit_val_batches = 0
+        trainer = trainer_of(tmp_path / str(is_on), epochs=1, limit_val_batches=0)
         torch.manual_seed(0)
         data = {"columns": Columns(), "code_book": CodeBookOptions(path), "global_batch_size": 48}
         trainer.fit(coder, OccupationDataModule(**files, **data))
