@@ -273,13 +273,10 @@ def titles(count: int, seed: int) -> Iterator[tuple[str, str]]:
 def _normal_form(trade: grammar.TitleHead, language: str, draw: Callable[[], float]) -> str:
     word, stem = trade.words[language][0]
     is_of_another = draw() < SHARE_RELATION
-    rank = 0
     if draw() < SHARE_RANK:
-        rank = (
-            grammar.MASTER if is_of_another else 1 + int(draw() * len(grammar.RANK_FORMS[language]))
-        )
-    if rank:
-        word = grammar.RANK_FORMS[language][rank - 1][0].format(x=word, c=stem)
+        forms = grammar.RANK_FORMS[language]
+        rank = grammar.MASTER if is_of_another else 1 + int(draw() * len(forms))
+        word = forms[rank - 1][0].format(x=word, c=stem)
     if not is_of_another:
         return word
     relations = grammar.RELATION_FORMS[language]

@@ -55,6 +55,7 @@ TRUST = "trust_checkpoint"
 REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
+NO_STEPS = "no step would be made: trainer.limit_train_batches, max_epochs or max_steps is 0."
 # Of a trainer that evaluates nothing, says nothing and leaves nothing behind.
 QUIET = {
     **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},
@@ -371,7 +372,9 @@ class UnisonoCLI(LightningCLI):
     def fit(self, **kwargs: Any) -> None:
         """Trains; with `test_after_fit` the best checkpoint is tested. At the end it says where the
         best weights are, how good they are, and what to do with them."""
-        folder = Path(self.choice.folder)
+        folder, trainer = Path(self.choice.folder), self.trainer
+        if 0 in (trainer.limit_train_batches, trainer.max_epochs, trainer.max_steps):
+            raise UsageError(NO_STEPS)
         self.datamodule.tests_after_fit = self.options.test_after_fit
         self.trainer.fit(**self._from_choice(kwargs))
         self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with

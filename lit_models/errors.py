@@ -43,6 +43,7 @@ STORAGE_ERRORS = {
     errno.EDQUOT: "the disk quota is used up; free some space, go on with --ckpt_path auto",
     errno.EFBIG: "the file-size limit is reached; raise `ulimit -f`, go on with --ckpt_path auto",
     errno.ENOTDIR: "a part of this path is a file; choose another path",
+    errno.ENOENT: "it is missing; copy the folder that it belongs to again, or name another",
     errno.EISDIR: "this is a folder, a file is needed",
     errno.EEXIST: "a file is in the way; move it away",
     errno.ENAMETOOLONG: "this file system has no names so long; choose another path",
@@ -234,22 +235,23 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
 def _bad_value(key: str, detail: str) -> str:
     """Returns the message for a value that is none of its type, a class that cannot be imported,
     with the nearest that can, or no choice."""
-    given = re.search(r"(?:Given value|Got value): (.+)", detail)
-    value = given[1].strip() if given else ""
-    missing = re.search(r"No module named '([^']+)'|(?<=- )[^\n]+ \(\S+\.py, line \d+\)", detail)
-    is_class = missing or re.search("dot import path|has no attribute", detail)
-    if is_class and "<class 'float'>" not in detail:
-        named = re.search("class_path'?[ =:]+'([^']+)'", f"{detail} {value}")
-        name = named[1] if named else value
-        module, _, last = name.rpartition(".")
-        if missing and not f"{name}.".startswith(f"{missing[1]}."):
-            return f"{key}: {name} cannot be imported: {missing[0]}. Install or mend it."
-        known: dict[str, list[str]] = {}  # class -> import paths
-        for home in dict.fromkeys([*([module] if module else []), *CLASS_HOMES]):
-            with suppress(ModuleNotFoundError):  # the named module is then what is wrong
-                loaded = importlib.import_module(home)
-                for one in getattr(loaded, "__all__", vars(loaded)):
-                    known.setdefault(one, []).append(f"{home}.{one}")
+    value = "".join(re.findall(r"(?:Given value|Got value): (.+)", detail)[:1]).strip()
+    named = re.findall("(?:class_path'?[ =:]+|val=)'([^']+)'", f"{detail} {value}")
+    module, _, last = (name := [*named, value][0]).rpartition(".")
+    known: dict[str, list[str]] = {}  # class -> import paths
+    homes = [module] if re.fullmatch(r"[^\W\d][\w.]*", module) else []
+    is_number = re.search("<class '(int|float)'>", detail)
+    for home in () if is_number else dict.fromkeys([*homes, *CLASS_HOMES]):
+        try:
+            loaded = importlib.import_module(home)
+        except Exception as error:
+            if not f"{home}.".startswith(f"{getattr(error, 'name', None)}."):  # there, but broken
+                what = "".join(traceback.format_exception(error, limit=-1, chain=False)[1:])
+                return f"{key}: {name} cannot be imported, install or mend it:\n{what}"
+            continue
+        for one in getattr(loaded, "__all__", vars(loaded)):
+            known.setdefault(one, []).append(f"{home}.{one}")
+    if re.search("No module named|dot import path|has no attribute", detail) and not is_number:
         paths = [path for one in near_names(last, known) for path in known[one]]
         return (
             f"{key}: there is no class `{name}`.{did_you_mean(paths[:3])}\n"

@@ -81,7 +81,7 @@ def test_the_first_three_lines_say_how_it_is_run_what_it_costs_and_what_to_expec
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE_DEMOS else []) for n in DEBUG]
 )
-def test_a_debug_config_trains_validates_saves_and_reloads(
+def test_a_debug_config_trains_validates_saves_reloads(
     unisono, done, own_folder, monkeypatch, name
 ):
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")

@@ -39,6 +39,7 @@ from datamodules.files.rows import (
 NUMBER = re.compile(r"\d+$")  # of a column's name
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
+SEPARATOR_LINE = re.compile(r'\A"?sep=."?(?=\s*\Z)')  # above the header, for Excel
 SNIFFED_LINES = 1000
 EXCEL_SUFFIX = ".xlsx"
 PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
@@ -335,7 +336,7 @@ def text_lines(path: Path, encoding: str) -> Iterator[str]:
                         ".xlsx, or UTF-16 without its mark, and no table in text; save it as csv "
                         "(UTF-8)."
                     )
-                yield line if number > 1 else line.removeprefix("\ufeff")
+                yield line if number > 1 else SEPARATOR_LINE.sub("", line.removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise undecodable(path, encoding) from error
 

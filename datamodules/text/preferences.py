@@ -50,6 +50,9 @@ class PreferenceRequest(InstructionRequest):
     def pair(self, row: JsonRow) -> list[Instruction]:
         """Return the two texts of a row; RowFault where it breaks a rule."""
         prompt, answers = row.values.get("prompt"), [row.values.get(side) for side in SIDES]
+        chat = answers[0] if isinstance(answers[0], list) else []
+        if any(isinstance(one, dict) and prompt in one.values() for one in chat):
+            prompt = None  # as in UltraFeedback, whose chats begin with it
         is_text = all(isinstance(said, str) for said in (prompt, *answers))
         is_chat = all(isinstance(said, list) for said in (prompt or [], *answers))
         if not (is_text or is_chat):
@@ -203,8 +206,9 @@ class PreferenceDataModule(InstructionDataModule):
         return audit
 
     def audit_part(self, number: int, dataset: PreferenceDataset) -> AuditPart:
-        hashes = dataset.stream.hashes[dataset.firsts]
+        tokens, bounds = dataset.stream.tokens, dataset.starts + [0, 1] * dataset.ends
+        keys = [hash(tokens[start:end].tobytes()) for start, end in bounds]  # of both texts
         of_answers = int((dataset.ends - dataset.begins).sum())
         columns: dict[str, int | str] = {"tokens of answers": of_answers}
         questions = dataset.stream.questions[dataset.firsts]
-        return AuditPart(PART_NAMES[number], dataset.lengths, hashes, columns, questions)
+        return AuditPart(PART_NAMES[number], dataset.lengths, keys, columns, questions)

@@ -298,15 +298,13 @@ def _write_tokens(
             if stretch.ends:
                 stream.add(np.array([end_id]))
             if stretch.is_last:
-                size = max(stream.length - 1 - starts[part], 0)
-                arrays["num_positions"].add(np.array([size]))
+                arrays["num_positions"].add(np.array([max(stream.length - 1 - starts[part], 0)]))
             has_ended[part] = stretch.ends
             num_bytes[part] += len(stretch.text.encode())
 
     names = ("tokens", "starts", "num_positions", "hashes")
     with part_files(folder, tokenizer.vocab_size, names) as files:
-        batch: list[_Stretch] = []
-        size = 0
+        batch, size = list[_Stretch](), 0
         for stretch in stretches:
             if batch and (size >= BATCH_CHARACTERS or batch[-1].continues != stretch.continues):
                 add(batch)

@@ -232,18 +232,13 @@ def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
     own = [option for option in OWN_OPTIONS if option in stage.options]
     missing = next((name for name in stage.takes if name not in verbs), None)
     needs_fit = stage.verb == "export" or stage.checkpoint is not None
-    near = did_you_mean(near_names(str(stage.verb), VERBS))
+    got = f"{stage.verb}.{did_you_mean(near_names(str(stage.verb), VERBS))}"
+    has_devices = stage.devices is not None
     for is_wrong, what in (
-        (
-            stage.verb not in VERBS,
-            f"verb must be one of {', '.join(VERBS)}, got {stage.verb}.{near}",
-        ),
+        (stage.verb not in VERBS, f"verb must be one of {', '.join(VERBS)}, got {got}"),
         (is_trainer and not stage.config, f"{stage.verb} needs a config."),
         (not is_trainer and stage.config, f"{stage.verb} takes no config; leave it out."),
-        (
-            not is_trainer and stage.devices is not None,
-            f"{stage.verb} runs on no devices; leave devices out.",
-        ),
+        (not is_trainer and has_devices, f"{stage.verb} runs on no devices; leave devices out."),
         (
             own,
             f"the option {', '.join(own)} is the chain's: each stage writes to the folder of its "

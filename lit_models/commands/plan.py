@@ -15,7 +15,7 @@ from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
 from datamodules.shards.order import add_sources, of_sources
-from lit_models.cli import QUIET, ParsedCLI, built, silence_noise
+from lit_models.cli import NO_STEPS, QUIET, ParsedCLI, built, silence_noise
 from lit_models.commands.report import shown
 from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError
@@ -121,7 +121,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
     finally:
         logging.disable(logging.NOTSET)
     if not found.columns:
-        raise UsageError(found.refused[0].partition(". ")[2])
+        raise UsageError(found.refused[0].partition(". ")[2] if found.refused else NO_STEPS)
     return found
 
 

@@ -280,7 +280,8 @@ def _check_chain_and_order(proof: Proof, rows: list[Row]) -> dict[str, int]:
         if (begin := row.get("resumed_from_step")) is not None:
             if begin > last:
                 text = f"steps are missing: attempt {row['attempt']} went on from step {begin}"
-                proof.add(Status.MISSING, f"{text}, the last is {last}")
+                rest = f", the last is {last}" if number > 1 else " of another run: see its ledger"
+                proof.add(Status.MISSING if number > 1 else Status.CUT, text + rest)
             last = begin
         elif "event" not in row:
             step, text = row["step"], f"attempt {row['attempt']}: step {row['step']}"
@@ -328,7 +329,8 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
             if "planned_targets" in line:
                 text = f"{where}: the loss counted {line.get('targets')} targets, planned"
                 proof.add(Status.OFF_PLAN, f"{text} {line['planned_targets']}")
-        gaps = set(range(max(seen) + 1)) - seen
+        goes_on = not proof.epochs and lineage.rows[0].get("resumed_from_step")  # from another run
+        gaps = set(range(min(seen) if goes_on else 0, max(seen) + 1)) - seen
         if gaps:
             text = f"epoch {epoch}: steps are missing, the first of {len(gaps)} is {min(gaps)}"
             proof.add(Status.MISSING, text)

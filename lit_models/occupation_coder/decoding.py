@@ -566,8 +566,8 @@ class PlausibleSets(nn.Module):
             raise ValueError(
                 f"decoding.coverage is {self.name}, and the checkpoint has "
                 f"{'a limit for ' + ', '.join(limits) if limits else 'no limit for sets'}: train "
-                "with that coverage, or let one step without a rate find it (fit with "
-                "--model.init_from=CKPT --model.optimizer.lr=0 --trainer.max_steps=1)."
+                "with that coverage, or validate once (fit with --model.init_from=CKPT "
+                "--model.optimizer.lr=0 --trainer.max_steps=1 --trainer.val_check_interval=1)."
             )
         return limits[self.name]
 

@@ -204,8 +204,7 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
         proof = await asyncio.to_thread(verify_run, folders[name])
         done = sum(use.num_steps for use in proof.epochs)
         planned = sum(use.planned_steps for use in proof.epochs)
-        state = "bad" if proof.faults else "good"
-        words("p", f"{done:,} of {planned:,} steps verified.", state)
+        words("p", f"{done:,} of {planned:,} steps verified.", "bad" if proof.faults else "good")
         for line in [": ".join(pair) for pair in proof.epoch_lines()] + proof.faults:
             words("p", line, "note")
 
@@ -332,10 +331,9 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
             true, given = set(row["truth"].split()), set(row["answer"].split())
             pairs = product(sorted(true - given), sorted(given - true))
             confused.update(dict.fromkeys(pairs, row["count_all"]))
-        found = confused.most_common(NUM_PAIRS)
-        most = [{"true": t, "given": g, "count": n} for (t, g), n in found]
+        top = [{"true": t, "given": g, "count": n} for (t, g), n in confused.most_common(NUM_PAIRS)]
         words("h2", "Codes that are confused")
-        rows_table(("true", "given", "count"), most, "confused codes")
+        rows_table(("true", "given", "count"), top, "confused codes")
 
 
 @view
@@ -608,9 +606,8 @@ async def show_page(shelf: Shelf, model: Model, text: str) -> None:
         words("p", *await shelf.compute(module.write, [text]))
     else:
         scores = await shelf.compute(module.score, [text])
-        facts(
-            module.in_words({name: values[0].tolist() for name, values in scores.items()}).items()
-        )
+        first = {name: values[0].tolist() for name, values in scores.items()}
+        facts(module.in_words(first).items())
 
 
 @view

@@ -154,8 +154,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     without `every_byte` no checksums of tensors are compared."""
     if path.is_dir():
         if not (path / MARKER).is_file():
-            kind = "a save that was not finished, or neither checkpoint nor export"
-            return f"it is a folder without {MARKER} or {CONFIG}: {kind}"
+            return f"it is a folder without {MARKER} or {CONFIG}, which was not finished"
         if fault := damage(path / MARKER):
             return f"of its {MARKER}: {fault}"
         try:
@@ -213,8 +212,10 @@ def read_checkpoint(
         return other
     if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
-    home = path / "checkpoints" if (path / "checkpoints").is_dir() else path.parent
-    if home != path.parent or not path.exists():
+    own = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    has_shards = own == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
+    if not path.exists() or (own.is_dir() and not has_shards):  # of a run, or of runs
+        home = own if own.is_dir() else path.parent
         near = sorted(p.name for p in home.glob("*.ckpt"))
         there = "A run keeps its own in runs/NAME/checkpoints."
         there = f"The folder {home} holds {', '.join(near[:5])}." if near else there

@@ -62,14 +62,6 @@ def test_memory_of_the_state_by_hand():
     assert rows["GiB, ddp"] == pytest.approx([state / 2 / GIB])
 
 
-def test_groups_that_share_samples_are_not_planned(unisono, toy_config):
-    option = "--trainer.strategy.tensor_parallel_size=2"
-    status, output = unisono("plan", "--config", "toy.yaml", "--trainer.strategy=fsdp", option)
-    assert status != 0
-    shown = " ".join(output.split())
-    assert "tensor_parallel_size is 2, but `unisono plan` takes every device for a replica" in shown
-
-
 def test_a_plan_parses_as_the_training_does(unisono, toy_config):
     """A class and then its options, of a class that a file names."""
     sgd = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1")
@@ -88,6 +80,11 @@ def test_devices_that_would_have_nothing_to_do_are_named_beside_the_others(capsy
     ("options", "says"),
     [
         (["--devices=16,32"], "Use fewer devices or data.global_batch_size >= 16."),
+        (["--trainer.max_steps=0"], "no step would be made: trainer.limit_train_batches, max_ep"),
+        (
+            ["--trainer.strategy=fsdp", "--trainer.strategy.tensor_parallel_size=2"],
+            "tensor_parallel_size is 2, but `unisono plan` takes every device for a replica",
+        ),
         (["--devices=0"], "--devices must be numbers"),
         (["--devices=1,x"], "--devices must be numbers"),
     ],

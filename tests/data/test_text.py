@@ -307,9 +307,7 @@ def test_a_pretrained_model_brings_its_tokenizer(corpus, pretrained):
     data.tokenizer_options = TokenizerOptions(kind="folder", path=pretrained)
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is not None
     data.tokenizer_options = CHARACTERS
-    with pytest.raises(
-        ValueError, match=r"data.tokenizer is kind characters, and the pretrained mo"
-    ):
+    with pytest.raises(ValueError, match=r"data.tokenizer is kind characters, and the pretrained "):
         data.prepare_data()
     data.model = ModelFacts()
     assert data.open_store("fit").tokenizer.backend.token_to_id("q") is None

@@ -116,9 +116,7 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
     prices = np.array([row["price"] for row in rows if row["price"] is not None])
     assert found["test/baseline_price_rmse"] == pytest.approx(prices.std(), rel=1e-6)
-    loss = sum(
-        found[f"test/loss_{name}"] * weight for name, weight in module.term_weights().items()
-    )
+    loss = sum(found[f"test/loss_{name}"] * share for name, share in module.term_weights().items())
     assert found["test/loss"] == pytest.approx(loss)
     shares = [sum(row["trade"] == t for row in rows) for t in ("baker", "smith", "weaver")]
     assert found["test/baseline_trade_accuracy"] == pytest.approx(max(shares) / sum(shares))

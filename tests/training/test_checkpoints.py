@@ -335,7 +335,7 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
 def test_a_missing_checkpoint_and_a_folder_of_another_program_are_named(files):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*lost\.ckpt.*last\.ckpt, prev"):
         read_checkpoint(files / "lost.ckpt")
-    with pytest.raises(ValueError, match=r"a folder without meta\.pt"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint .*/checkpoints holds last.ckpt, "):
         read_checkpoint(files)
     torch.save({"state_dict": {}}, files / "meta.pt")
     with pytest.raises(ValueError, match=r"its meta\.pt is not of this format"):

@@ -55,9 +55,7 @@ def test_a_whole_run_is_proven(whole, capsys):
     assert content["ledger"]["hash"] == lines_of(whole)[STEPS]["hash"]  # after the first line
 
 
-def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_several_runs(
-    whole, tmp_path, capsys
-):
+def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_several(whole, tmp_path, capsys):
     fit(tmp_path, limit_train_batches=2)
     assert run_command("verify", [str(tmp_path), f"--runs={whole}"]) == Status.CUT
     shown = capsys.readouterr().out
@@ -190,6 +188,14 @@ def test_a_resumed_run_goes_on_with_the_chain(tmp_path):
     assert verify_run(tmp_path).status == Status.PROVEN
     fit(tmp_path, resume=True)  # nothing is left to train
     assert lines_of(tmp_path) == lines
+
+
+def test_a_run_that_goes_on_elsewhere_is_proven_from_there(whole, tmp_path):
+    path = whole / "checkpoints" / "previous.ckpt"  # step 12, the fifth of epoch 1
+    toy_trainer(tmp_path).fit(LitToy(), ToyData(), ckpt_path=path, weights_only=True)
+    (finding, _), proof = verify_run(tmp_path).findings, verify_run(tmp_path)
+    assert (proof.status, proof.epochs[0].num_steps) == (Status.CUT, 2)
+    assert "attempt 1 went on from step 12 of another run: see its ledger" in finding.text
 
 
 def test_a_run_killed_behind_its_last_checkpoint_gets_its_end_when_started_again(run):

@@ -156,9 +156,7 @@ def test_of_runs_started_at_once_in_one_folder_one_holds_it(tmp_path, is_resumed
     folder = make_run(tmp_path / "demo") if is_resumed else tmp_path / "demo"
     with held(folder, 4) as answers:
         assert answers[0] == ""
-        assert all(
-            "demo is in use: process" in a and socket.gethostname() in a for a in answers[1:]
-        )
+        assert all("demo is in use: proc" in a and socket.gethostname() in a for a in answers[1:])
         assert len(answers[1:]) == 3
     assert not list(tmp_path.rglob(".lock*"))
 

@@ -106,6 +106,7 @@ def test_answers_alone_have_labels(tmp_path, chats) -> None:
             rows.append({s: [*asked, {"role": "assistant", "content": row[s]}] for s in SIDES})
         rows[1] |= {"prompt": rows[1]["chosen"][:3], **{s: rows[1][s][3:] for s in SIDES}}
         rows[2] |= {"system": "so"}
+        rows[3] |= {"prompt": ROWS[3]["prompt"]}  # as it stands in both
     pairs = dataset(tmp_path, rows, context_length=128)
     assert len(pairs.lengths) == 27  # of 30, the others are for validation
     for i in range(len(pairs.lengths)):
@@ -145,11 +146,13 @@ def test_of_an_empty_prompt_the_first_token_of_answers_is_what_they_follow(tmp_p
 
 def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
     rows = [{**row, "prompt": f"p{i % 6}"} for i, row in enumerate(ROWS)]
+    rows[6] = rows[0]
     audit = data(tmp_path, rows, split=TextSplit(0.3, 0.2)).audit()
     assert [(part.name, len(part.lengths)) for part in audit.parts] == [
         *(("train", 15), ("validation", 10), ("test", 5))
     ]
     assert [count for *_, count in audit.leaks()] == [0, 0, 0]
+    assert sum(part.num_duplicates for part in audit.parts) == 1
 
 
 @pytest.mark.parametrize(
@@ -158,6 +161,10 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
         ({"prompt": "a", "chosen": "b"}, "pairs.jsonl:1: .*the row has prompt, chosen; write"),
         ({"prompt": "a", "good": "b", "bad": "c"}, "the row has prompt, good, bad; write"),
         ({"prompt": "a", "chosen": "b", "rejected": CHAT}, "the row has prompt, chosen, rejected;"),
+        (
+            {"prompt": "a", "chosen": CHAT, "rejected": CHAT},
+            "the row has prompt, chosen, rejected;",
+        ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, '"chosen" and "rejected" are the same'),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, '"rejected" is empty: only end-of-text'),
         ({"chosen": CHAT, "rejected": CHAT[:1]}, '"rejected" must end with a message of the ass'),
