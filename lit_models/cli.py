@@ -373,7 +373,7 @@ class UnisonoCLI(LightningCLI):
         """Trains; with `test_after_fit` the best checkpoint is tested. At the end it says where the
         best weights are, how good they are, and what to do with them."""
         folder, trainer = Path(self.choice.folder), self.trainer
-        if 0 in (trainer.limit_train_batches, trainer.max_epochs, trainer.max_steps):
+        if 0 in (trainer.limit_train_batches, trainer.max_epochs):  # max_steps=0 fills the caches
             raise UsageError(NO_STEPS)
         self.datamodule.tests_after_fit = self.options.test_after_fit
         self.trainer.fit(**self._from_choice(kwargs))

@@ -319,6 +319,7 @@ def test_evaluation_takes_the_model_from_the_checkpoint(done, toy_config):
 
 
 def test_test_after_fit_tests_the_best_checkpoint(done, toy_config):
+    done("fit", "--config", "toy.yaml", "--trainer.max_steps=0")  # prepares the data alone
     output = done("fit", "--config", "toy.yaml", "--test_after_fit=true")
     assert "test/loss" in output
     assert "Loaded model weights from the checkpoint at" in output
