@@ -178,11 +178,11 @@ def unisono(
 
 @pytest.fixture
 def done(unisono: Callable[..., tuple[int, str]]) -> Callable[..., str]:
-    """Runs a command line that succeeds, as `unisono`; returns all that was printed."""
+    """Runs a command line that ends with this exit status; returns all that was printed."""
 
-    def run(*arguments: str) -> str:
-        status, output = unisono(*arguments)
-        assert status == 0, output
+    def run(*arguments: str, status: int = 0) -> str:
+        found, output = unisono(*arguments)
+        assert found == status, output
         return output
 
     return run

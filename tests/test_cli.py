@@ -113,15 +113,14 @@ def _found(pattern: str, output: str) -> bool:
         ("model: sub.yaml\n", "file sub.yaml: .*the key `a` stands twice, first in line 1"),
     ],
 )
-def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, monkeypatch, text, message):
+def test_a_mistake_in_a_config_names_file_and_line(done, toy_config, monkeypatch, text, message):
     monkeypatch.syspath_prepend(Path.cwd())  # as of `python -m`
     Path("own.py").write_text("import torc")
     Path("late.py").write_text("x = 1\ny")
     Path("cut.py").write_text("(")
     Path("bad.yaml").write_text(text)
     Path("sub.yaml").write_text("{a: 1, a: 2}")
-    status, output = unisono("fit", "--config", "toy.yaml", "--config", "bad.yaml")
-    assert status == 2
+    output = done("fit", "--config", "toy.yaml", "--config", "bad.yaml", status=2)
     assert len(output.splitlines()) <= 24
     assert _found(message, output), output
 
@@ -137,10 +136,8 @@ def test_a_mistake_in_a_config_names_file_and_line(unisono, toy_config, monkeypa
         ("test --config toy.yaml --ckpt_path=auto", "no sound checkpoint in runs/toy.*Train first"),
     ],
 )
-def test_a_command_that_cannot_be_meant_names_the_way_out(unisono, toy_config, command, message):
-    status, output = unisono(*command.split())
-    assert status == 2
-    assert _found(message, output)
+def test_a_command_that_cannot_be_meant_names_the_way_out(done, toy_config, command, message):
+    assert _found(message, done(*command.split(), status=2))
 
 
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}])
@@ -234,9 +231,7 @@ class PlainData(LightningDataModule):
 """
 
 
-def test_plain_classes_of_the_working_folder_train_with_a_warning(
-    unisono, done, toy_config, monkeypatch
-):
+def test_plain_classes_of_the_working_folder_train_with_a_warning(done, toy_config, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     Path("own_plain.py").write_text(PLAIN)
     quiet = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
@@ -249,8 +244,7 @@ def test_plain_classes_of_the_working_folder_train_with_a_warning(
     done("fit", *classes, *quiet, "--trainer.devices=1")
     assert Path("runs/unnamed/checkpoints/last.ckpt").read_bytes() == before
     assert Path("runs/unnamed-2/checkpoints/last.ckpt").exists()
-    status, output = unisono("fit", "--config=toy.yaml", "--data=own_plain.PlainData")
-    assert status == 2
+    output = done("fit", "--config=toy.yaml", "--data=own_plain.PlainData", status=2)
     words = "error: LitToy reads planned batches, and PlainData is no PlannedDataModule"
     assert _found(words, output)
     Path("mine.yaml").write_text("model: {class_path: own_plain.LitPlain}")
@@ -422,9 +416,8 @@ def test_a_long_message_is_cut_to_one_screen():
     assert lines[-1].startswith("… (more")
 
 
-def test_a_step_that_is_not_finite_is_one_screen(unisono, toy_config):
-    status, output = unisono("fit", f"--config={toy_config}", "--data.nan_sample=20")
-    assert status == 1
+def test_a_step_that_is_not_finite_is_one_screen(done, toy_config):
+    output = done("fit", f"--config={toy_config}", "--data.nan_sample=20", status=1)
     assert "Traceback" not in output
     assert re.search(r"error: step \d+: loss or gradient is not finite", output)
     assert "Samples: " in output

@@ -49,9 +49,8 @@ def test_a_config_parses(own_folder, name):
 
 
 @pytest.mark.parametrize("name", FINE_TUNING)
-def test_a_recipe_of_fine_tuning_needs_weights_to_start_from(unisono, own_folder, name):
-    status, output = unisono("fit", "--config", name)
-    assert status == 2
+def test_a_recipe_of_fine_tuning_needs_weights_to_start_from(done, own_folder, name):
+    output = done("fit", "--config", name, status=2)
     assert "--model.pretrained=" in output or "--model.init_from=" in output
     assert not Path("runs").exists()
 

@@ -181,10 +181,9 @@ def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothi
     assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(unisono, folder):
+def test_a_pipe_is_refused_instead_of_waited_for(done, folder):
     os.mkfifo("pipe.csv")
-    status, output = unisono(*FIT, "--data.train_files=pipe.csv")
-    assert status == 1
+    output = done(*FIT, "--data.train_files=pipe.csv", status=1)
     assert "pipe.csv is a folder, pipe or device" in " ".join(output.split())
 
 

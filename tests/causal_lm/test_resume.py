@@ -243,7 +243,7 @@ def test_a_training_goes_on_from_shards(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_refuses_another_function_than_its_checkpoint(own_folder, unisono, done):
+def test_an_evaluation_refuses_another_function_than_its_checkpoint(own_folder, done):
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     lora = ["--model.lora.targets=[q_proj]", "--model.lora.rank=2", "--model.lora.alpha=16"]
     fit = [*MODEL_OPTIONS, *SHAPE_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.default_root_dir=run"]
@@ -256,8 +256,7 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoint(own_folder, 
         ("--model.network=gpt2-124m", "model.network .* there and gpt2-124m here"),
         ("--model.pretrained=base", "model.pretrained None there and base here"),
     ):
-        status, output = unisono(*evaluate, option)
-        assert status == 2, output
+        output = done(*evaluate, option, status=2)
         shown = " ".join(output.split())
         assert "weights of run/checkpoints/last.ckpt were trained for" in shown
         assert re.search(told, shown), shown
@@ -328,7 +327,7 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_replay_needs_the_checkpoint_and_no_folder(own_folder, unisono, done):
+def test_a_replay_needs_the_checkpoint_and_no_folder(own_folder, done):
     Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
     saved_with_bytes(own_folder / "base", "Llama")
     lora = ["--model.pretrained=base", "--model.lora.targets=[q_proj]", "--model.lora.rank=2"]
@@ -341,6 +340,5 @@ def test_a_replay_needs_the_checkpoint_and_no_folder(own_folder, unisono, done):
     told = json.loads(Path("told.json").read_text())
     assert told["weights_step"] == 1
     assert told["loss"] == pytest.approx(ledger_lines(own_folder / "run")[1]["loss"], rel=1e-5)
-    status, output = unisono("replay", "run", "--step=1")
-    assert status == 1
+    output = done("replay", "run", "--step=1", status=1)
     assert "base holds no tokenizer.json" in " ".join(output.split())

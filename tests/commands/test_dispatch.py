@@ -73,19 +73,17 @@ def test_options_of_a_command_are_read_by_their_types(given, values):
         ),
     ],
 )
-def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(unisono, given, message):
-    status, output = unisono(*given.split())
-    assert status == 2, output
+def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(done, given, message):
+    output = done(*given.split(), status=2)
     assert message in " ".join(output.split())
 
 
 @pytest.mark.parametrize(("name", "run"), [("verify", "--runs"), ("replay", "--run")])
-def test_a_mistyped_option_of_a_command_names_the_nearest_which_then_works(unisono, name, run):
-    status, output = unisono(name, "--rn=runs/x")
-    assert status == 2
+def test_a_mistyped_option_of_a_command_names_the_nearest_which_then_works(done, name, run):
+    output = done(name, "--rn=runs/x", status=2)
     assert f"no option `--rn`. Did you mean {run}?" in output
-    status, output = unisono(name, f"{run}=runs/x", *["--step=1"] * (name == "replay"))
-    assert (status, "run folder" in output) == (1, True), output
+    output = done(name, f"{run}=runs/x", *["--step=1"] * (name == "replay"), status=1)
+    assert "run folder" in output
 
 
 def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:

@@ -186,7 +186,7 @@ def test_weights_of_another_network_are_refused(toy_checkpoint, tmp_path):
         load_part(module, str(tmp_path / "x"))
 
 
-def test_wrong_checkpoints_are_one_screen(toy_checkpoint, own_folder, unisono):
+def test_wrong_checkpoints_are_one_screen(toy_checkpoint, own_folder, done):
     cut = own_folder / "cut.ckpt"
     cut.write_bytes(toy_checkpoint.read_bytes()[:500])
     for arguments, message in (
@@ -199,11 +199,10 @@ def test_wrong_checkpoints_are_one_screen(toy_checkpoint, own_folder, unisono):
             "holds no occupation_recipe",
         ),
     ):
-        status, output = unisono("export", *arguments)
-        assert status == 1
+        output = done("export", *arguments, status=1)
         assert message in " ".join(output.split())
         assert len(output.splitlines()) < 24
-    assert unisono("export", "cut.ckpt")[0] == 2  # no --to
+    done("export", "cut.ckpt", status=2)  # no --to
     assert sorted(p.name for p in own_folder.iterdir()) == ["cut.ckpt"]
 
 

@@ -155,14 +155,13 @@ def test_a_nan_weight_is_found_in_all_samples(run, replayed):
     assert "not finite weight model.2.weight; all 8 samples" in " ".join(output.split())
 
 
-def test_a_step_is_that_of_the_lineage_of_the_final_weights(tmp_path, replayed, unisono):
+def test_a_step_is_that_of_the_lineage_of_the_final_weights(tmp_path, replayed, done):
     run = fit(tmp_path, "--trainer.max_epochs=2", "--trainer.max_steps=10")
     shutil.copy(run / "checkpoints/previous.ckpt", run / "checkpoints/at7.ckpt")
     again = ["--trainer.max_steps=9", f"--ckpt_path={RUN}/checkpoints/at7.ckpt"]
     fit(tmp_path, "--trainer.max_epochs=2", *again)
     assert replayed(run, 8)[0]["ledger"]["attempt"] == 2
-    status, output = unisono("replay", str(run), "--step=10")
-    assert status == 1
+    output = done("replay", str(run), "--step=10", status=1)
     assert "has no step 10: it has steps 1 to 9." in " ".join(output.split())
 
 
@@ -184,26 +183,23 @@ def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, own_folder, r
     assert "config-2.yaml" in output
 
 
-def test_data_that_have_changed_are_refused(folder_with_run, own_folder, unisono):
+def test_data_that_have_changed_are_refused(folder_with_run, own_folder, done):
     shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
     table = own_folder / "train.csv"
     table.write_text(table.read_text().replace("smith aa", "smith of Bergen"))
-    status, output = unisono("replay", "runs/mine", "--step=1")
-    assert status == 1
+    output = done("replay", "runs/mine", "--step=1", status=1)
     assert "the data are not those of runs/mine" in output
     assert "fingerprint: " in " ".join(output.split())
     table.unlink()
-    status, output = unisono("replay", "runs/mine", "--step=1")
-    assert status == 1
+    output = done("replay", "runs/mine", "--step=1", status=1)
     assert "train.csv does not exist" in " ".join(output.split())
 
 
-def test_a_step_that_used_other_samples_is_refused(run, unisono):
+def test_a_step_that_used_other_samples_is_refused(run, done):
     ledger = run / "ledger.jsonl"
     digest = ledger_lines(run)[7]["digest"]
     ledger.write_text(ledger.read_text().replace(digest, "0" * 16))
-    status, output = unisono("replay", RUN, "--step=8", "--trust_checkpoint")
-    assert status == 1
+    output = done("replay", RUN, "--step=8", "--trust_checkpoint", status=1)
     assert f"used 8 samples with digest {'0' * 16}, but the plan has 8 with {digest}" in " ".join(
         output.split()
     )
@@ -223,10 +219,9 @@ def test_a_step_that_used_other_samples_is_refused(run, unisono):
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_missing_is_one_screen(run, unisono, harm, step, message):
+def test_what_is_missing_is_one_screen(run, done, harm, step, message):
     harm(run)
-    status, output = unisono("replay", RUN, f"--step={step}", "--trust_checkpoint")
-    assert status == 1
+    output = done("replay", RUN, f"--step={step}", "--trust_checkpoint", status=1)
     assert message in " ".join(output.split())
     assert len(output.splitlines()) < 24
 

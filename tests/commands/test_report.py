@@ -278,12 +278,12 @@ def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.html"]
 
 
-def test_two_folders_on_the_command_line(own_folder, unisono):
+def test_two_folders_on_the_command_line(own_folder, done):
     run_folder(own_folder / "runs/a")
     run_folder(own_folder / "runs/b")
-    assert unisono("report", "runs/a", "runs/b") == (0, "written to compare-a-b.html\n")
+    assert done("report", "runs/a", "runs/b") == "written to compare-a-b.html\n"
     Path("compare-a-b.html").write_text("mine")
-    assert unisono("report", "runs/a", "runs/b", "--to", "c.html")[0] == 0
+    done("report", "runs/a", "runs/b", "--to", "c.html")
     for words, message in (
         (["runs/a", "runs/b"], "is no report of this command"),
         (["runs/a", "runs/b", "runs/c"], "takes RUN OTHER, and no `runs/c`"),
@@ -292,11 +292,10 @@ def test_two_folders_on_the_command_line(own_folder, unisono):
         (["runs/a", "nowhere"], "there is no run folder nowhere; name a run folder"),
         (["runs/a", "--to=compare-a-b.html"], "is no report of this command"),
     ):
-        status, output = unisono("report", *words)
-        assert status == 2
+        output = done("report", *words, status=2)
         assert message in output
     (own_folder / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
-    assert unisono("report", "runs/a")[0] == 1
+    done("report", "runs/a", status=1)
 
 
 def test_a_real_run_shows_its_command_and_code(toy_config, done):

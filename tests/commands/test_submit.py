@@ -344,9 +344,8 @@ def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
     assert Path("cancelled").read_text() == "70 71\n"
 
 
-def test_without_sbatch_the_way_out_is_named(unisono, toy_config, monkeypatch):
+def test_without_sbatch_the_way_out_is_named(done, toy_config, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    status, output = unisono("submit", "--config", "toy.yaml")
-    assert status == 1
+    output = done("submit", "--config", "toy.yaml", status=1)
     assert "there is no sbatch on this machine" in " ".join(output.split())
     assert JOB.exists()

@@ -64,10 +64,9 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
     assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
 
 
-def test_a_launcher_with_another_world_is_refused(toy_config, unisono, monkeypatch):
+def test_a_launcher_with_another_world_is_refused(toy_config, done, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    status, output = unisono("fit", "--config", "toy.yaml")
-    assert status == 2
+    output = done("fit", "--config", "toy.yaml", status=2)
     assert "each would train a copy" in " ".join(output.split())
 
 

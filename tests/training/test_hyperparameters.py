@@ -141,14 +141,13 @@ def test_a_report_of_a_planted_run_names_its_class_and_imports_nothing(planted, 
     assert not Path("witness").exists()
 
 
-def test_an_export_imports_no_foreign_class(planted, unisono):
+def test_an_export_imports_no_foreign_class(planted, done):
     plant({"_class_path": "mine.LitMine"})
-    status, output = unisono("export", CKPT, "--to=out")
-    assert status == 1
+    output = done("export", CKPT, "--to=out", status=1)
     assert "class_path names 'mine.LitMine', which would be imported" in " ".join(output.split())
     assert not Path("witness").exists()
     assert not Path("out").exists()
-    status, output = unisono("export", CKPT, "--to=out", "--trust_checkpoint")
+    output = done("export", CKPT, "--to=out", "--trust_checkpoint", status=1)
     assert "mine.LitMine is no ExactModule" in " ".join(output.split())
     assert Path("witness").exists()
 
