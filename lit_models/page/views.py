@@ -397,7 +397,7 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
         columns = Columns(text, spoken, default_language=language.value)
         sizes = {"global_batch_size": data.global_batch_size, "plan": data.plan_options}
         work = OccupationDataModule(predict_files=str(path), columns=columns, **sizes)
-        work.recipe = module.recipe
+        work.recipe, work.crosswalk = module.recipe, data.crosswalk
         await asyncio.to_thread(work.setup, "predict")
         ui.context.client.on_delete(lambda: shutil.rmtree(work.index.folder, ignore_errors=True))
         loader, parts = work.predict_dataloader(), list[dict[str, Any]]()

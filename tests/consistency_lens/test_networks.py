@@ -164,10 +164,8 @@ def test_the_reference_is_a_copy_of_what_learns_and_shares_the_rest():
     lens = tiny.moved(tiny.lens_of(verbalizer=lora("own GPT-2"), reconstructor=FROZEN))
     lens.keep_reference()
     for part in ("verbalizer", "reconstructor"):
-        pairs = zip(
-            getattr(lens, part).parameters(), lens.reference[part].parameters(), strict=True
-        )
-        for own, kept in pairs:
+        both = zip(getattr(lens, part).parameters(), lens.reference[part].parameters(), strict=True)
+        for own, kept in both:
             assert torch.equal(own, kept)
             assert (own is kept) == (not own.requires_grad)
 

@@ -73,6 +73,9 @@ def test_the_coded_table_is_that_of_predict_byte_by_byte(run, visited, unisono):
     Path(name).write_bytes(gzip.compress(TABLE.encode("windows-1252")))
     options = [f"--data.predict_files={name}", "--data.predict_output=out.tsv.gz"]
     options += ["--data.columns.text=job", "--data.columns.language=lang", "--ckpt_path=auto"]
+    write_table(Path("walk.csv"), [["code", "hisclass"], *([code, "3"] for code in CODES)])
+    config = Path("runs/mine/config.yaml")
+    config.write_text(config.read_text().replace("crosswalk: null", "crosswalk: {path: walk.csv}"))
     assert unisono("predict", "--config=runs/mine/config.yaml", *options)[0] == 0
 
     async def visit(user):
@@ -91,7 +94,8 @@ def test_the_coded_table_is_that_of_predict_byte_by_byte(run, visited, unisono):
         assert coded.read_bytes() == Path("out.tsv.gz").read_bytes()
         assert [path.name for path in coded.parent.iterdir()] == ["a '<b>[1].coded.tsv.gz"]
 
-    visited(run, visit, Path("train.csv"))
+    visited(run, visit, Path("train.csv"), Path("walk.csv"))
+    assert b"hisclass_1" in gzip.decompress(Path("out.tsv.gz").read_bytes())
     assert len([*Path("cache", "predict").iterdir()]) == 1  # of the command alone
     assert not list(run.glob("*/*/*coded*"))
 

@@ -79,9 +79,7 @@ def foreign(path, rows, **extraction):
     Path(f"{path}{SUFFIX}").write_text(yaml.safe_dump(meta))
 
 
-def test_files_of_other_programs_are_read_and_wrong_ones_leave_nothing(
-    written, tmp_path, monkeypatch
-):
+def test_files_of_other_programs_are_read_and_wrong_ones_leave_none(written, tmp_path, monkeypatch):
     monkeypatch.setattr(interchange, "ROWS", 1)
     _, module, _ = written
     row, path, target = [0.5] * 16, tmp_path / "a.parquet", tmp_path / "b.parquet"
