@@ -179,8 +179,7 @@ class InstructionRequest(CorpusRequest):
     kind = "instructions"
 
     def facts(self) -> dict[str, Any]:
-        own = {"names": self._names(), "separator": self.separator, "rows": STORE_VERSION}
-        return {**super().facts(), **own}
+        return {**super().facts(), "names": self._names(), "rows": STORE_VERSION}
 
     def _names(self) -> list[str]:
         return [str(path) for paths in self.files.values() for path in paths]
@@ -412,9 +411,6 @@ class InstructionDataModule(LanguageModelDataModule):
     def part_dataset(self, part: int) -> InstructionDataset:
         """Return the samples of a part that fit."""
         return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
-
-    def request_options(self) -> dict[str, Any]:
-        return {"separator": self.separator}
 
     def question(self, row: JsonRow) -> str:
         prompt, messages = asked(row.values)

@@ -103,8 +103,7 @@ class PageRequest(InstructionRequest):
     kind = "pages"
 
     def facts(self) -> dict[str, Any]:
-        own = {"target": self.target, "max_prompt": self.max_prompt, "pages": PAGES_VERSION}
-        return {**super().facts(), **own}
+        return {**super().facts(), "pages": PAGES_VERSION}
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         return Marker(tokenizer, self.separator, self.max_prompt)
@@ -214,9 +213,6 @@ class PagesDataModule(InstructionDataModule):
 
     def question(self, row: JsonRow) -> str:
         return page_of(row, self.target).text
-
-    def request_options(self) -> dict[str, Any]:
-        return {"target": self.target, "max_prompt": self.max_prompt}
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         for found in super().written_columns(results):

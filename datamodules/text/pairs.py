@@ -6,7 +6,7 @@ Shapes: B samples in the micro-batch, S source positions, T target positions of 
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NotRequired
@@ -115,8 +115,7 @@ class PairRequest(InstructionRequest):
     kind = "pairs"
 
     def facts(self) -> dict[str, Any]:
-        own = {"columns": asdict(self.columns), "table": asdict(self.table), "pairs": PAIRS_VERSION}
-        return {**super().facts(), **own}
+        return {**super().facts(), "pairs": PAIRS_VERSION}
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
         return PairMarker(tokenizer, "")
@@ -293,10 +292,6 @@ class Seq2SeqDataModule(LanguageModelDataModule):
     def part_dataset(self, part: int) -> Any:
         """Return the pairs of a part that fit."""
         return TextPairDataset(self.store, part, self.max_source_tokens, self.max_target_tokens)
-
-    def request_options(self) -> dict[str, Any]:
-        columns = self.columns if any(self.files.values()) else PairColumns()
-        return {"columns": columns, "table": self.table}
 
     def sources(self, on_bad_rows: OnBadRows | None = None) -> ScoredStore:
         """Return the distinct texts of the files to predict."""

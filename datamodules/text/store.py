@@ -13,7 +13,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -46,6 +46,7 @@ log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its 
 STORE_VERSION = 4
 STRETCH_CHARACTERS = 1 << 18  # of a text that is tokenised at once
 BATCH_CHARACTERS = 1 << 20  # of the texts that the threads of the tokenizer share
+COLUMNS = ("columns", "text_column")  # options that embedded data do not have
 SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announced
 # Of a part: the type of each array; that of tokens depends on the vocabulary.
 STREAM_ARRAYS: dict[str, Any] = {
@@ -118,10 +119,16 @@ class CorpusRequest:
         """Return the store's place in the cache, a digest of all that it depends on."""
         return cache_folder(self.kind, self.facts())
 
+    @classmethod
+    def options(cls) -> list[str]:
+        """Return the names of the fields that a kind of stores has beside these."""
+        return [one.name for one in fields(cls)[len(fields(CorpusRequest)) :]]
+
     def facts(self) -> dict[str, Any]:
         """Return plain values on which the store depends."""
-        split = self.split.beside(self.files)
+        split, plain = self.split.beside(self.files), asdict(replace(self, files={}, given=None))
         return {
+            **{name: plain[name] for name in self.options()},
             "version": STORE_VERSION,
             "files": {
                 PART_NAMES[part]: [[kind_of(p), file_digest(p)] for p in paths]
@@ -203,9 +210,6 @@ class TokenRequest(CorpusRequest):
 
     text_column: str = "text"
     kind = "tokens"
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "text_column": self.text_column}
 
     def _documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the part of the file and each document, those without a text too."""
@@ -364,10 +368,6 @@ class CorpusDataModule(PlannedDataModule):
         """Return the embedded data of each part."""
         return {TRAIN: [type(self).demo_file()], VALIDATION: [], TEST: []}
 
-    def request_options(self) -> dict[str, Any]:
-        """Return the options of `request_class` besides files, tokenizer and split."""
-        return {"text_column": self.text_column if any(self.files.values()) else "text"}
-
     def _options(self) -> TokenizerOptions:
         return options_of_model(self.model.tokenizer, self.tokenizer_options)
 
@@ -378,5 +378,8 @@ class CorpusDataModule(PlannedDataModule):
             part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
             for part in parts
         }
-        files = files if any(files.values()) else self.demo_files()
-        return self.request_class(files, self._options(), self.split, **self.request_options())
+        own = {name: getattr(self, name) for name in self.request_class.options()}
+        if not any(files.values()):
+            files = self.demo_files()
+            own = {name: value for name, value in own.items() if name not in COLUMNS}
+        return self.request_class(files, self._options(), self.split, **own)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -221,13 +221,9 @@ class TextTokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values from which `from_dict` makes the same tokenizer."""
-        return {
-            "backend": self.backend.to_str(),
-            "end_id": self.end_id,
-            "begin_id": self.begin_id,
-            "chat_template": self.chat_template,
-            "special_tokens": dict(self.special_tokens),
-        }
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        own = {"backend": self.backend.to_str(), "special_tokens": dict(self.special_tokens)}
+        return values | own
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TextTokenizer":
