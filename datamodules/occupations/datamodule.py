@@ -209,6 +209,7 @@ class OccupationDataModule(PlannedDataModule):
     """
 
     output_suffixes, output_mark, predict_hint = SUFFIXES, "coded", own_files_hint
+    index: PredictIndex  # of a prediction, after `setup`
 
     def __init__(
         self,
@@ -243,7 +244,6 @@ class OccupationDataModule(PlannedDataModule):
         self.on_bad_rows, self.table = on_bad_rows, table
         self.augmentation, self.crosswalk = augmentation or Augmentation(), crosswalk
         self.store: OccupationStore | None = None
-        self.index: PredictIndex | None = None
         self.walk: Crosswalk | None = None
         if self.options.columns.split and (validation_files or test_files):
             raise ValueError(
@@ -279,7 +279,6 @@ class OccupationDataModule(PlannedDataModule):
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage; ValueError where no row belongs to it."""
         if stage == "predict":
-            assert self.index is not None
             self._say_cut(stage, self.index.arrays["is_truncated"])
             return DistinctInputs(self.index)
         assert self.store is not None
@@ -368,7 +367,6 @@ class OccupationDataModule(PlannedDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the coded table; `results` as `write_coded_table` takes them."""
-        assert self.index is not None
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
         write_coded_table(self.index, book, results, path, self.walk)

@@ -282,30 +282,30 @@ class Lists(ArrayFolder):
     """The best documents of each query, best first.
 
     Attributes:
-        documents: [Q, L] int64, -1 behind the last.
-        scores: [Q, L] float32, 0 there.
+        arrays: documents [Q, L] int64, -1 behind the last; scores [Q, L] float32, 0 there.
     """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.documents, self.scores = self.arrays["documents"], self.arrays["scores"]
 
     @property
     def fingerprint(self) -> str:
         """Hex digest of all that they depend on."""
         return self.folder.name
 
+    def __getitem__(self, places: Any) -> Hits:
+        """Return those of one query, [L], or of several."""
+        return Hits(self.arrays["documents"][places], self.arrays["scores"][places])
+
     def scores_of(self, places: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """Return the scores [n, K] float32 of documents [n, K] of queries [n]; NaN = not listed."""
-        asked = np.where(documents == NO_DOCUMENT, NO_DOCUMENT - 1, documents)
-        is_same = asked[:, :, None] == self.documents[places][:, None]
-        scores = np.where(is_same, self.scores[places][:, None], -np.inf).max(axis=2)
+        asked, listed = np.where(documents == NO_DOCUMENT, NO_DOCUMENT - 1, documents), self[places]
+        is_same = asked[:, :, None] == listed.documents[:, None]
+        scores = np.where(is_same, listed.scores[:, None], -np.inf).max(axis=2)
         return np.where(is_same.any(axis=2), scores, np.nan).astype(np.float32)
 
     def of(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the documents and scores of one query, without what is behind the last."""
-        size = int((self.documents[place] >= 0).sum())
-        return np.array(self.documents[place, :size]), np.array(self.scores[place, :size])
+        documents, scores = self[place]
+        size = int((documents >= 0).sum())
+        return np.array(documents[:size]), np.array(scores[:size])
 
 
 def candidate_lists(

@@ -130,17 +130,11 @@ class OwnTexts(TokenRows):
     """The queries that documents ask themselves, and the documents without them, as mapped tokens.
 
     Attributes:
-        asking: [queries, 3, 2] int64, from which token to before which one goes the query, then
-            what stands before it and what behind it; of a document its title, where it has one,
-            then the sentences that can stand for a query.
-        first_asking: [documents + 1] int64, where those of each document begin there.
-        has_title: [documents] bool.
+        arrays: asking [queries, 3, 2] int64, from which token to before which one goes the query,
+            then what stands before it and what behind it; of a document its title, where it has
+            one, then the sentences that can stand for a query; first_asking [documents + 1] int64,
+            where those of each document begin there; has_title [documents] bool.
     """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.asking, self.has_title = self.arrays["asking"], self.arrays["has_title"]
-        self.first_asking = self.arrays["first_asking"]
 
     def drawn(
         self, numbers: np.ndarray, is_title: np.ndarray, removal: float, draws: np.ndarray
@@ -154,11 +148,11 @@ class OwnTexts(TokenRows):
             removal: probability that a sentence is missing then; a single one never is.
             draws: [n, 2] float64 in [0, 1), of the sentence and of its removal.
         """
-        has_title = self.has_title[numbers]
-        first, end = self.first_asking[numbers] + has_title, self.first_asking[numbers + 1]
+        has_title, starts = self.arrays["has_title"][numbers], self.arrays["first_asking"]
+        first, end = starts[numbers] + has_title, starts[numbers + 1]
         sentence = first + (draws[:, 0] * (end - first)).astype(np.int64)
         is_title = is_title & has_title
-        ranges = self.asking[np.where(is_title, first - 1, sentence)]
+        ranges = self.arrays["asking"][np.where(is_title, first - 1, sentence)]
         is_missing = is_title | (draws[:, 1] < removal)
         return ranges, is_missing & (ranges[:, 1:, 0] < ranges[:, 1:, 1]).any(axis=1)
 
@@ -277,7 +271,7 @@ class PairDataset(PlannedDataset):
         """Return the documents [n, P] that negatives of queries [n] are drawn from, -1 = none;
         relevant ones may be there."""
         if self.lists is not None:
-            return self.lists.documents[places, self.negatives.skip :]
+            return self.lists[places].documents[:, self.negatives.skip :]
         documents, grades = self.queries.padded(places)
         return np.where(grades <= RELEVANT_ABOVE, documents, NO_DOCUMENT)
 
@@ -410,7 +404,7 @@ class TextsDataset(PlannedDataset):
         none = np.zeros((len(places), 0), np.int64)
         hits = Hits(none, none.astype(np.float32))
         if self.first is not None:
-            hits = Hits(self.first.documents[places], self.first.scores[places])
+            hits = self.first[places]
         return self.queries.padded(places, self.queries.most), hits
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
