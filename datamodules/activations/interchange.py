@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from datamodules.activations.store import ActivationStore
-from datamodules.core.store import new_file, write_whole
+from datamodules.core.store import write_whole
 from datamodules.files.rows import open_parquet
+from datamodules.files.tables import write_batches
 
 COPIED = ("document", "position", "before", "token", "after", "explanation", "error")
 COLUMN, KIND = "activation_vector", "nla_dataset"
@@ -38,22 +39,16 @@ def write_vectors(
             them; one piece is in memory at a time.
         way_out: what to do where the file is there.
     """
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for columns in pieces:
+            vectors = np.ascontiguousarray(columns[COLUMN], np.float32)
+            ends = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
+            lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(vectors.ravel()))
+            yield pa.RecordBatch.from_pydict({**columns, COLUMN: lists})
+
+    write_batches(path, batches(), way_out)
     extraction = {name: value for name, value in facts.items() if name != "unisono"}
-    with new_file(path, "wb", way_out) as file:
-        writer: Any = None
-        try:
-            for columns in pieces:
-                vectors = np.ascontiguousarray(columns[COLUMN], np.float32)
-                ends = np.arange(len(vectors) + 1, dtype=np.int32) * vectors.shape[1]
-                lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(vectors.ravel()))
-                table = pa.table({**columns, COLUMN: lists})
-                writer = writer or pq.ParquetWriter(file, table.schema)
-                writer.write_table(table)
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is None:
-            raise ValueError(f"{path.name} would hold no activation; give at least one.")
     meta = {"kind": KIND, "extraction": extraction, "unisono": facts.get("unisono", {})}
     write_whole(Path(f"{path}{SUFFIX}"), yaml.safe_dump(meta, sort_keys=False))
 

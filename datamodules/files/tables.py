@@ -522,7 +522,7 @@ def _number_text(value: float | None) -> str:
 def write_batches(
     path: Path,
     batches: Iterable[pa.RecordBatch],
-    overwrite: bool = False,
+    way_out: str | None = "choose another name, or allow overwriting",
     like: Table | None = None,
 ) -> None:
     """Write record batches of equal columns as a table, whole or not at all.
@@ -530,11 +530,11 @@ def write_batches(
     Args:
         path: .csv, .tsv (or with .gz), .parquet or .xlsx.
         batches: one or more; the file is there when the last one was taken.
-        overwrite: whether an existing file may be replaced; else FileExistsError.
+        way_out: what to do where the file exists, for FileExistsError; `None` replaces it.
         like: a table in whose dialect delimited text is written, where it has the same suffix.
 
     Raises:
-        ValueError: the suffix is unknown.
+        ValueError: the suffix is unknown, or there is no batch.
     """
     suffix = kind_of(path)
     if not path.name.lower().endswith(SUFFIXES):
@@ -543,10 +543,10 @@ def write_batches(
     dialect = Dialect(SEPARATORS.get(suffix, ","))
     if like is not None and kind_of(like.path) == suffix:
         dialect = like.dialect
-    way_out = None if overwrite else "choose another name, or allow overwriting"
     with new_file(path, "wb", way_out) as file:
         rest = iter(batches)
-        first = next(rest)
+        if (first := next(rest, None)) is None:
+            raise ValueError(f"{path.name} would hold no row; give at least one.")
         rest = chain([first], rest)
         if suffix in PARQUET_SUFFIXES:
             with pq.ParquetWriter(file, first.schema) as writer:

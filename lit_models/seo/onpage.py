@@ -383,7 +383,7 @@ def write_tables(path: Path, reports: Sequence[PageReport]) -> list[Path]:
     heads = dict.fromkeys(name for row in pages for name in row), ("page", *PageFinding._fields)
     for target, rows, names in zip(paths, (pages, findings), heads, strict=True):
         columns = {name: [row.get(name) for row in rows] for name in names}
-        write_batches(target, [pa.RecordBatch.from_pydict(columns)], overwrite=True)
+        write_batches(target, [pa.RecordBatch.from_pydict(columns)], way_out=None)
     return paths
 
 

@@ -227,9 +227,9 @@ def test_the_writer_overwrites_nothing_and_leaves_no_half_file(tmp_path):
     with pytest.raises(FileExistsError, match="exists and is not overwritten"):
         write_batches(path, [batch])
     with pytest.raises(RuntimeError, match="stop"):
-        write_batches(path, stopped(), overwrite=True)
+        write_batches(path, stopped(), way_out=None)
     assert path.read_text() == "kept"
-    write_batches(path, [batch], overwrite=True)
+    write_batches(path, [batch], way_out=None)
     assert path.read_text() == "text\na\n"
     with pytest.raises(ValueError, match=r'ends in ".xls"; write to one of'):
         write_batches(tmp_path / "t.xls", [batch])

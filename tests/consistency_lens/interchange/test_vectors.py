@@ -94,7 +94,7 @@ def test_files_of_other_programs_are_read_and_wrong_ones_leave_none(written, tmp
         ([row, row[1:]], {}, r"a.parquet, row 2: activation_vector must hold 16 finite numbers"),
         ([row, None], {}, r"a.parquet, row 2: "),
         ([row, [float("nan")] * 16], {}, r"a.parquet, row 2: "),
-        ([], {}, r"b.parquet would hold no activation"),
+        ([], {}, r"b.parquet would hold no row"),
     ):
         foreign(path, rows, **extraction)
         with pytest.raises(ValueError, match=message):
