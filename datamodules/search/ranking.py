@@ -67,6 +67,8 @@ class RankingDataset(PlannedDataset):
         self.options, self.stage = options, stage
         self.groups, self.seed = groups if stage == "train" else None, seed
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
+        # What a test shows beside a ranker.
+        self.baselines = ["first"] * (options.source == "run") + ["bm25"] * (bm25 is not None)
         listed = (options.top, collection, queries, "data.candidates")
         self.lists = candidate_lists(options, bm25, *listed)
         self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
@@ -82,11 +84,6 @@ class RankingDataset(PlannedDataset):
         # Batches of a prediction are as wide as the longest list, so that results join.
         even = places if stage == "predict" else ()
         self.width = max((len(self.candidates(place)) for place in even), default=1)
-
-    @property
-    def baselines(self) -> list[str]:
-        """What a test shows beside a ranker: `first`, a run, and `bm25`."""
-        return ["first"] * (self.options.source == "run") + ["bm25"] * (self.bm25 is not None)
 
     def listed(self, place: int) -> np.ndarray:
         """Return the documents of a query's list, best first, or the judged ones, ascending."""

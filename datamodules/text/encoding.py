@@ -198,6 +198,8 @@ class TextEncoding:
     Attributes:
         begin_id: token before a text; `None` for no such mark.
         separator_id: token behind each text.
+        num_marks: marks around a single text.
+        room: most tokens of a single text.
         prompts: words before a "query" and a "document", where a recipe has some.
     """
 
@@ -211,16 +213,8 @@ class TextEncoding:
         begin, separator = ids.get("cls_token"), ids.get("sep_token")
         self.begin_id = tokenizer.begin_id if begin is None else begin
         self.separator_id = tokenizer.end_id if separator is None else separator
-
-    @property
-    def num_marks(self) -> int:
-        """Marks around a single text."""
-        return 1 + (self.begin_id is not None)
-
-    @property
-    def room(self) -> int:
-        """Most tokens of a single text."""
-        return self.limits.max_length - self.num_marks
+        self.num_marks = 1 + (self.begin_id is not None)
+        self.room = self.limits.max_length - self.num_marks
 
     def positions(self, sizes: np.ndarray) -> np.ndarray:
         """Return how many positions single texts of so many tokens take."""

@@ -183,14 +183,11 @@ class PagesDataModule(InstructionDataModule):
         self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
     ) -> None:
         super().__init__(separator="", **instructions)
-        self.target, self.max_target_tokens = target, max_target_tokens
         # The target is a part of the context.
         check_range("data", 1, self.context_length - 1, max_target_tokens=max_target_tokens)
-
-    @property
-    def max_prompt(self) -> int:
-        """Tokens that a page may have with what is asked of it."""
-        return self.context_length - self.max_target_tokens
+        self.target = target
+        # Tokens that a page may have with what is asked of it.
+        self.max_prompt = self.context_length - max_target_tokens
 
     def part_dataset(self, part: int) -> InstructionDataset:
         """Return the pages of a part that fit; evaluation has one page per sample."""

@@ -233,13 +233,10 @@ class SourceDataset(PlannedDataset):
         self.fingerprint = f"{store.fingerprint}-{tokenizer.digest}-{most}"
         self.target_counts = {}
 
-    def example(self, sample_id: int, epoch: int) -> np.ndarray:
-        """Return the tokens of one text."""
-        return cut(self.rows[sample_id].astype(np.int64), self.most)
-
-    def collate(self, examples: list[np.ndarray]) -> dict[str, Any]:
-        """Return the padded sources."""
-        return padded_texts(examples)
+    def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
+        """Return the padded sources [B, S]."""
+        texts = (self.rows[number].astype(np.int64) for number in sample_ids.tolist())
+        return padded_texts([cut(ids, self.most) for ids in texts])
 
 
 class Seq2SeqDataModule(LanguageModelDataModule):
@@ -307,16 +304,13 @@ class Seq2SeqDataModule(LanguageModelDataModule):
 
     def build_prompts(self) -> Any:
         """Return the dataset of prediction."""
-        dataset = SourceDataset(self.sources(), self.prompt_tokenizer(), self._most_read)
+        recipe = self.model.recipe  # none of a pretrained folder that is not trained on
+        most = self.max_source_tokens if recipe is None else recipe["max_source_tokens"]
+        dataset = SourceDataset(self.sources(), self.prompt_tokenizer(), most)
         if num_cut := int(dataset.is_cut.sum()):
-            what = f"{num_cut:,} texts exceed the {self._most_read:,} tokens of a source: {CUT_OFF}"
+            what = f"{num_cut:,} texts exceed the {most:,} tokens of a source: {CUT_OFF}"
             rank_zero_only(log.warning)(what)
         return dataset
-
-    @property
-    def _most_read(self) -> int:
-        recipe = self.model.recipe  # none of a pretrained folder that is not trained on
-        return self.max_source_tokens if recipe is None else recipe["max_source_tokens"]
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write the input's rows in order with `translation`, its `confidence`, the probability

@@ -255,7 +255,7 @@ class CodeBook:
         descriptions: one text per code, possibly empty.
         symbols: the V symbols, control symbols first; `None` is those of the codes in order.
 
-    `table` [C, L] int64 spells each code, shorter codes filled with <end>.
+    `table` [C, L] int64 spells each code, shorter codes filled with <end>; `block_size` is L.
     """
 
     def __init__(
@@ -278,8 +278,8 @@ class CodeBook:
         self.symbols = list(symbols)
         self._symbol_id = {symbol: i for i, symbol in enumerate(self.symbols)}
         self._code_id = {code: i for i, code in enumerate(self.codes)}
-        length = max(len(row) for row in spelled)
-        self.table = np.full((len(spelled), length), END_ID, dtype=np.int64)
+        self.block_size = max(len(row) for row in spelled)
+        self.table = np.full((len(spelled), self.block_size), END_ID, dtype=np.int64)
         for i, row in enumerate(spelled):
             self.table[i, : len(row)] = [self._symbol_id[symbol] for symbol in row]
 
@@ -288,11 +288,6 @@ class CodeBook:
 
     def __contains__(self, code: str) -> bool:
         return code in self._code_id
-
-    @property
-    def block_size(self) -> int:
-        """L, the number of symbols per block."""
-        return self.table.shape[1]
 
     def index(self, code: str) -> int:
         """The id of a code in normal form.

@@ -11,9 +11,9 @@ from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
 @pytest.mark.parametrize("begin_id", [None, 9])
 def test_rows_are_padded_as_one_by_one(begin_id: int | None) -> None:
     tokenizer = make_tokenizer(TokenizerOptions(), iter(())).to_dict()
+    tokenizer |= {"begin_id": begin_id, "end_id": 8, "special_tokens": {}}
     limits = {"max_length": 7, "max_query_length": 2}
     encoding = TextEncoding({"tokenizer": tokenizer, "text": limits})
-    encoding.begin_id, encoding.separator_id = begin_id, 8
     begin = [] if begin_id is None else [begin_id]
     query, text, nothing = np.array([1, 2, 3]), np.array([4, 5, 6], np.uint16), np.zeros(0, int)
     room = 7 - len(begin) - 4
