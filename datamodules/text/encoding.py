@@ -314,9 +314,6 @@ class TokenRows(ArrayFolder):
         """How many tokens each text has, [N] int64."""
         return np.diff(self.starts)
 
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
