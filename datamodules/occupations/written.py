@@ -125,14 +125,13 @@ def write_coded_table(
     codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
 
     def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        """Fractions of six decimals, whole numbers, or true and false; typed, or as text."""
+        """Fractions of six decimals, which text shows, whole numbers, or true and false."""
         is_fraction = np.issubdtype(column.dtype, np.floating)
-        if is_typed:
-            typed = np.round(column.astype(np.float64), 6) if is_fraction else column
-            return pa.array(typed, mask=~is_there)
-        texts = [f"{x:.6f}" if is_fraction else str(x).lower() for x in column.tolist()]
-        pairs = zip(texts, is_there.tolist(), strict=True)
-        return pa.array([text if there else "" for text, there in pairs], pa.string())
+        if is_fraction and is_typed:
+            column = np.round(column.astype(np.float64), 6)
+        elif is_fraction:
+            column = np.array([f"{x:.6f}" for x in column.tolist()], object)
+        return pa.array(column, mask=~is_there)
 
     def added(rows: slice) -> dict[str, pa.Array]:
         """The added columns of these rows, in order."""
