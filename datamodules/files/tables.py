@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -107,7 +107,7 @@ class RawRow(NamedTuple):
     written: str
 
 
-def raise_bad_row(bad: BadRow) -> None:
+def raise_bad_row(bad: BadRow) -> NoReturn:
     """Raises the ValueError that names this row."""
     raise ValueError(str(bad))
 

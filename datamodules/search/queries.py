@@ -16,7 +16,7 @@ import numpy as np
 from datamodules.core.plan import hash_ids
 from datamodules.core.store import cache_root, digest_of, file_digest, made_once, new_file
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, accepted, kind_of, refuse
-from datamodules.files.tables import check_file
+from datamodules.files.tables import check_file, raise_bad_row
 from datamodules.search.collection import COLLECTION_VERSION, Judgements, TextTable, write_texts
 from datamodules.search.formats import NO_DOCUMENT, QUERY_TABLES, TextRecord, TextRow, query_rows
 
@@ -183,10 +183,10 @@ def read_run(path: Path) -> Iterator[Ranking]:
         for number, _, document, rank, score in lines:
             if query in done:
                 rule = "this query stands further up; sort the run."
-                raise _bad_line(path, number, query, rule)
+                raise_bad_row(BadRow(str(path), number, query, rule))
             if document in found:
                 rule = f"the document is ranked twice for query {query}; keep one of the lines."
-                raise _bad_line(path, number, document, rule)
+                raise_bad_row(BadRow(str(path), number, document, rule))
             found[document] = (-score, rank)
         done.add(query)
         ordered = sorted(found, key=found.__getitem__)
@@ -210,9 +210,5 @@ def _run_lines(path: Path) -> Iterator[tuple[int, str, str, int, float]]:
                     "a line has 6 columns with blanks between them (query, Q0, document, rank, "
                     "score, tag), rank a whole number and score a number; correct it."
                 )
-                raise _bad_line(path, number, text.strip(), rule)
+                raise_bad_row(BadRow(str(path), number, text.strip(), rule))
             yield line
-
-
-def _bad_line(path: Path, number: int, value: str, rule: str) -> ValueError:
-    return ValueError(str(BadRow(str(path), number, value, rule)))
