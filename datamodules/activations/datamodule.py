@@ -78,8 +78,7 @@ class WrongOnes:
         """Return [B, W] int64 for samples [B] with keys [B] uint64 of their draws: never a sample
         itself, but where no other is at its token."""
         tokens, turns = self.tokens[numbers], np.arange(self.number, dtype=np.uint64)
-        with np.errstate(over="ignore"):
-            drawn = hash_ids(keys[:, None] + turns, 1)  # [B, W]
+        drawn = hash_ids(keys[:, None] + turns, 1)  # [B, W]
         ends, counts = self.ends[tokens][:, None], self.counts[tokens][:, None]  # [B, 1]
         places = (drawn % np.maximum(counts - 1, 1).astype(np.uint64)).astype(np.int64)
         found = self.order[ends - counts + places]

@@ -103,8 +103,7 @@ class Pieces:
     def hashes(self) -> np.ndarray:
         """[N] uint64, of the document's text and the piece's place in it."""
         place = self.starts - self.stream.starts[self.document]
-        with np.errstate(over="ignore"):
-            return self.document_hashes + place.astype(np.uint64)
+        return self.document_hashes + place.astype(np.uint64)
 
     def tokens(self, piece: int) -> np.ndarray:
         """Return [size + 1] int64: the tokens of a piece, and the one that follows it."""
