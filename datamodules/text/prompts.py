@@ -250,6 +250,7 @@ class PromptDataset(PlannedDataset):
         self.rows = [[p._replace(ids=np.array(p.ids, np.int32)) for p in row] for row in prompts]
         if not self.rows:
             raise ValueError("there is no row to predict for; write at least one prompt.")
+        self.most_choices = max(map(len, self.rows))  # of a row; 1 of prompts
         # [N] int64, tokens that a text has lost.
         self.num_cut = np.array([max(prompt.num_cut for prompt in row) for row in self.rows])
         self.lengths = np.array([sum(len(prompt.ids) for prompt in row) for row in self.rows])
@@ -293,10 +294,6 @@ class ChoiceDataset(PromptDataset):
     """Rows of one or more texts, whose ends are rated; gives `ChoiceBatch`."""
 
     mode = "score"
-
-    def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
-        super().__init__(prompts)
-        self.most_choices = max(map(len, self.rows))
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
         """Return the texts as documents, several in a row, and which document each choice is."""
