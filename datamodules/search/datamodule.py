@@ -93,8 +93,8 @@ class SearchDataModule(EncodedTextDataModule):
         judged = Queries(self.collection.queries, self.collection.fingerprint, judgements)
         if not (may_lack or len(judged)):
             raise ValueError(
-                f"no query is judged for {part}; name its judgements in data.collection, or take "
-                "another data.predict_part to predict."
+                f"no query is judged for {part}; name its judgements in data.collection, a share "
+                "in its split, or leave it out: --test_after_fit=false, another data.predict_part."
             )
         return judged
 
