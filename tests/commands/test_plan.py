@@ -62,11 +62,11 @@ def test_memory_of_the_state_by_hand():
     assert rows["GiB, ddp"] == pytest.approx([state / 2 / GIB])
 
 
-def test_a_plan_parses_as_the_training_does(unisono, toy_config):
+def test_a_plan_parses_as_the_training_does(done, toy_config):
     """A class and then its options, of a class that a file names."""
     sgd = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1")
-    status, output = unisono("plan", "--config", "toy.yaml", *sgd, "--devices=1")
-    assert (status, "learning rate │ 0.1" in " ".join(output.split())) == (0, True), output
+    output = done("plan", "--config", "toy.yaml", *sgd, "--devices=1")
+    assert "learning rate │ 0.1" in " ".join(output.split())
 
 
 def test_devices_that_would_have_nothing_to_do_are_named_beside_the_others(capsys):

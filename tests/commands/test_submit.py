@@ -19,7 +19,7 @@ from lit_models.commands.chain import (
 )
 from lit_models.engines.jobs import seconds
 
-Unisono = Callable[..., tuple[int, str]]
+Done = Callable[..., str]
 JOB = Path("jobs/toy/job.sh")
 GPUS = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=6"]
 PLACE = ["--partition=fast", "--account=me", "--nodelist=n1,n2", "--time-limit=2-12"]
@@ -64,12 +64,12 @@ SCANCEL = '#!/bin/bash\necho "$@" > cancelled\n'
 
 
 @pytest.fixture(name="submit")
-def submit_call(unisono: Unisono, toy_config: Path) -> Callable[..., tuple[int, str]]:
+def submit_call(done: Done, toy_config: Path) -> Done:
     """Calls `unisono submit --dry-run` in a folder with a toy config; one line of output."""
 
-    def call(*options: str, config: str = "toy.yaml") -> tuple[int, str]:
-        status, output = unisono("submit", "--config", config, "--dry-run", *options)
-        return status, " ".join(output.split())
+    def call(*options: str, status: int = 0) -> str:
+        output = done("submit", "--config=toy.yaml", "--dry-run", *options, status=status)
+        return " ".join(output.split())
 
     return call
 
@@ -97,22 +97,18 @@ def commands(script: Path) -> str:
     ],
 )
 def test_no_value_begins_a_line_of_the_script(submit, option: str, message: str) -> None:
-    status, output = submit(option)
-    assert status != 0
-    assert re.search(message, output), output
+    assert re.search(message, submit(option, status=2))
     assert not list(Path().rglob("*.sh"))
 
 
 def test_a_line_break_in_an_option_of_the_run_is_kept_quoted(submit) -> None:
-    status, output = submit("--trainer.fast_dev_run=false", "--data.predict_output=a\n\n#SBATCH b")
-    assert status == 0, output
+    submit("--trainer.fast_dev_run=false", "--data.predict_output=a\n\n#SBATCH b")
     assert "'--data.predict_output=a\n\n#SBATCH b'" in commands(JOB) + JOB.read_text()
 
 
 def test_a_script_says_what_was_asked_for(submit) -> None:
     activate = ["--activate", "module load cuda", "--activate=source 'my env/bin/activate'"]
-    status, output = submit("--name=mine", *GPUS, *PLACE, *activate, "--trainer.max_epochs=3")
-    assert status == 0, output
+    output = submit("--name=mine", *GPUS, *PLACE, *activate, "--trainer.max_epochs=3")
     assert "wrote jobs/mine/job.sh for nodes x GPUs: 2 x 4" in output
     assert "sbatch --parsable jobs/mine/job.sh" in output
     assert directives(Path("jobs/mine/job.sh")) == DIRECTIVES
@@ -128,7 +124,7 @@ def test_a_script_says_what_was_asked_for(submit) -> None:
 
 
 def test_what_was_not_asked_for_is_not_there(submit) -> None:
-    assert submit()[0] == 0
+    submit()
     asked = " ".join(directives(JOB))
     for absent in ("partition", "account", "nodelist", "gpus", "cpus"):
         assert absent not in asked
@@ -148,15 +144,15 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
     assert " '--config=a b.yaml' --seed_everything=4 --ckpt_path=auto" in text
     assert text.count("default_root_dir=runs/toy_12") == 1
     assert "--trainer.accelerator" not in text
-    assert submit(*typed, "--trainer.default_root_dir=runs/my toy, 3")[0] == 0
+    submit(*typed, "--trainer.default_root_dir=runs/my toy, 3")
     assert "default_root_dir=runs/my toy, 3'" in commands(Path("jobs/my-toy-3/job.sh"))
 
 
 def test_other_scripts_are_never_overwritten(submit) -> None:
-    assert submit()[0] == 0
+    submit()
     before = JOB.read_text()
-    assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")[1]
-    assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")[1]
+    assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")
+    assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")
     assert JOB.read_text() == before
 
 
@@ -185,9 +181,7 @@ def test_other_scripts_are_never_overwritten(submit) -> None:
     ],
 )
 def test_a_job_that_would_not_run_is_refused_before_it_is_written(submit, options, message):
-    status, output = submit(*options)
-    assert status == 2
-    assert message in output
+    assert message in submit(*options, status=2)
     assert not Path("jobs").exists()
 
 
@@ -197,8 +191,8 @@ def test_a_job_that_would_not_run_is_refused_before_it_is_written(submit, option
 )
 def test_a_file_where_a_folder_is_needed_is_refused(submit, name: str, way_out: str) -> None:
     Path(name).touch()
-    status, output = submit()
-    assert (status, name in output, way_out in output) == (1, True, True), output
+    output = submit(status=1)
+    assert (name in output, way_out in output) == (True, True), output
     assert Path(name).is_file()
 
 
@@ -213,9 +207,7 @@ def test_times_are_read_as_sbatch_reads_them() -> None:
 
 
 @pytest.fixture(name="chain")
-def chain_call(
-    unisono: Unisono, toy_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str]]:
+def chain_call(done: Done, toy_config: Path, monkeypatch: pytest.MonkeyPatch) -> Done:
     """Calls `unisono submit` for the chain, where a stand-in for sbatch takes three jobs."""
     Path("mine").mkdir()
     Path("mine/chain.yaml").write_text(CHAIN)
@@ -225,9 +217,9 @@ def chain_call(
         Path(name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{Path.cwd()}:{os.environ['PATH']}")
 
-    def call(*options: str) -> tuple[int, str]:
-        status, output = unisono("submit", "--config", "mine/chain.yaml", *options)
-        return status, " ".join(output.split())
+    def call(*options: str, status: int = 0) -> str:
+        output = done("submit", "--config=mine/chain.yaml", *options, status=status)
+        return " ".join(output.split())
 
     return call
 
@@ -239,8 +231,7 @@ def submitted() -> list[str]:
 def test_each_stage_is_a_job_after_the_one_before_it(chain) -> None:
     Path("most.txt").write_text("9")
     counts = ["--change.first.devices=2", "--change.second.devices", "8"]
-    status, output = chain(*counts, "--gpus-per-node=4")
-    assert status == 0, output
+    output = chain(*counts, "--gpus-per-node=4")
     after = "--kill-on-invalid-dep=yes jobs/mine/"
     assert submitted() == [
         "--parsable jobs/mine/1-first.sh",
@@ -268,13 +259,12 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
     (folder / "first/checkpoints/last.ckpt").write_text("sound")
     digest = outputs_digest(stages[0], folder)
     write_record(folder, "first", made_from(stages[0], folder, 3, {}), digest)
-    status, output = chain("--seed=3", "--change.first.devices=2")
-    assert (status, "stage first is complete: no job" in output) == (0, True), output
+    assert "stage first is complete: no job" in chain("--seed=3", "--change.first.devices=2")
     assert submitted()[0] == "--parsable jobs/mine/2-exported.sh"
     assert "--only=second --change.second" in commands(Path("jobs/mine/3-second.sh"))
     (folder / "first/checkpoints/last.ckpt").write_text("another")
-    status, output = chain("--seed=3")
-    assert (status, "the files in runs/chain-3/first were changed since" in output) == (1, True)
+    output = chain("--seed=3", status=1)
+    assert "the files in runs/chain-3/first were changed since" in output
 
 
 @pytest.mark.parametrize(
@@ -287,7 +277,7 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
 )
 def test_the_accelerator_of_a_stage_is_that_of_its_job_unless_it_says_it(chain, options, second):
     Path("silent.yaml").write_text("data: {class_path: tests.toy.ToyData}")  # nor does it a model
-    assert chain("--dry-run", "--change.second.config=silent.yaml", *options)[0] == 0
+    chain("--dry-run", "--change.second.config=silent.yaml", *options)
     assert commands(Path("jobs/mine/3-second.sh")).count("accelerator") == 1
     assert f"--change.second.options.trainer.{second} " in commands(Path("jobs/mine/3-second.sh"))
     for other in ("1-first.sh", "2-exported.sh"):
@@ -307,10 +297,9 @@ def test_the_place_of_a_stage_makes_no_other_stage(toy_config: Path) -> None:
 
 
 def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(chain) -> None:
-    status, output = chain("--dry-run", "--tasks-per-node=2", "--only=second")
-    assert status == 1
+    output = chain("--dry-run", "--tasks-per-node=2", "--only=second", status=1)
     assert "stage second takes first, which is not complete" in output
-    status, output = chain("--dry-run", "--change.second.devices=3", "--tasks-per-node=3")
+    output = chain("--dry-run", "--change.second.devices=3", "--tasks-per-node=3")
     assert "job=$(sbatch --parsable --dependency=afterok:$job" in output
     assert submitted() == []
     assert "--ntasks-per-node=1" in directives(Path("jobs/mine/1-first.sh"))
@@ -329,16 +318,13 @@ def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(
     ],
 )
 def test_a_chain_that_would_not_run_is_refused(chain, options: list[str], message: str) -> None:
-    status, output = chain(*options)
-    assert status == 2
-    assert message in output
+    assert message in chain(*options, status=2)
     assert not Path("jobs").exists()
 
 
 def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
     Path("most.txt").write_text("2")
-    status, output = chain()
-    assert status == 1
+    output = chain(status=1)
     assert "sbatch ended with status 1: sbatch: error: no such account. Its file is" in output
     assert "The jobs before it are taken back: 70, 71." in output
     assert Path("cancelled").read_text() == "70 71\n"

@@ -16,18 +16,12 @@ SMALL = (
 WHOLE = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=null")
 
 
-def test_a_folder_of_shards_trains_a_language_model(unisono, done, own_folder):
+def test_a_folder_of_shards_trains_a_language_model(done, own_folder):
     folder = write_folder(own_folder / "shards")
-    done(
-        *("fit", *SMALL, *WHOLE, f"--data.train_files={folder}"),
-        *(
-            "--data.split.validation_share=0.1",
-            "--data.layout=documents",
-            "--data.shuffle_shards=1",
-        ),
-    )
-    status, output = unisono("verify", "runs/causal_lm-debug")
-    assert status == Status.PROVEN, output
+    options = ["--data.split.validation_share=0.1", "--data.layout=documents"]
+    options += [f"--data.train_files={folder}", "--data.shuffle_shards=1"]
+    done("fit", *SMALL, *WHOLE, *options)
+    done("verify", "runs/causal_lm-debug", status=Status.PROVEN)
 
 
 def test_a_mixture_is_exact_in_forecast_ledger_and_proof(unisono, done, own_folder):
@@ -50,10 +44,9 @@ def test_a_mixture_is_exact_in_forecast_ledger_and_proof(unisono, done, own_fold
             total = sum(c[place] for c, step in zip(own, steps, strict=True) if not step["epoch"])
             assert forecast[f"{word} of {name}"] == f"{total:,}"
     assert abs(sum(c[1] for c in own) / 2 - 9000) < 64
-    status, output = unisono("verify", "runs/causal_lm-debug")
-    assert status == Status.PROVEN, output
+    output = done("verify", "runs/causal_lm-debug", status=Status.PROVEN)
     done("replay", "runs/causal_lm-debug", "--step=3")
-    status, audit = unisono("check", *SMALL, "--config=mix.yaml", "--data.test_files=a")
+    _, audit = unisono("check", *SMALL, "--config=mix.yaml", "--data.test_files=a")
     assert "120 different test documents are also in train" not in audit  # some are held out
     assert re.search(r"overlap +1\d\d different test documents are also in train", audit), audit
     samples, targets = (f"{sum(c[i] for c in own):,}" for i in range(2))
