@@ -259,7 +259,7 @@ class UnisonoCLI(LightningCLI):
             both = "; ".join(f"model.{n} {old} there and {new} here" for n, old, new in refused)
             raise UsageError(
                 f"an evaluation computes what the weights of {path} were trained for, and other "
-                f"values have no effect: {both}. Leave them out to take the checkpoint's."
+                f"values have no effect: {both}. Leave them out, or take its run's config.yaml."
             )
         for name, old, new in changed:
             say_first(f"model.{name}: the checkpoint has {old}, this run uses {new}")

@@ -37,7 +37,7 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "a temperature that the checkpoint does not have": (
         [*TEST, "--model.temperature.flat=5.0"],
-        "other values have no effect: model.temperature .*Leave them out to take the checkpoint's",
+        "other values have no effect: model.temperature .*Leave them out, or take its run's config",
     ),
     "a separator that the table does not have": (
         [*FIT, "--data.table.separator=;"],

@@ -22,7 +22,7 @@ class Status(IntEnum):
     """Exit status of `unisono verify`, by what it found; the gravest of several."""
 
     PROVEN = 0  # every epoch is whole: each of its samples is in the weights once
-    CUT = 3  # an epoch is not whole, or the run has no end: what was used was used once
+    CUT = 3  # an epoch is not whole here, or the run has no end: what was used was used once
     NOT_APPLIED = 4  # steps that were skipped are not in the weights
     MISSING = 5  # steps between others, or behind the last one, are not in the ledger
     DOUBLED = 6  # a step is in the ledger twice
@@ -34,9 +34,9 @@ class Status(IntEnum):
 def verify(runs: list[Path]) -> int:
     """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
 
-    Exit status: 0 proven, every epoch whole; 3 an epoch is cut, or the run has no end; 4 steps
-    were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used other
-    samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not the ledger's.
+    Exit status: 0 proven, every epoch whole; 3 an epoch is cut, the run goes on from another, or
+    has no end; 4 steps were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used
+    other samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not its own.
     Of several runs it is the highest.
 
     Args:
