@@ -225,6 +225,8 @@ class RankingDataModule(SearchDataModule):
     ) -> None:
         super().__init__(**search)
         self.candidates, self.groups, self.predict_part = candidates, groups, predict_part
+        # Whether each candidate, in training too, has the score of a first stage.
+        self.scores_first = candidates.source == "run" or self.bm25 is not None
         if groups.mined and candidates.source == "judged":
             raise ValueError(
                 f"groups.mined is {groups.mined}, but candidates.source judged has nothing to mine "
@@ -235,11 +237,6 @@ class RankingDataModule(SearchDataModule):
                 f"nothing is judged for data.predict_queries {self.predict_queries}; set "
                 "data.candidates.source to bm25 or run."
             )
-
-    @property
-    def scores_first(self) -> bool:
-        """Whether each candidate, in training too, has the score of a first stage."""
-        return self.candidates.source == "run" or self.bm25 is not None
 
     def check_stage(self, stage: Stage) -> None:
         """Raise where the stage has no query, or its file of them breaks a rule."""

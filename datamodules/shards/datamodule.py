@@ -220,9 +220,8 @@ class ShardDataModule(LanguageModelDataModule):
         sources: Any = [("", request.num_samples, (request.num_samples,))]
         if stage == "train":
             together, sources = self.shuffle_shards or 0, []
-            for (name, source), store in zip(
-                self.sources.items(), self._stores[TRAIN], strict=True
-            ):
+            pairs = zip(self.sources.items(), self._stores[TRAIN], strict=True)
+            for (name, source), store in pairs:
                 rows, positions = store.counts[:, TRAIN, [ROWS, POSITIONS]].T
                 samples = source.num_samples(int(rows.sum()), int(positions.sum()))
                 of_shards = rows.tolist() if together else [int(rows.sum())]
