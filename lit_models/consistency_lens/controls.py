@@ -301,9 +301,8 @@ class FidelityTable(Metric):
         drawn = uniforms(mixed(batch["document"], _POISSON), REPLICATES)
         draws = torch.searchsorted(chances, drawn).double()  # [B, R], of a Poisson variable
         self.sums = self.sums + torch.einsum("bg,bcf->gcf", member, values)
-        self.replicates = self.replicates + torch.einsum(
-            "brg,bcf->rgcf", draws[:, :, None] * member[:, None], values
-        )
+        often = draws[:, :, None] * member[:, None]
+        self.replicates = self.replicates + torch.einsum("brg,bcf->rgcf", often, values)
 
     def members(self, batch: ActivationBatch) -> Tensor:
         """Return the weights [B, G] float64 of a batch in each group, 0 for samples of others."""
@@ -319,7 +318,8 @@ class FidelityTable(Metric):
         drawn = self._values(self.replicates)
         found: dict[str, Rows] = {group: {row: {} for row in self.rows} for group in self.groups}
         for name, values in self._values(self.sums).items():
-            parts = torch.stack([values, *torch.quantile(drawn[name], ends, dim=0)], -1)
+            of_some = drawn[name].where(drawn["count"] > 0, nan)  # those that drew any document
+            parts = torch.stack([values, *of_some.nanquantile(ends, dim=0).nan_to_num()], -1)
             for group, rows in zip(self.groups, parts.tolist(), strict=True):
                 for row, (value, low, high) in zip(self.rows, rows, strict=True):
                     found[group][row] |= {name: value, f"{name}_low": low, f"{name}_high": high}

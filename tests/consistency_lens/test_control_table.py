@@ -59,9 +59,8 @@ def test_values_are_those_worked_by_hand():
     assert own["kl_recovered"] == pytest.approx(1 - 1 / 4)
     assert (own["nats"], own["next_nats"], own["count"]) == (0.5, 2.0, 2)
     assert found["zero"]["fve"] == -1
-    assert (
-        found["mean"]["fve"] == found["mean"]["kl_recovered"] == found["token_mean"]["excess"] == 0
-    )
+    nothing = found["mean"]["fve"], found["mean"]["kl_recovered"], found["token_mean"]["excess"]
+    assert nothing == (0, 0, 0)
 
 
 def test_a_weight_of_0_and_an_empty_table_count_nothing():
@@ -71,6 +70,7 @@ def test_a_weight_of_0_and_an_empty_table_count_nothing():
     table.update(by_hand(), batch(2) | {"weight": torch.tensor([1.0, 0.0])})
     own = table.compute()["all"]["greedy"]
     assert (own["fve"], own["count"]) == (0.75, 1)
+    assert (own["fve_low"], own["fve_high"]) == (0.75, 0.75)  # a replicate of nothing says nothing
     explained = controls.Explained()
     explained.update(torch.zeros(1), torch.zeros(1))
     assert explained.compute() == 0
