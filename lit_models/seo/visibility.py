@@ -98,10 +98,9 @@ class Citing:
         number, rows = len(sources), []
         short = [" ".join(source.split()[: self.words]) for source in sources]
         for turn in range(number):
-            moved = [short[(place + turn) % number] for place in range(number)]
-            listed = "\n".join(f"[{place}] {text}" for place, text in enumerate(moved, start=1))
+            listed = "\n".join(f"[{n}] {t}" for n, t in enumerate(short[turn:] + short[:turn], 1))
             prompt = PROMPT.format(sources=listed, query=query)
-            rows.append({"prompt": prompt, "choices": [f"{n}]" for n in range(1, number + 1)]})
+            rows.append({"prompt": prompt, "choices": [f"{n + 1}]" for n in range(number)]})
         prompts = read_prompts(rows_in_memory(rows), self.tokenizer, "", "score", self.most)
         data, found = ChoiceDataset(prompts), np.zeros(number)
         with evaluating(self.network):
@@ -200,9 +199,8 @@ def write_csv(path: Path, queries: Sequence[str], before: Seen, after: Seen) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure how visible a page is to a language model, before and after a rewrite."""
-    parser = argparse.ArgumentParser(
-        "python -m lit_models.seo.visibility", description=main.__doc__
-    )
+    program = "python -m lit_models.seo.visibility"
+    parser = argparse.ArgumentParser(program, description=main.__doc__)
     add = parser.add_argument
     add("--collection", help="folder of pages, or of BEIR's files; by default the demo")
     add("--page", required=True, help="id of the page; in a folder of pages its path")
@@ -214,6 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--words", type=int, default=60, help="words of each that it reads")
     add("--csv", type=Path, default=Path("visibility.csv"), help="table of the queries, new")
     options = parser.parse_args(arguments)
+    if (path := options.csv).exists():  # before all that is computed
+        raise FileExistsError(f"{path} is there and is never replaced; name another with --csv.")
     collection = open_collection(CollectionRequest(options.collection))
     texts = Texts([*collection.documents], collection.fingerprint)
     queries = [query.text for query in file_queries(options.queries)]

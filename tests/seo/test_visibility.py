@@ -108,8 +108,8 @@ def test_the_command_reads_a_collection_and_writes_a_row_per_query(tmp_path, fol
     assert [row["rank_before"] for row in written] == ["2", "", ""]
     assert written[1]["rank_after"] == ""  # what stands in a tag is no text
     assert written[2]["rank_after"] in ("1", "2")
-    with pytest.raises(FileExistsError):
-        main([*map(str, words), f"--csv={tmp_path / 'seen.csv'}"])
+    with pytest.raises(FileExistsError, match="never replaced"):  # before a model is looked for
+        main([*map(str, words), "--model=none", f"--csv={tmp_path / 'seen.csv'}"])
 
 
 def test_wrong_values_are_refused(citing):
