@@ -52,7 +52,7 @@ class EncodedTextModule(ExactModule):
     takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("pretrained", "lora")
-    encoder_class: ClassVar[Callable[..., TextEncoder]] = PretrainedEncoder
+    encoder_class: ClassVar[type[PretrainedEncoder]] = PretrainedEncoder
     network: Any
 
     def __init__(
@@ -107,16 +107,19 @@ class EncodedTextModule(ExactModule):
         else:
             content = read_config(self.pretrained)
             weight_files(self.pretrained)  # refuses pickles
-            limit, longest = content.get("max_position_embeddings"), recipe["text"]["max_length"]
-            if content["model_type"] == "roberta" and limit is not None:
-                limit -= 2  # positions begin behind that of padding
+            encoder = self.encoder_class(content, self.pretrained)
+            limit = getattr(encoder.model.config, "max_position_embeddings", None)
+            tables = [m for n, m in encoder.named_modules() if n.endswith("position_embeddings")]
+            if (padding := getattr(next(iter(tables), None), "padding_idx", None)) is not None:
+                limit -= padding + 1  # positions begin behind that of padding, as RoBERTa's
+            longest = recipe["text"]["max_length"]
             if limit is not None and longest > limit:
                 raise ValueError(
                     f"data.text.max_length {longest} is longer than the {limit} positions of "
                     f"{self.pretrained}; lower it to {limit} or less."
                 )
-            encoder = self.encoder_class(content, self.pretrained)
             stored = stored_pooling(self.pretrained, hasattr(self, "rank"))
+            encoder.check_padding()
             recipe["encoder"] = {"kind": "transformers", "config": content, **stored}
         if known is None:
             if data is not None and hasattr(encoder, "start_from"):

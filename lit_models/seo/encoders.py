@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from datamodules.text.encoding import PROMPTS_FILE
 from lit_models.blocks import EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import model_of, repeated_layers
-from lit_models.training.metrics import in_float32
+from lit_models.training.metrics import evaluating, in_float32
 
 Pooling = Literal["mean", "first", "max"]
 MODULES = "modules.json"
+PADDING_TOLERANCE = 1e-3  # of the largest value; the kernels round otherwise for other widths
 POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean", "max": "max"}
 HEADS = {  # of one score: dense layer and score in the files of a sequence classifier
     "bert": ("bert.pooler.dense", "classifier"),
@@ -135,6 +136,23 @@ class PretrainedEncoder(TextEncoder):
             given["token_type_ids"] = segment_ids
         output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
         return self.pooled(output.last_hidden_state, attention_mask)
+
+    @torch.no_grad()
+    def check_padding(self) -> None:
+        """Refuse, with a ValueError, a model that gives a text another vector beside a longer one:
+        a run would depend on the micro-batch, and so on the number of devices."""
+        mask = torch.arange(9)[None] < 5
+        ids = torch.arange(1, 10)[None] % self.model.get_input_embeddings().weight.shape[0] * mask
+        with evaluating(self):
+            alone, beside = self(ids[:, :5], mask[:, :5]), self(ids, mask)
+        apart = (alone - beside[:, : alone.shape[1]]).abs().max() / alone.abs().max()
+        if not apart <= PADDING_TOLERANCE:
+            raise ValueError(
+                f"{type(self.model).__name__} of transformers reads padding: beside a longer text "
+                f"another vector comes of a text ({apart:.2g} of the largest value apart), and the "
+                "loss would depend on the number of devices. Take another encoder, such as a BERT, "
+                "RoBERTa, MPNet or ModernBERT."
+            )
 
     @property
     def norm(self) -> nn.Module:

@@ -30,11 +30,11 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def fitted(folder, root, steps=2, **options):
+def fitted(folder, root, steps=2, data=None, **options):
     module = ranker(**{"pretrained": str(folder / "bert"), "optimizer": sgd, **options})
     torch.manual_seed(1)
     trainer = toy_trainer(root, max_steps=steps, limit_val_batches=0, precision=32)
-    trainer.fit(module, ranking_data(folder))
+    trainer.fit(module, ranking_data(data or folder))
     return module
 
 
@@ -89,6 +89,25 @@ def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tm
         assert torch.equal(LitRanker.from_exported(tmp_path / "out").rank("salt", texts), expected)
     finally:
         (folder / "gone").rename(folder / "bert")
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("FNet", "FNetModel of transformers reads padding: .*depend on the number of devices"),
+        ("XLMRoberta", "max_length 48 is longer than the 46 positions"),
+    ],
+)
+def test_a_model_is_refused_whose_vectors_depend_on_padding(kind, match, folder, tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": 48}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    bert_folder(tmp_path / "bert")  # for its tokenizer
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match=match):
+        fitted(tmp_path, tmp_path, data=folder)
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(["query", "value"], rank=2)])
