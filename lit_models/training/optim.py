@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lit_models.training.progress import budgeted_steps
@@ -395,7 +395,7 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     `scheduler`, or a constant rate where that is `None`.
 
     Raises:
-        ValueError: a schedule that ends with a run that has no end.
+        ValueError: a schedule that ends with a run that has no end, or follows no metric.
     """
     optimizer.register_load_state_dict_pre_hook(reorder_by_name)
     for group in optimizer.param_groups:
@@ -406,6 +406,14 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     if scheduler is None:
         return optimizer
     schedule = scheduler(optimizer)
+    if isinstance(schedule, ReduceLROnPlateau):
+        if (monitor := getattr(schedule, "monitor", None)) is None:
+            raise ValueError(
+                "torch's ReduceLROnPlateau does not name the metric that it follows; "
+                "lightning.pytorch.cli.ReduceLROnPlateau does: monitor, such as val/loss."
+            )
+        config = {"scheduler": schedule, "monitor": monitor}  # after each epoch
+        return {"optimizer": optimizer, "lr_scheduler": config}
     if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
         steps = budgeted_steps(module.trainer)
         if steps is None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, cli
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 from lit_models.blocks import layer_rates
 from lit_models.commands.verify import verify_run
@@ -48,6 +49,17 @@ def test_the_schedule_is_the_same_over_accumulation_and_reaches_the_end(tmp_path
     assert len(seen[0]) == 14
     assert max(seen[0]) == pytest.approx(0.01, rel=0.1)
     assert seen[0][-1] == pytest.approx(0.01 / (14 - 3.5), rel=1e-6)
+
+
+def test_a_schedule_that_follows_a_metric_falls_after_epochs_and_must_name_it(tmp_path):
+    plateau = {"factor": 0.5, "patience": 0, "threshold": 1e9}
+    schedule = partial(lr_scheduler.ReduceLROnPlateau, **plateau)
+    with pytest.raises(ValueError, match="does not name the metric that it follows"):
+        toy_trainer(tmp_path).fit(LitToy(lr_scheduler=schedule), ToyData())
+    schedule = partial(cli.ReduceLROnPlateau, monitor="val/loss", **plateau)
+    toy_trainer(tmp_path, max_epochs=3).fit(LitToy(lr_scheduler=schedule), ToyData())
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)]
+    assert rates == pytest.approx([0.01 * 0.5**epoch for epoch in range(3) for _ in range(7)])
 
 
 def test_a_longer_run_follows_its_own_length_after_a_resume(tmp_path):
