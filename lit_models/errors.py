@@ -264,4 +264,6 @@ def _bad_value(key: str, detail: str) -> str:
     if words := list(dict.fromkeys(word.strip(" '\"") for word in choices if word)):
         near = did_you_mean(near_names(value, words))
         return f"{key} must be one of {', '.join([*words, *kinds])}, got {value}.{near}"
+    if re.search(r"[\[, ]\*", f" {value}"):
+        detail += "\nIn YAML a word that begins with * is quoted, as in '[\"*_proj\"]'."
     return f"{key} must be {' or '.join(kinds)}, got {value}." if kinds else f"{key}: {detail}"

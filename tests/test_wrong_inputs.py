@@ -59,6 +59,10 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
         ["fit", "--config=occupation_coder/finetune.yaml"],
         "names no checkpoint: the run would train from .*--model.init_from=BEST.ckpt",
     ),
+    "a pattern without quotes": (
+        ["fit", "--config=causal_lm/lora.yaml", "--model.lora.targets=[*_proj]"],
+        r"model.lora.targets: .* In YAML a word that begins with \* is quoted, as in",
+    ),
     "the table itself as the coded one": (
         [*CODE_MINE, "--data.predict_output=mine.csv"],
         "mine.csv exists and is not overwritten; .*name another file with --data.predict_output",
