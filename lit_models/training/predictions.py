@@ -50,11 +50,9 @@ class PredictionWriter(Callback):
     """
 
     part_batches = 32  # in one part file; a kill loses at most so many per device
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, np.ndarray]] = []
-        self._batches: list[int] = []
-        self._folder: Path | None = None
+    _rows: list[dict[str, np.ndarray]]  # of batches that no part holds yet
+    _batches: list[int]
+    _folder: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a file that is there, or of a kind that lacks its extra, before any work."""
@@ -67,6 +65,7 @@ class PredictionWriter(Callback):
                 "with --data.predict_output."
             )
         trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
+        self._rows, self._batches = [], []  # an interrupt may have left some
 
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
         """Return the batches that an interrupted prediction with the same weights has written;

@@ -112,8 +112,7 @@ def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Turns)
     module, data = built(config, "model"), built(config, "data")
     on = [*default_callbacks(), ProgressLine(), beside]
     steps = {"max_steps": num_steps, "log_every_n_steps": TURN, "gradient_clip_val": beside.clip}
-    trainer = trainer_of(folder, on, **steps)
-    trainer.fit(module, data)
+    trainer_of(folder, on, **steps).fit(module, data)
 
 
 def config_of(path: str) -> dict[str, Any]:

@@ -155,8 +155,7 @@ def our_training(folder):
     trained = module()
     options = {"max_steps": STEPS + 5, "precision": 32, "limit_val_batches": 0}
     options |= {"gradient_clip_val": 1.0, "logger": [CSVLogger(folder), TensorBoardLogger(folder)]}
-    trainer = toy_trainer(folder, **options)
-    trainer.fit(trained, data())
+    toy_trainer(folder, **options).fit(trained, data())
     lines = ledger_lines(folder)[5:]
     seconds = sum(line["seconds"] for line in lines)
     return sum(line["samples"] for line in lines) / seconds, trained

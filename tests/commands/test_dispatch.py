@@ -32,8 +32,7 @@ def test_each_command_has_help_and_a_summary(done, name):
     ],
 )
 def test_help_is_shown_wherever_it_is_asked_for(done, given):
-    output = done(*given.split())
-    assert f"usage: unisono {given.split()[0]}" in output
+    assert f"usage: unisono {given.split()[0]}" in done(*given.split())
 
 
 def limited(
@@ -74,8 +73,7 @@ def test_options_of_a_command_are_read_by_their_types(given, values):
     ],
 )
 def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(done, given, message):
-    output = done(*given.split(), status=2)
-    assert message in " ".join(output.split())
+    assert message in " ".join(done(*given.split(), status=2).split())
 
 
 @pytest.mark.parametrize(("name", "run"), [("verify", "--runs"), ("replay", "--run")])

@@ -187,8 +187,7 @@ def test_weights_of_another_network_are_refused(toy_checkpoint, tmp_path):
 
 
 def test_wrong_checkpoints_are_one_screen(toy_checkpoint, own_folder, done):
-    cut = own_folder / "cut.ckpt"
-    cut.write_bytes(toy_checkpoint.read_bytes()[:500])
+    (own_folder / "cut.ckpt").write_bytes(toy_checkpoint.read_bytes()[:500])
     for arguments, message in (
         (["absent.ckpt", "--to=x"], "there is no checkpoint absent.ckpt"),
         (["cut.ckpt", "--to=x"], "is damaged: it is cut short"),

@@ -292,8 +292,7 @@ def test_two_folders_on_the_command_line(own_folder, done):
         (["runs/a", "nowhere"], "there is no run folder nowhere; name a run folder"),
         (["runs/a", "--to=compare-a-b.html"], "is no report of this command"),
     ):
-        output = done("report", *words, status=2)
-        assert message in output
+        assert message in done("report", *words, status=2)
     (own_folder / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
     done("report", "runs/a", status=1)
 

@@ -226,8 +226,7 @@ def test_a_store_is_made_once_and_parquet_is_jsonl(make, tmp_path):
     columns = {n: [row.get(n) for row in rows] for n in ("prompt", "completion", "messages")}
     pq.write_table(pa.table(columns), path)
     theirs = InstructionDataModule(str(path), split=NO_SPLIT, tokenizer=CHATS)
-    ours = make(*rows)
-    assert opened(theirs).store.fingerprint == opened(ours).store.fingerprint
+    assert opened(theirs).store.fingerprint == opened(make(*rows)).store.fingerprint
 
 
 def test_a_row_is_described_by_its_places_and_answers(make):

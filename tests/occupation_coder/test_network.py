@@ -74,8 +74,7 @@ def test_symbols_follow_the_book_and_used_codes_are_closed():
     assert symbols(trie.legal(root, torch.tensor([[0, 1]]), 0, 2)[0]) == [EMPTY, B]
     below_a = trie.next_node[0, A][None]
     assert symbols(trie.legal(below_a, torch.tensor([[1]]), 1, 1)[0]) == [A]
-    every = torch.tensor([[0, 1, 2]])
-    assert symbols(trie.legal(root, every, 0, 3)[0]) == [EMPTY]
+    assert symbols(trie.legal(root, torch.tensor([[0, 1, 2]]), 0, 3)[0]) == [EMPTY]
 
 
 @torch.no_grad()

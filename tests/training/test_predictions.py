@@ -59,6 +59,15 @@ def test_a_killed_prediction_goes_on_where_it_stopped(tmp_path):
     assert [path.name for path in cut.iterdir()] == ["out.csv"]
 
 
+def test_a_script_predicts_again_after_an_error_with_the_same_trainer(tmp_path):
+    trainer = toy_trainer(tmp_path, callbacks=[PredictionWriter(), CutAfter(4)])
+    data = ToyData(global_batch_size=4, predict_output=str(tmp_path / "out.csv"))
+    with pytest.raises(Cut):
+        trainer.predict(LitToy(), data)
+    trainer.predict(LitToy(), data)
+    assert (tmp_path / "out.csv").read_bytes().count(b"\n") == 21
+
+
 def test_parts_of_other_weights_are_not_used(tmp_path):
     predict(tmp_path, cut_after=4)
     other = LitToy()
