@@ -56,6 +56,7 @@ class Preemption(Callback):
         """Take the signals over from Lightning, before the data is read."""
         if stage != "fit" or threading.current_thread() is not threading.main_thread():
             return
+        self.received = None  # in an earlier call
         # Lightning's own: a broadcast and a wait in every micro-batch, and inside its handler.
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None

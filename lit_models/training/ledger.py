@@ -209,14 +209,14 @@ class Ledger(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the ledger with a line for the attempt; keep beside it what the plan is made of."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
+        self.wants_stop = self.is_stopping = self._is_told = False  # of an earlier call
         trainer.callback_metrics.update(self._judged)  # else first known after a validation
         for config in trainer.lr_scheduler_configs:  # whose frequency Lightning counts in parts
             if config.interval == "step":
                 config.frequency *= trainer.accumulate_grad_batches
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        lines = self._open(trainer)
-        self.attempt = 1 + max((line["attempt"] for line in lines), default=0)
+        self.attempt = 1 + max((line["attempt"] for line in self._open(trainer)), default=0)
         data, folder = trainer.datamodule, Path(trainer.default_root_dir)
         request, repeats = data.request("train"), trainer.overfit_batches > 0
         lengths = data.datasets["train"].lengths

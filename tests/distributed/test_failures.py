@@ -43,8 +43,7 @@ MOST_LINES = 24
 
 def training(folder: Path, how: str | None, *options: str, more: str = "") -> list[str]:
     """Return the command line of a toy training in which one rank breaks after five steps."""
-    breaks = BREAKS.format(how) if how else ""
-    (folder / "toy.yaml").write_text(TOY + breaks + more)
+    (folder / "toy.yaml").write_text(TOY + (BREAKS.format(how) if how else "") + more)
     run = f"--trainer.default_root_dir={folder / 'run'}"
     return ["fit", "--config", str(folder / "toy.yaml"), run, *options]
 

@@ -64,8 +64,7 @@ def test_a_test_measures_what_a_plain_reference_measures(retriever_run, trained)
         assert per_query["bm25"]["ndcg@10"][name] == pytest.approx(ndcg, abs=1e-6)
     for system, metrics in content["systems"].items():
         for metric, mean in metrics.items():
-            values = per_query[system][metric].values()
-            assert mean == pytest.approx(np.mean(list(values)))
+            assert mean == pytest.approx(np.mean([*per_query[system][metric].values()]))
     assert set(content["systems"]) == {"retriever", "bm25", "fused"}
     mean, low, high = content["differences"]["fused - bm25"]["ndcg@10"]
     assert low <= mean <= high

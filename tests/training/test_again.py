@@ -61,9 +61,13 @@ def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path, value, epo
 
 @pytest.mark.filterwarnings("ignore:SIGTERM")
 def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_path):
-    epochs_of(tmp_path, Preemption(), Told(2 * STEPS - 1))
-    last = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    callbacks = [Preemption(), Told(2 * STEPS - 1)]
+    trainer = toy_trainer(tmp_path, callbacks=callbacks, max_epochs=3)
+    trainer.fit(LitToy(), ToyData())
+    last = read_checkpoint(path := tmp_path / "checkpoints" / "last.ckpt")
     assert 2 * STEPS <= last["global_step"] == len(ledger_lines(tmp_path)) < 3 * STEPS
+    trainer.fit(LitToy(), ToyData(), ckpt_path=path, weights_only=True)  # the same one goes on
+    assert len(ledger_lines(tmp_path)) == 3 * STEPS
 
 
 @pytest.mark.parametrize("message", REFUSED)
