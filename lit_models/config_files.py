@@ -39,9 +39,9 @@ class StrictLoader(PLAIN_LOADER):
         return super().construct_mapping(node, deep)
 
 
-# As in YAML 1.2: 1e-3 is a number, and a date is the text that was written.
+# As in YAML 1.2: 1e-3 is a number, and a date or a time is the text that was written.
 StrictLoader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":timestamp")]
+    letter: [("tag:yaml.org,2002:str", re.compile(r"[-+]?\d[\d_]*[-:]\d")), *pairs]
     for letter, pairs in PLAIN_LOADER.yaml_implicit_resolvers.items()
 }
 StrictLoader.add_implicit_resolver(

@@ -13,7 +13,7 @@ import yaml
 from lit_models.cli import ParsedCLI
 from lit_models.commands.chain import read_stages
 from lit_models.commands.verify import Status
-from lit_models.config_files import read_config, shipped_configs
+from lit_models.config_files import load_yaml, read_config, shipped_configs
 
 Unisono = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parents[1]
@@ -41,6 +41,11 @@ DEBUG = [name for name in CONFIGS if name.endswith("debug.yaml")]
 LARGE_DEMOS = ("consistency_lens/debug.yaml", "seo/writer_debug.yaml", "seq2seq/debug.yaml")
 LARGE_DEMOS += tuple(f"seo/{name}_debug.yaml" for name in ("sparse_retriever", "scorer", "ranker"))
 FINE_TUNING = [name for name in CONFIGS if "finetune" in name or "lora" in name]
+
+
+def test_a_config_has_dates_and_times_as_they_are_written():
+    found = load_yaml("{a: 1:00:00, b: 2020-01-31, c: 1e-3, d: [-12, 1_000]}", "own.yaml")
+    assert found == {"a": "1:00:00", "b": "2020-01-31", "c": 0.001, "d": [-12, 1000]}
 
 
 @pytest.mark.parametrize("name", sorted({*CONFIGS} - {*DEBUG, *FINE_TUNING}))  # which start below

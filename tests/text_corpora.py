@@ -88,10 +88,8 @@ def sentence_piece(kind="never"):
         backend.normalizer = normalizers.Sequence(steps)
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", kind, split=False)
-    ends = [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), *ends]
-    )
+    ends = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *ends])
     backend.add_special_tokens(["<unk>", "</s>"])
     return TextTokenizer(backend, END_ID)
 

@@ -186,9 +186,8 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
         every = [
             c for n in range(1, max_codes + 1) for c in itertools.combinations(range(num_codes), n)
         ]
-        sets = torch.tensor([[*c, *[NONE] * (max_codes - len(c))] for c in every]).expand(
-            12, -1, -1
-        )
+        filled = [[*c, *[NONE] * (max_codes - len(c))] for c in every]
+        sets = torch.tensor(filled).expand(12, -1, -1)
         flat = decoding.flat_set_log_probability(logits, sets)
         sequence = decoding.set_probability(decoder, memory, sets).log()
         votes = share * flat + (1 - share) * sequence

@@ -26,9 +26,8 @@ class UniformDecoder(torch.nn.Module):
 
 def occupation_losses(memory, logits, decoder, batch, importance=None):
     """Both terms as sums and counts."""
-    return loss.summed(
-        loss.record_losses(memory, logits, decoder, batch), batch["weight"], importance
-    )
+    losses = loss.record_losses(memory, logits, decoder, batch)
+    return loss.summed(losses, batch["weight"], importance)
 
 
 def memory_of(rows: int) -> Memory:

@@ -215,9 +215,8 @@ def test_all_our_constructors_say_the_types_of_their_arguments():
     for name in lit_models.__all__:
         made = getattr(lit_models, name)
         for kind in getattr(made, "__mro__", ()):
-            if kind.__module__.startswith(("lit_models", "datamodules")) and "__init__" in vars(
-                kind
-            ):
+            is_own = kind.__module__.startswith(("lit_models", "datamodules"))
+            if is_own and "__init__" in vars(kind):
                 assert typing.get_type_hints(kind.__init__), kind
     with pytest.raises(TypeError, match="keeps no arguments of a datamodule"):
         datamodules.OccupationDataModule.load_from_checkpoint("x.ckpt")
