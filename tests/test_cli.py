@@ -1,6 +1,5 @@
 """The command line: errors on one screen, configs found, explicit values win, runs kept apart."""
 
-import csv
 import inspect
 import json
 import os
@@ -30,6 +29,7 @@ from lit_models.training.optim import WarmupDecay
 from lit_models.training.run import Topology
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 from tests.distributed.launch import finished, started
+from tests.toy import csv_rows
 
 ZERO = "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
 LIST = "must be a mapping of options, .* got the list"
@@ -330,7 +330,7 @@ def test_what_spawned_processes_log_is_followed_by_the_test(toy_config):
     where = (f"--config={toy_config}", f"--trainer.default_root_dir={Path('runs').absolute()}")
     statuses, outputs = finished(started("-m", "lit_models", "fit", *where, *options))
     assert statuses == [0], outputs
-    rows = csv.DictReader(Path("runs/metrics.csv").read_text().splitlines())
+    rows = csv_rows("runs/metrics.csv")
     found = [name + row["step"] for row in rows for name in row if row[name] and "/loss" in name]
     assert found == [*(f"train/loss{step}" for step in range(1, 8)), "val/loss6", "test/loss7"]
 

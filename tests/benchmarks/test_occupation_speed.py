@@ -7,7 +7,6 @@ tokenised when it is fetched, and each decoding step runs the whole prefix. `fai
 pads to the longest row of the batch and decodes with the key-value cache.
 """
 
-import csv
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,7 +30,7 @@ from lit_models.occupation_coder.loss import record_losses, summed
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import BEGIN, PAD, BlockDecoder, OccupationNetwork
 from tests.benchmarks.figures import Aim
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import csv_rows, ledger_lines, toy_trainer
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "occupations"
 SIZE, STEPS, REPEATS = 64, 40, 3
@@ -161,14 +160,9 @@ def our_training(folder):
     return sum(line["samples"] for line in lines) / seconds, trained
 
 
-def read_rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def peer_texts(trained, size=None):
     """Return the real rows as the peers take them; both tables, or the first `size` rows."""
-    rows = read_rows(REAL / "train.csv") + read_rows(REAL / "dev.csv")
+    rows = csv_rows(REAL / "train.csv") + csv_rows(REAL / "dev.csv")
     index = {code: i for i, code in enumerate(trained.recipe["code_book"]["codes"])}
     normalise = TextNormalisation.from_dict(trained.recipe["normalisation"])
     known = [(r["occ1"], index[r["hisco_1"]]) for r in rows if r["hisco_1"] in index]
@@ -198,7 +192,7 @@ def test_training_beside_plain_loops(tmp_path, monkeypatch, figures):
 def test_greedy_decoding_beside_plain_loops(tmp_path, monkeypatch, figures):
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     files = [str(REAL / "train.csv"), str(REAL / "dev.csv")]
-    num_rows = sum(len(read_rows(Path(file))) for file in files)
+    num_rows = sum(len(csv_rows(file)) for file in files)
     _, trained = our_training(tmp_path)
     network = trained.network.eval()
     few, some = peer_texts(trained, 512), peer_texts(trained, 2048)

@@ -1,6 +1,5 @@
 """Embedded demo data: the same everywhere; some pairs of a story's facts are held out."""
 
-import csv
 import hashlib
 import json
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from datamodules import TextDataModule, TokenizerOptions, demo
 from datamodules.demo import HELD_OUT_PAIRS, PARTS, VALUES
 from datamodules.files.splitting import stem_key
+from tests.toy import csv_rows
 
 Rows = dict[str, list[dict]]
 
@@ -21,8 +21,7 @@ def story_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, str]]:
-    with demo.demo_occupations().open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(demo.demo_occupations())
 
 
 # Another digest is another file: raise DEMO_VERSION with it.

@@ -1,6 +1,5 @@
 """Prompts with answers, and chats: what is trained on, what is refused."""
 
-import csv
 import json
 import logging
 import random
@@ -21,6 +20,7 @@ from datamodules.core.batches import IGNORED
 from datamodules.text.instructions import InstructionDataset
 from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_tokenizer, make_tokenizer
 from tests.text_corpora import rows_file, saved_tokenizer
+from tests.toy import csv_rows
 
 REWRITES = (  # earlier answers are shortened, as by templates that drop thoughts
     "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n"
@@ -382,8 +382,7 @@ def test_bad_rows_are_left_out_and_listed_where_this_is_wanted(make, own_folder)
     datasets = list(data.datasets.values())
     assert all(isinstance(dataset, InstructionDataset) for dataset in datasets)
     assert sum(len(dataset.lengths) for dataset in datasets) == 2
-    with (own_folder / "rejected.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = csv_rows("rejected.csv")
     assert (row["line"], row["kind"]) == ("2", "no answer")
 
 

@@ -1,6 +1,5 @@
 """Runs that are over and started again, trainers that train twice, callbacks after a resume."""
 
-import csv
 import multiprocessing
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from lit_models.training import Ledger, Preemption
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import default_loggers
-from tests.toy import CutAt, LitToy, PowerCut, ToyData, ledger_lines, toy_trainer
+from tests.toy import CutAt, LitToy, PowerCut, ToyData, csv_rows, ledger_lines, toy_trainer
 from tests.training.test_ends import Told
 
 STEPS = 7  # of an epoch
@@ -132,16 +131,12 @@ def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_p
     assert rates == pytest.approx([0.01 * 0.7 ** max(0, epoch - 1) for epoch in range(9)])
 
 
-def metrics_in(folder: Path) -> list[dict[str, str]]:
-    return [*csv.DictReader((folder / "metrics.csv").read_text().splitlines())]
-
-
 def rows_of(folder: Path, **data: Any) -> list[list[str]]:
     """Return step and names of the rows that a run writes with Lightning's monitor of rates."""
     logger, callbacks = default_loggers(str(folder))[:1], [LearningRateMonitor()]
     options = {"logger": logger, "callbacks": callbacks, "log_every_n_steps": 1}
     toy_trainer(folder, **options).fit(LitToy(), ToyData(**data))
-    return [[r["step"], *(n for n in r if r[n])] for r in metrics_in(folder)]
+    return [[r["step"], *(n for n in r if r[n])] for r in csv_rows(folder / "metrics.csv")]
 
 
 @pytest.mark.parametrize("most", [{"max_steps": 9}, {"max_steps": 99}, {}])
@@ -153,7 +148,9 @@ def test_the_test_of_a_run_that_is_over_has_its_last_step(tmp_path, most):
         resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
         trainer.fit(LitToy(), ToyData(), **resume)
         trainer.test(LitToy(), ToyData(), verbose=False)
-    assert [row["step"] for row in metrics_in(tmp_path / "again")] == [str(trainer.global_step)]
+    assert [row["step"] for row in csv_rows(tmp_path / "again" / "metrics.csv")] == [
+        str(trainer.global_step)
+    ]
 
 
 def test_metrics_have_the_same_rows_with_accumulation(tmp_path):

@@ -1,6 +1,5 @@
 """Run folder, lock and claims; banner, progress and loggers."""
 
-import csv
 import multiprocessing
 import os
 import socket
@@ -34,7 +33,7 @@ from lit_models.training.run import (
     locked,
     release,
 )
-from tests.toy import LitToy, ToyData
+from tests.toy import LitToy, ToyData, csv_rows
 
 
 def make_run(folder: Path, checkpoint: str = "") -> Path:
@@ -328,11 +327,6 @@ def test_a_log_gets_a_line_per_interval_and_a_terminal_one(clock, capsys, monkey
     assert (shown.count("\r"), shown.count("\n")) == (4, 1)
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_reopened_file_is_appended_to_and_a_new_metric_becomes_a_column(tmp_path: Path) -> None:
     first, second = (AppendingCSVLogger(str(tmp_path)) for _ in range(2))  # of two processes
     first.log_metrics({"train/loss": 1.5}, 1)
@@ -352,7 +346,7 @@ def test_a_resume_replaces_the_rows_that_run_again(tmp_path: Path) -> None:
     for loss in (7.0, 6.0):  # of two checkpoints
         AppendingCSVLogger(str(tmp_path)).log_metrics({"test/loss": loss}, 2)
     AppendingCSVLogger(str(tmp_path), resumed_step=2).log_metrics({"train/loss": 30.0}, 3)
-    got = [[r[f"{kind}/loss"] for kind in ("train", "val", "test")] for r in rows(logger.path)]
+    got = [[r[f"{kind}/loss"] for kind in ("train", "val", "test")] for r in csv_rows(logger.path)]
     assert list(map("".join, got)) == ["1.0", "2.0", "9.0", "7.0", "6.0", "30.0"]
 
 
@@ -361,7 +355,7 @@ def test_a_row_that_a_kill_cut_short_does_not_stop_the_next_run(tmp_path: Path) 
     path = tmp_path / "metrics.csv"
     path.write_text(path.read_text() + "2,")
     AppendingCSVLogger(str(tmp_path), resumed_step=1).log_metrics({"train/loss": 3, "b": 4}, 2)
-    assert [r["step"] for r in rows(path)] == ["1", "2"]
+    assert [r["step"] for r in csv_rows(path)] == ["1", "2"]
 
 
 def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:

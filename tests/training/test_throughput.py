@@ -1,6 +1,5 @@
 """Throughput: intervals of whole steps, known sleeps in their column, and no trace on the run."""
 
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lit_models.training.ledger import json_lines
 from lit_models.training.run import AppendingCSVLogger
 from lit_models.training.sharding import is_compiled
 from lit_models.training.throughput import peak_of
-from tests.toy import LitToy, ToyData, ToySequences, toy_trainer
+from tests.toy import LitToy, ToyData, ToySequences, csv_rows, toy_trainer
 
 NAP_S = 0.06
 
@@ -114,8 +113,7 @@ def test_a_resumed_run_goes_on_in_the_file_and_cuts_a_torn_line(tmp_path):
 
 def test_loggers_get_the_same_numbers(tmp_path):
     run(tmp_path, logger=AppendingCSVLogger(str(tmp_path)))
-    rows = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
-    found = [row for row in rows if row["throughput/seconds"]]
+    found = [row for row in csv_rows(tmp_path / "metrics.csv") if row["throughput/seconds"]]
     for row, line in zip(found, lines_of(tmp_path), strict=True):
         assert int(row["step"]) == line["step"]
         assert float(row["throughput/data_seconds"]) == line["split"]["data"]
