@@ -408,14 +408,15 @@ def check_head(network: PretrainedDecoder, source: str) -> None:
 
 
 def model_config(content: Content) -> Any:
-    """Return transformers' configuration, with every dropout at 0."""
-    from transformers import CONFIG_MAPPING
+    """Return transformers' configuration, with every dropout at 0, of layers and noise as well."""
+    from transformers import CONFIG_MAPPING, PretrainedConfig
 
     config = CONFIG_MAPPING[content["model_type"]].from_dict(dict(content))
-    for name, value in config.to_dict().items():
-        is_rate = "dropout" in name or name.endswith("pdrop")
-        if is_rate and type(value) in (float, int):
-            setattr(config, name, 0.0)
+    inner = [part for part in vars(config).values() if isinstance(part, PretrainedConfig)]
+    for part in (config, *inner):
+        for name, value in part.to_dict().items():
+            if ("drop" in name or "jitter" in name) and type(value) in (float, int):
+                setattr(part, name, type(value)(0))
     return config
 
 

@@ -14,6 +14,7 @@ from lit_models.causal_lm.pretrained import (
     PretrainedDecoder,
     check_recipe,
     load_network,
+    model_of,
     network_from_config,
     read_recipe,
 )
@@ -22,6 +23,10 @@ from tests.causal_lm import folders
 from tests.causal_lm.folders import made, packed_logits, ragged_logits, saved, worst_difference
 
 KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
+BART = {f"{part}_{n}": 2 for part in ("encoder", "decoder") for n in ("layers", "attention_heads")}
+BART |= {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": folders.VOCAB}
+SEES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+IMAGES = {"vision_config": {**SEES, "image_size": 28}, "mm_tokens_per_image": 4}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,6 +79,25 @@ def test_recomputed_and_compiled_blocks_change_nothing(tmp_path):
         assert list(network.state_dict()) == names
     for plain, *others in zip(*gradients, strict=True):
         assert all(torch.allclose(plain, other, rtol=1e-4, atol=1e-6) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("Mixtral", {**folders.LLAMA, "num_local_experts": 2, "router_jitter_noise": 0.3}),
+        ("Bart", {**BART, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}),
+        ("Gemma3", {"text_config": {**folders.LLAMA, "attention_dropout": 0.5}, **IMAGES}),
+    ],
+)
+def test_no_training_step_of_a_folder_draws_random_numbers(kind, options):
+    import transformers
+
+    content = getattr(transformers, f"{kind}Config")(**options).to_dict()
+    model, tokens = model_of(content, auto_class="AutoModel").train(), torch.arange(20)[None]
+    types = {"token_type_ids": torch.zeros_like(tokens)} if kind == "Gemma3" else {}
+    before = torch.get_rng_state()
+    model(input_ids=tokens, **types)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_token_of_padding_learns_too(tmp_path):
