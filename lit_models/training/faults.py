@@ -107,7 +107,8 @@ class NonFinite(Callback):
     """
 
     most_skipped = 10  # in one run, before it stops after all
-    num_skipped = _handled = 0
+    num_skipped = 0
+    _handled: dict[str, Any] | None = None  # line of the ledger
 
     def __init__(self, policy: Literal["stop", "skip"] = "stop") -> None:
         self.policy = policy
@@ -136,9 +137,9 @@ class NonFinite(Callback):
         if ledger is None or ledger.latest.get("is_finite", True) or has_scaler:
             return
         epoch, step = ledger.latest["epoch"], ledger.latest["step"]
-        if step == self._handled:
+        if ledger.latest is self._handled:
             return
-        self._handled = step
+        self._handled = ledger.latest
         ranks = of_all_ranks(record_of(pl_module).suspects(step))  # type: ignore[union-attr]
         wrong, used = (sorted({i for rank in ranks for i in rank[k]}) for k in (0, 1))
         ids = wrong or used

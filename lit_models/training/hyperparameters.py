@@ -230,8 +230,7 @@ def _known(types: list[Any], value: Any, key: str, gone: list[str]) -> Any:
     class_path = value.get("class_path")
     if class_path is not None:
         own = [_imported(class_path)] if _is_within(class_path) else []
-        options = _known(own, value.get("init_args", {}), key, gone)
-        return {**value, "init_args": options}
+        return {**value, "init_args": _known(own, value.get("init_args", {}), key, gone)}
     names = {} if dict in types else _arguments(types)
     kept = {}
     for name, item in value.items():

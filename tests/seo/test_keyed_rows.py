@@ -41,8 +41,7 @@ def ranking_batch(samples, width=4):
         row += SIZES[sample]
     rows = rows_of(samples)
     segments = torch.zeros_like(rows["input_ids"])
-    lengths = rows["attention_mask"].sum(1).numpy()
-    parts = {"pair_lengths": lengths, "num_parts": 2}
+    parts = {"pair_lengths": rows["attention_mask"].sum(1).numpy(), "num_parts": 2}
     return {**rows, **parts, "segment_ids": segments, "pair_index": index, "prior": index.double()}
 
 

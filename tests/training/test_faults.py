@@ -213,8 +213,10 @@ def test_a_gradient_that_is_not_finite_stops_a_run_of_finite_losses(tmp_path):
             super().configure_model()
             self.model[0].weight.register_hook(lambda gradient: gradient / 0)
 
-    with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
-        toy_trainer(tmp_path).fit(Steep(), ToyData())
+    stops = NonFinite()
+    for run in ("one", "another"):  # which is told of its own step
+        with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
+            toy_trainer(tmp_path / run, callbacks=[stops]).fit(Steep(), ToyData())
 
 
 def test_a_step_that_never_called_exact_mean_is_refused(tmp_path):
