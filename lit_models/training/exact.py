@@ -148,6 +148,7 @@ class ExactModule(LightningModule):
         """
         for metric in (part for part in self.modules() if isinstance(part, Metric)):
             metric.reset()
+        self.step_record = StepRecord()  # an error may have cut off a step of an earlier call
         if self._trainer is None:
             return
         strategy = self.trainer.strategy

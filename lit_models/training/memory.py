@@ -232,5 +232,4 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
 def heaviest_ids(lengths: Any, global_batch_size: int, num_chunks: int) -> np.ndarray:
     """Return the longest samples, as many as a micro-batch has where a step has `num_chunks`: a
     batch that none of any epoch exceeds."""
-    num_rows = math.ceil(min(global_batch_size, len(lengths)) / num_chunks)
-    return longest_rows(lengths, num_rows)
+    return longest_rows(lengths, math.ceil(min(global_batch_size, len(lengths)) / num_chunks))

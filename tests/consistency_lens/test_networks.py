@@ -215,8 +215,7 @@ def test_given_words_are_scored_as_they_were_chosen(kind):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", list(tiny.NETWORKS))
 def test_the_maps_begin_as_the_identity(kind):
-    lens = tiny.lens_of(kind)
-    verbalizer, seen = lens.verbalizer, []
+    verbalizer, seen = tiny.lens_of(kind).verbalizer, []
     assert torch.equal(verbalizer.map_weight, torch.eye(16).double().repeat(3, 1, 1))
     assert not verbalizer.map_bias.any()
     for block in verbalizer.network.blocks():  # the marker's place at every block's input

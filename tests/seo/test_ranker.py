@@ -179,8 +179,7 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     options = {"max_steps": 15, "max_epochs": 15, "limit_val_batches": 0, "callbacks": []}
     toy_trainer(tmp_path, **options).fit(module, data)
     losses = [line["loss"] for line in ledger_lines(tmp_path)]
-    dataset = data.datasets["train"]
-    batch = dataset.batch(np.arange(24), 0)
+    batch = data.datasets["train"].batch(np.arange(24), 0)
     grades = batch["relevance"].double()
     target = grades.nan_to_num() / grades.nansum(1, keepdim=True).clamp(min=1)
     least = -(target.clamp(min=1e-300).log() * target).sum(1).mean()

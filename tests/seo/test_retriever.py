@@ -240,8 +240,7 @@ def other_weight(retriever_run: Path, tmp_path: Path) -> Path:
 
 def test_only_a_fit_chooses_the_weight(trained, retriever_run, tmp_path, other_weight, capsys):
     module, data = retriever(retriever_run, {})
-    trainer = toy_trainer(tmp_path)
-    trainer.validate(module, data, ckpt_path=other_weight, verbose=False)
+    toy_trainer(tmp_path).validate(module, data, ckpt_path=other_weight, verbose=False)
     assert module.fusion_weight() == 0.123
     printed = capsys.readouterr().out
     assert "BM25 weighs 0.123, chosen on these queries" in " ".join(printed.split())

@@ -107,8 +107,7 @@ def test_a_changed_object_is_refused(store, content):
 
 def test_the_files_that_were_used_longest_ago_go(store):
     _, url = store
-    shards = RemoteShards(url)
-    sizes = [entry["bytes"] for entry in shards.entries.values()]
+    sizes = [entry["bytes"] for entry in RemoteShards(url).entries.values()]
     with pytest.raises(ValueError, match="must hold two shards"):
         RemoteShards(url, max(sizes) / 2**30)
     small = RemoteShards(url, 2.5 * max(sizes) / 2**30)

@@ -160,7 +160,11 @@ def test_metrics_have_the_same_rows_with_accumulation(tmp_path):
 
 
 def test_an_error_ends_the_processes_that_load_data(tmp_path):
+    cut, module = CutAt(3), LitToy()
+    cut.on_after_backward, cut.on_train_batch_start = cut.on_validation_start, lambda *_: None
     with pytest.raises(PowerCut) as error:  # which holds the frames of the training
-        toy_trainer(tmp_path, callbacks=[CutAt(3)]).fit(LitToy(), ToyData(num_workers=2))
+        toy_trainer(tmp_path / "cut", callbacks=[cut]).fit(module, ToyData(num_workers=2))
     assert error.value.__traceback__ is not None
     assert multiprocessing.active_children() == []
+    toy_trainer(tmp_path / "again", callbacks=[], max_steps=1).fit(module, ToyData())
+    assert ledger_lines(tmp_path / "again")[0]["samples"] == 8  # none of the step that was cut
