@@ -29,7 +29,7 @@ from lit_models.training.optim import WarmupDecay
 from lit_models.training.run import Topology
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy
 from tests.distributed.launch import finished, started
-from tests.toy import csv_rows
+from tests.toy import csv_rows, json_rows
 
 ZERO = "is called fsdp here.*ZeRO 3 .*ZeRO 1 and 2 .*_forward=false.*cpu_offload"
 LIST = "must be a mapping of options, .* got the list"
@@ -291,8 +291,7 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(done, toy_c
     assert Path("runs/toy/config.yaml").exists()
     assert Path("runs/toy/config-2.yaml").exists()
     assert not Path("runs/toy-2").exists()
-    lines = Path("runs/toy/ledger.jsonl").read_text().splitlines()
-    steps = [json.loads(line).get("step") for line in lines]
+    steps = [row.get("step") for row in json_rows("runs/toy/ledger.jsonl")]
     assert [s for s in steps if s] == list(range(1, 15))
 
 

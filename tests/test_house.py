@@ -16,7 +16,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models/consistency_lens": 2_842,
     "lit_models/seo": 3_851,
     "datamodules": 14_880,
-    "tests": 38_286,
+    "tests": 38_276,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product
 CARD_LINES, README_LINES = 90, 150

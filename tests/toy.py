@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -208,6 +209,11 @@ def csv_rows(path: str | Path) -> list[dict[str, str]]:
     """Return the rows of a table, by the names of its columns."""
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def json_rows(path: str | Path) -> list[Any]:
+    """Return the rows of a file that has JSON in each line."""
+    return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
 
 
 def losses(folder: Path) -> list[float]:

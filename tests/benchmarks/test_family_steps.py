@@ -10,7 +10,6 @@ many as are made together, has a row of its own.
 """
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from lit_models.training.run import ProgressLine
 from lit_models.training.throughput import FILE_NAME
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_models import trainer_of
+from tests.toy import json_rows
 
 CONFIGS = {  # family -> config, and turns, an even number: 15 to 70 s of steps
     "occupation_coder": ("occupation_coder/demo.yaml", 16),
@@ -140,7 +140,7 @@ def test_a_step_beside_a_plain_loop(family: str, tmp_path: Path, figures: Figure
     per_cent = [100 * a / b for a, b in zip(ours, theirs, strict=True)]
     aim = Aim(MOST_PER_CENT, of="value")
     figures.add(table, f"a step of {name}, all on", "% of a plain loop's", per_cent, aim=aim)
-    _, *lines = map(json.loads, (tmp_path / FILE_NAME).read_text("utf-8").splitlines())
+    _, *lines = json_rows(tmp_path / FILE_NAME)
     # Of a step of ours, the mean of each log interval without the first one.
     waits_ms = [1e3 * line["split"]["data"] / line["steps"] for line in lines]
     shares = [wait / statistics.median(ours) for wait in waits_ms]

@@ -35,7 +35,7 @@ from lit_models.training import PredictionWriter
 from tests.benchmarks.figures import Aim, Figures
 from tests.distributed.launch import run
 from tests.seo.small_collection import bert_folder
-from tests.toy import toy_trainer
+from tests.toy import json_rows, toy_trainer
 
 MOST = int(os.environ.get("RETRIEVAL_DOCUMENTS", "100000"))
 QUERIES, ROUNDS = 1000, 3
@@ -52,9 +52,8 @@ def peak_mib() -> float:
 
 def texts_of(folder: Path) -> tuple[list[str], list[str]]:
     """Return documents and queries."""
-    lines = (folder / "corpus.jsonl").read_text().splitlines()
-    queries = (folder / "queries.jsonl").read_text().splitlines()
-    return [json.loads(x)["text"] for x in lines], [json.loads(x)["text"] for x in queries]
+    documents, queries = (json_rows(folder / f"{name}.jsonl") for name in ("corpus", "queries"))
+    return [row["text"] for row in documents], [row["text"] for row in queries]
 
 
 def ours(folder: Path) -> dict[str, Any]:

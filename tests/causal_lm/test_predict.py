@@ -1,6 +1,5 @@
 """From a checkpoint and prompts to completions or scores; samples while training."""
 
-import json
 from functools import partial
 
 import pytest
@@ -19,7 +18,7 @@ from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm.folders import saved, saved_with_bytes
 from tests.causal_lm.tiny import BLOCKS, SMALL, completed, run, texts_of
 from tests.text_corpora import rows_file, saved_tokenizer
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import json_rows, ledger_lines, toy_trainer
 
 PROMPTS = ["a", "", "longer than the others", "a", "b c", "d e f", "ghi"]
 NETWORK = DecoderConfig(
@@ -46,8 +45,7 @@ def predict(folder, trained, rows, size=3, **options):
     data = TextDataModule(predict_files=prompts, global_batch_size=size)
     trainer.predict(module, data, return_predictions=False, weights_only=True)
     kind = "scored" if generation.mode == "score" else "completed"
-    lines = (folder / f"mine.{kind}.jsonl").read_text("utf-8").splitlines()
-    return [*map(json.loads, lines)], module
+    return json_rows(folder / f"mine.{kind}.jsonl"), module
 
 
 def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, trained):
@@ -144,12 +142,11 @@ def test_a_pretrained_folder_completes_as_transformers_does(tmp_path, kind):
     data = TextDataModule(predict_files=prompts, context_length=12)
     trainer = toy_trainer(tmp_path, callbacks=[PredictionWriter()], enable_checkpointing=False)
     trainer.predict(module, data, return_predictions=False)
-    lines = (tmp_path / "mine.completed.jsonl").read_text("utf-8").splitlines()
-    for text, line in zip(texts, lines, strict=True):
+    for text, line in zip(texts, json_rows(tmp_path / "mine.completed.jsonl"), strict=True):
         ids = torch.tensor([[256, *tokenizer.encode(text)]])
         mask = torch.ones_like(ids)
         whole = theirs.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False)
-        assert json.loads(line)["completion"] == tokenizer.decode(whole[0, ids.shape[1] :])
+        assert line["completion"] == tokenizer.decode(whole[0, ids.shape[1] :])
 
 
 def fit(folder, callbacks=(), positions="rotary", **options):

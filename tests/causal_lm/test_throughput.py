@@ -1,6 +1,5 @@
 """A language model learns the same and stays compiled whether its throughput is measured or not."""
 
-import json
 from functools import partial, partialmethod
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.training import ExactDropout, Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
 from tests.causal_lm.tiny import BLOCKS, SENTENCE, SMALL, run
-from tests.toy import losses
+from tests.toy import json_rows, losses
 
 
 def fit(folder, own, compile=False, **options):
@@ -40,8 +39,7 @@ def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tm
     weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 2)
     expected = 6 * weights + 12 * SMALL["num_layers"] * SMALL["hidden_size"] * 16
     assert measured.flops(np.array([16.0])) == expected * 16
-    lines = (tmp_path / "measured" / "throughput.jsonl").read_text().splitlines()
-    assert all(json.loads(line)["mfu"] > 0 for line in lines)
+    assert all(row["mfu"] > 0 for row in json_rows(tmp_path / "measured" / "throughput.jsonl"))
 
 
 @pytest.fixture
@@ -79,8 +77,7 @@ def test_a_compiled_network_stays_compiled_for_one_shape_and_is_counted(tmp_path
     # The one layer in 10 micro-batches of training, and in 2 before it and 2 after of validation.
     assert len(calls) == 10 + 2 + 2
     assert (shapes[0], shapes[-1]) == ((4, 4, 16), (1, 4, 16))
-    lines = (folder / "throughput.jsonl").read_text().splitlines()
-    assert all(json.loads(line)["mfu"] > 0 for line in lines)
+    assert all(row["mfu"] > 0 for row in json_rows(folder / "throughput.jsonl"))
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from tests.activation_dumps import contents, documents, dumped, stories, subject
 from tests.activation_dumps import trainer as dump_trainer
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, trainer
 from tests.consistency_lens.tiny import batch_of, lens_and_baselines, part_of
+from tests.toy import json_rows
 
 # The subject stands in evaluation mode for ever.
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")
@@ -222,7 +223,7 @@ def test_a_test_and_a_prediction_say_of_which_layer_rows_are(stores, whole, tmp_
         assert 0 <= values[f"test/layer/{layer}/recall"] <= 1
         assert rows[f"layer/{layer}"]["mean"]["fve"] == pytest.approx(0, abs=0.1)
     runs.predict(module, data, return_predictions=False)
-    lines = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    lines = json_rows(tmp_path / "said.jsonl")
     assert [line["layer"] for line in lines[:4]] == [0, 2, 0, 2]
     errors = [[x["error"] for x in lines if x["layer"] == layer] for layer in LAYERS]
     assert [len(one) for one in errors] == [rows["layer/0"]["greedy"]["count"]] * 2

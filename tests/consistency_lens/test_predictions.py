@@ -1,7 +1,5 @@
 """The file of `predict`: a line for each activation, whole characters, never over another file."""
 
-import json
-
 import numpy as np
 import pytest
 from lightning.pytorch import seed_everything
@@ -9,6 +7,7 @@ from lightning.pytorch import seed_everything
 from datamodules.activations.datamodule import AROUND, context_of
 from datamodules.tokenizers import text as tokenizers
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
+from tests.toy import json_rows
 
 TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
 TOKENIZERS = {
@@ -41,8 +40,7 @@ def predicted(folder, name, **options):
     data = data_of(folder, predict_output=str(folder / f"{name}.jsonl"), **options)
     module = module_of()
     trainer(folder / name).predict(module, data, return_predictions=False)
-    lines = (folder / f"{name}.jsonl").read_text("utf-8").splitlines()
-    return module, data, [json.loads(line) for line in lines]
+    return module, data, json_rows(folder / f"{name}.jsonl")
 
 
 def test_every_activation_has_its_line_whatever_the_batches(tmp_path):

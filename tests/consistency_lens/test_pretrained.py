@@ -1,14 +1,12 @@
 """Models of transformers in folders pass through all stages: dump, fit, test, predict."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
 from tests.causal_lm.folders import saved_with_bytes
 from tests.distributed.lens_family import story_files
-from tests.toy import ledger_lines
+from tests.toy import json_rows, ledger_lines
 
 pytestmark = pytest.mark.slow
 SIZES = {"GPT2": {"n_positions": 64, "n_layer": 3}}
@@ -72,9 +70,9 @@ def test_a_model_of_transformers_passes_through_all_stages(done, own_folder, kin
     terms = [*[warm] * 3, joint, *[joint | {"effect"}] * 2]
     assert [set(line["terms"]) for line in lines] == terms
     assert all(line["is_finite"] for line in lines)
-    written = (run / "explanations.jsonl").read_text().splitlines()
+    written = json_rows(run / "explanations.jsonl")
     assert len(written) == num_tested
-    assert all(json.loads(line)["error"] > 0 for line in written)
+    assert all(line["error"] > 0 for line in written)
     weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert not [name for name in weights if name.startswith(("lens.subject", "lens.untrained"))]
     blocks = [name for name in weights if ".network." in name]

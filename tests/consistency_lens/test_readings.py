@@ -1,6 +1,5 @@
 """Readings of texts and of activations, and the best of several."""
 
-import json
 import math
 
 import pytest
@@ -12,6 +11,7 @@ from lit_models.consistency_lens.readings import DRAW, best_reading
 from lit_models.training.dropout import mixed
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import activations, lens_of, moved
+from tests.toy import json_rows
 
 TEXTS = ["the owl at the cat", "a cat"]
 
@@ -27,7 +27,7 @@ def lines(tmp_path_factory):
         seed_everything(1, verbose=False)
         module = module_of(best_of=best_of)
         trainer(folder / name[:-6]).predict(module, data, return_predictions=False)
-        return module, [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        return module, json_rows(folder / name)
 
     pieces = {"global_batch_size": 5, "micro_batch_size": 2}
     return {"one": predicted(1), "four": predicted(4), "pieces": predicted(4, **pieces)}

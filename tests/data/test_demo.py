@@ -1,7 +1,6 @@
 """Embedded demo data: the same everywhere; some pairs of a story's facts are held out."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from datamodules import TextDataModule, TokenizerOptions, demo
 from datamodules.demo import HELD_OUT_PAIRS, PARTS, VALUES
 from datamodules.files.splitting import stem_key
-from tests.toy import csv_rows
+from tests.toy import csv_rows, json_rows
 
 Rows = dict[str, list[dict]]
 
@@ -54,7 +53,7 @@ def test_no_string_of_the_test_part_has_a_variant_in_the_others(rows):
 
 def test_the_demo_text_holds_topics_and_docstrings_once_each():
     path = demo.demo_text()
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = json_rows(path)
     assert all(set(row) == {"text", "source"} and row["text"].strip() for row in rows)
     texts = {row["source"]: row["text"] for row in rows}
     assert texts["topic assert"].startswith('The "assert" statement\n***')
@@ -64,7 +63,7 @@ def test_the_demo_text_holds_topics_and_docstrings_once_each():
 
 
 def test_demo_instructions_ask_for_a_name_and_answer_in_words():
-    rows = [json.loads(line) for line in demo.demo_instructions().read_text("utf-8").splitlines()]
+    rows = json_rows(demo.demo_instructions())
     answers = {row["prompt"]: row["completion"] for row in rows}
     found = answers["What does FTP.storbinary of the module ftplib do?"]
     assert found == "Store a file in binary mode. A new port is created for you."
@@ -80,10 +79,7 @@ def test_a_python_without_its_documentation_names_the_way_out(tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def stories(story_folder: Path) -> Rows:
-    return {
-        part: [json.loads(row) for row in (story_folder / f"{part}.jsonl").read_text().splitlines()]
-        for part in PARTS
-    }
+    return {part: json_rows(story_folder / f"{part}.jsonl") for part in PARTS}
 
 
 def pairs_in(row: dict) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """Prompts in, completions and scores out."""
 
 import datetime
-import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +16,7 @@ from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import Prompt, PromptDataset, read_prompts, read_rows, write_rows
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
 from tests.text_corpora import rows_file
+from tests.toy import json_rows
 
 TOKENIZER = byte_tokenizer()
 BEGIN = TOKENIZER.begin_id
@@ -146,7 +146,7 @@ def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
     out = tmp_path / "new" / "out.jsonl"
     num_cut = (0, 4)
     write_completions(rows, ["one.", ""], out, num_cut)
-    assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
+    assert json_rows(out) == [
         {"prompt": "ä", "input_num_tokens": 3, "completion": "one", "num_tokens": 4}
         | {"finish_reason": "end", "prompt_tokens_cut": 0},
         {"id": [1], "prompt": "b", "completion": "", "num_tokens": 0}
@@ -166,7 +166,7 @@ def test_parquet_is_read_as_jsonl_and_any_value_is_written(tmp_path):
     assert data.fingerprint == dataset(tmp_path, [{"prompt": "a"}]).fingerprint
     rows += rows_of([{"prompt": "b", "note": ["\ud83d"]}])  # half a character, as an escape
     write_completions(rows, ["b", "c"], tmp_path / "out.jsonl")
-    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
+    first, second = json_rows(tmp_path / "out.jsonl")
     assert (first["day"], first["price"]) == ("2024-02-29", "1.50")
     assert second["note"] == ["\ud83d"]
 

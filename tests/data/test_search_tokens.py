@@ -13,6 +13,7 @@ from datamodules.search.queries import Queries
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
+from tests.toy import json_rows
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -69,7 +70,7 @@ def test_other_texts_under_the_same_ids_give_other_tokens(folder: Path, file: st
 
 
 def rewrite(path: Path, change: Any) -> None:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = json_rows(path)
     lines = [json.dumps({**row, "text": change(row["text"])}) + "\n" for row in rows]
     path.write_text("".join(lines))
 

@@ -9,7 +9,7 @@ import pytest
 from lit_models.commands.verify import Status, verify_run
 from tests.conftest import TOY
 from tests.distributed.launch import finished, free_port, run_clean, started
-from tests.toy import assert_same_samples, ledger_lines
+from tests.toy import assert_same_samples, json_rows, ledger_lines
 
 Unisono = Callable[..., tuple[int, str]]
 QUIET = ("--data.micro_batch_size=2", "--trainer.logger=false")
@@ -60,7 +60,7 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
             assert verify_run(folder).status == Status.PROVEN
     # Whoever resumes takes the newest: that of the second command, if it was apart.
     newest = next(f for f in (tmp_path / "toy-2", tmp_path / "toy") if f.exists())
-    rows = [json.loads(line) for line in (newest / "ledger.jsonl").read_text().splitlines()]
+    rows = json_rows(newest / "ledger.jsonl")
     assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
 
 

@@ -1,6 +1,5 @@
 """Signals, really sent: every rank stops at the same step, saved, and goes on as if undisturbed."""
 
-import json
 import signal
 import time
 
@@ -13,6 +12,7 @@ from tests.distributed.breaks import SignalledAt
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import PATIENCE_S, ended, in_world, started
 from tests.distributed.test_matrix import weights
+from tests.toy import json_rows
 
 pytestmark = pytest.mark.slow
 EPOCHS = {"max_epochs": 4, "max_steps": 28, "gradient_clip_val": None}
@@ -39,7 +39,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(
     signalled = {**job, "strategy": strategy, "callbacks": [SignalledAt(10, name, rank)]}
     in_world(devices, run_jobs, tmp_path, [signalled])
     assert stop_reason(run) in (name, "SIGTERM")  # rank 0 may know the decision alone
-    *_, step, event = map(json.loads, (run / "ledger.jsonl").read_text().splitlines())
+    *_, step, event = json_rows(run / "ledger.jsonl")
     assert 11 <= step["step"] == event["step"] <= 12
     resume = str(run / "checkpoints" / "last.ckpt")
     in_world(1, run_jobs, tmp_path, [{**job, "resume": resume}])

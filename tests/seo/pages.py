@@ -13,7 +13,7 @@ from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training.predictions import PredictionWriter
-from tests.toy import toy_trainer
+from tests.toy import json_rows, toy_trainer
 
 NETWORK = DecoderConfig(max_positions=48, hidden_size=64, num_layers=2, num_heads=2)
 SIZES = {"context_length": 48, "max_target_tokens": 16}
@@ -66,4 +66,4 @@ def predict(folder, module, path, **options):
     data = PagesDataModule(global_batch_size=3, **files, **SIZES)
     trainer.ckpt_path = options.pop("ckpt_path", None)
     trainer.predict(module, data, return_predictions=False, weights_only=True)
-    return [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    return json_rows(output)

@@ -19,7 +19,7 @@ from lit_models.commands.export import export
 from lit_models.seo.retriever import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import SIZES
-from tests.toy import csv_rows, ledger_lines, toy_trainer
+from tests.toy import csv_rows, json_rows, ledger_lines, toy_trainer
 
 
 def values_of(run: Path, split: str = "test") -> dict[str, dict[str, dict[str, float]]]:
@@ -81,8 +81,7 @@ def test_one_batch_is_learnt_by_heart(retriever_run, tmp_path):
 def test_a_prediction_is_a_mapped_matrix_with_ids_and_a_run(retriever_run, trained):
     folder = retriever_run / "coded.encoded"
     documents, names = (
-        [json.loads(line) for line in (folder / f"{kind}.ids.jsonl").read_text().splitlines()]
-        for kind in ("documents", "queries")
+        json_rows(folder / f"{kind}.ids.jsonl") for kind in ("documents", "queries")
     )
     _, data = retriever(retriever_run, {})
     assert documents == [data.collection.documents[n].id for n in range(40)]

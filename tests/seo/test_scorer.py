@@ -1,6 +1,5 @@
 """The scorer: batches, chunks and missing labels; a whole run with its baselines and its file."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from lit_models.commands.export import export
 from lit_models.seo.networks import HeadOptions, pooled_chunks
 from tests.distributed.seo_family import HEADS, scored_texts, text_scorer
 from tests.seo.small_collection import adamw, small_encoder
-from tests.toy import toy_trainer
+from tests.toy import json_rows, toy_trainer
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     trainer = toy_trainer(tmp_path / "run", max_epochs=1, limit_val_batches=0)
     trainer.fit(module, data)
     found = trainer.test(module, data, verbose=False)[0]
-    rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    rows = json_rows(tmp_path / "scored.jsonl")
     prices = np.array([row["price"] for row in rows if row["price"] is not None])
     assert found["test/baseline_price_rmse"] == pytest.approx(prices.std(), rel=1e-6)
     loss = sum(found[f"test/loss_{name}"] * share for name, share in module.term_weights().items())
@@ -127,7 +126,7 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     # The exported module is in float32 when its weights come.
     torch.testing.assert_close(exported(batch), module.eval()(batch), rtol=1e-5, atol=1e-5)
     trainer.predict(module, data, return_predictions=False)
-    coded = [json.loads(line) for line in (tmp_path / "run/coded.jsonl").read_text().splitlines()]
+    coded = json_rows(tmp_path / "run/coded.jsonl")
     assert [{name: row[name] for name in rows[0]} for row in coded] == rows
     assert exported.score([]) == {}
     scored = exported.score([row["text"] for row in rows])

@@ -9,7 +9,7 @@ from lit_models.commands.export import export
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training import ErrorTable, Ledger
 from tests.seo.pages import pages_of, predict, write_pages, writer
-from tests.toy import csv_rows, toy_trainer
+from tests.toy import csv_rows, json_rows, toy_trainer
 
 NAME = "lit_models.seo.writer.LitSnippetWriter"
 
@@ -66,7 +66,7 @@ def test_the_table_of_errors_shows_what_the_writer_wrote(trained, tmp_path, monk
 
 def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
     folder, _, _ = trained
-    lines = [json.loads(line) for line in (folder / "pages.jsonl").read_text().splitlines()]
+    lines = json_rows(folder / "pages.jsonl")
     bare = [{"text": r["text"], "query": r["query"]} for r in lines if "text" in r]
     (tmp_path / "bare.jsonl").write_text("".join(json.dumps(r) + "\n" for r in bare))
     module = writer()
@@ -79,7 +79,7 @@ def test_an_exported_folder_writes_the_same(trained, tmp_path, monkeypatch):
     export(folder / "a.ckpt", to=tmp_path / "model", class_path=NAME)
     loaded = LitSnippetWriter.from_exported(tmp_path / "model")
     assert loaded.target == "title"
-    rows = [json.loads(line) for line in (folder / "pages.jsonl").read_text().splitlines()]
+    rows = json_rows(folder / "pages.jsonl")
     titles = [row["title"] for row in rows]
     assert loaded.write(rows) == module.float().write(rows) == titles
     monkeypatch.setattr(loaded, "completions", lambda dataset, _: map(str, dataset.lengths))

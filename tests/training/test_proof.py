@@ -15,7 +15,7 @@ from lit_models.commands.verify import Status, chained, verify, verify_run
 from lit_models.training import Ledger
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import Topology
-from tests.toy import LitToy, ToyData, fit, toy_trainer
+from tests.toy import LitToy, ToyData, fit, json_rows, toy_trainer
 
 STEPS = 14  # 2 epochs of 7
 
@@ -33,7 +33,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 
 def lines_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    return json_rows(run / "ledger.jsonl")
 
 
 def write(run: Path, lines: list[dict], is_chained: bool = False) -> None:

@@ -1,6 +1,5 @@
 """Activations as parquet: written by a prediction, read and explained, never of another place."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from datamodules.activations.interchange import COLUMN, SUFFIX, VectorFile
 from lit_models.consistency_lens.interchange.vectors import explain_vectors
 from tests.activation_dumps import dumped, stories, subject
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
+from tests.toy import json_rows
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def written(tmp_path_factory):
 
 def test_a_prediction_writes_the_activations_beside_its_lines(written):
     store, _, path = written
-    lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    lines = json_rows(path.with_suffix(".jsonl"))
     table, true = pq.read_table(path), store.array(2, "activations")
     assert table.schema.field(COLUMN).type == pa.list_(pa.float32())
     assert (np.array(table[COLUMN].to_pylist(), np.float32) == true).all()
