@@ -104,15 +104,16 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
 
 
 def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
-    """Return the names of the linear layers but the head that fit a target, in the network's order;
-    a ValueError where a target fits none."""
+    """Return the names of the linear layers but the head that learn and fit a target, in the order
+    of the network; a ValueError where a target fits none."""
     head = getattr(network, "head", None)
     for module in network.modules():
         if hasattr(module, "get_output_embeddings"):  # which every model of transformers has
             head = module.get_output_embeddings()
             break
     others = [(name, module) for name, module in network.named_modules() if module is not head]
-    names = [name for name, part in others if isinstance(part, nn.Linear) or is_conv1d(part)]
+    linear = [(n, part) for n, part in others if isinstance(part, nn.Linear) or is_conv1d(part)]
+    names = [name for name, part in linear if part.weight.requires_grad]
     chosen = set()
     for target in targets:
         fitting = {name for name in names if fnmatchcase(f".{name}", f"*.{target}")}

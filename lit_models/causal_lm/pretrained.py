@@ -9,8 +9,8 @@ Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 """
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,10 @@ class PretrainedDecoder(nn.Module):
         if self.is_packed:
             _register_attention()
             model.set_attn_implementation(PACKED)
+        if model.config.get_text_config() is not model.config:  # with parts that see images
+            model.requires_grad_(False)
+            for part in (model.get_decoder(), self.head):
+                part.requires_grad_(True)
         # A token of padding is often a text's end as well, which must learn; padding itself is in
         # no loss.
         self.embedding.padding_idx = None
@@ -286,14 +290,17 @@ def network_from_config(recipe: Recipe) -> Network:
     return PretrainedDecoder(model_of(config), config)
 
 
-def parameters_on_meta() -> AbstractContextManager[Any]:
-    """Return a context that puts each parameter on `meta` when it is registered, and no buffer."""
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Put each parameter on `meta` when it is registered, and no buffer; random numbers stay as
+    they are, though parts of transformers' models draw some."""
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
         is_whole = parameter is not None and not parameter.is_meta
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad) if is_whole else None
 
-    return register_module_parameter_registration_hook(moved)
+    with torch.random.fork_rng([]), register_module_parameter_registration_hook(moved):
+        yield
 
 
 def load_network(

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from lit_models.causal_lm.adapters import target_layers
 from lit_models.causal_lm.network import DecoderConfig, Documents
 from lit_models.causal_lm.pretrained import (
     PretrainedDecoder,
@@ -16,6 +17,7 @@ from lit_models.causal_lm.pretrained import (
     load_network,
     model_of,
     network_from_config,
+    parameters_on_meta,
     read_recipe,
 )
 from lit_models.training.sharding import check_tensor_plan, planned_layers
@@ -97,6 +99,23 @@ def test_no_training_step_of_a_folder_draws_random_numbers(kind, options):
     types = {"token_type_ids": torch.zeros_like(tokens)} if kind == "Gemma3" else {}
     before = torch.get_rng_state()
     model(input_ids=tokens, **types)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_parts_that_see_images_stand_still(tmp_path):
+    import transformers
+
+    config = transformers.Gemma3Config(text_config=folders.LLAMA, **IMAGES)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    network, tokens = load_network(tmp_path), torch.arange(5)[None]
+    network.head(network(tokens, tokens, torch.zeros_like(tokens))).sum().backward()
+    learns = {name for name, p in network.named_parameters() if p.requires_grad}
+    assert learns == {name for name, p in network.named_parameters() if p.grad is not None}
+    adapted = target_layers(network, ["q_proj"])
+    assert {name.split(".")[2] for name in (*learns, *adapted)} == {"language_model"}
+    before = torch.get_rng_state()
+    with parameters_on_meta():  # as under fsdp, where adapters are drawn behind it as elsewhere
+        network_from_config(network.recipe)
     assert torch.equal(before, torch.get_rng_state())
 
 
