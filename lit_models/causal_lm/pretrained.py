@@ -181,8 +181,9 @@ class PretrainedDecoder(nn.Module):
 def repeated_layers(model: Any) -> list[nn.Module]:
     """Return the layers of a model of transformers from the lowest to the highest; a RuntimeError
     where it does not keep them in one list."""
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    config = model.config.get_text_config()
+    count, is_plain = config.num_hidden_layers, config is model.config
+    for module in (model.base_model if is_plain else model.get_decoder()).modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     raise RuntimeError(

@@ -27,7 +27,7 @@ from tests.causal_lm.folders import made, packed_logits, ragged_logits, saved, w
 KINDS = ("GPT2", "Llama", "Qwen2", "Qwen3")
 BART = {f"{part}_{n}": 2 for part in ("encoder", "decoder") for n in ("layers", "attention_heads")}
 BART |= {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": folders.VOCAB}
-SEES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+SEES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1}
 IMAGES = {"vision_config": {**SEES, "image_size": 28}, "mm_tokens_per_image": 4}
 
 
@@ -111,6 +111,7 @@ def test_parts_that_see_images_stand_still(tmp_path):
     network.head(network(tokens, tokens, torch.zeros_like(tokens))).sum().backward()
     learns = {name for name, p in network.named_parameters() if p.requires_grad}
     assert learns == {name for name, p in network.named_parameters() if p.grad is not None}
+    assert all(p.requires_grad for block in network.blocks() for p in block.parameters())
     adapted = target_layers(network, ["q_proj"])
     assert {name.split(".")[2] for name in (*learns, *adapted)} == {"language_model"}
     before = torch.get_rng_state()
