@@ -148,8 +148,8 @@ class PretrainedEncoder(TextEncoder):
         apart = (alone - beside[:, : alone.shape[1]]).abs().max() / alone.abs().max()
         if not apart <= PADDING_TOLERANCE:
             raise ValueError(
-                f"{type(self.model).__name__} of transformers reads padding: beside a longer text "
-                f"another vector comes of a text ({apart:.2g} of the largest value apart), and the "
+                f"{type(self.model).__name__} of transformers reads padding: a text has another "
+                f"vector beside a longer one ({apart:.2g} of the largest value apart), and the "
                 "loss would depend on the number of devices. Take another encoder, such as a BERT, "
                 "RoBERTa, MPNet or ModernBERT."
             )

@@ -154,7 +154,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
     without `every_byte` no checksums of tensors are compared."""
     if path.is_dir():
         if not (path / MARKER).is_file():
-            return f"it is a folder without {MARKER} or {CONFIG}, which was not finished"
+            return f"it is a folder without {MARKER} or {CONFIG}: not finished, or no checkpoint"
         if fault := damage(path / MARKER):
             return f"of its {MARKER}: {fault}"
         try:
