@@ -20,11 +20,11 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 
 def hash_ids(ids: np.ndarray, key: int = 0) -> np.ndarray:
-    """Return one well-mixed 64-bit hash per id; another key, any integer, gives an unrelated order.
+    """Return one well-mixed 64-bit hash per id; each key, any integer, gives an unrelated order.
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
     """
-    x = ids.astype(np.uint64)  # arrays of integers run over without a warning
+    x = ids.astype(np.uint64)  # integer arrays overflow without a warning
     x += np.uint64((key * _GOLDEN + _GOLDEN) % 2**64)
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MIX_1)
@@ -49,14 +49,14 @@ def _key(*parts: int) -> int:
 
 
 def keys_for(seed: int, epoch: int, sample_ids: np.ndarray) -> np.ndarray:
-    """Return the keys of samples [N] in one epoch, [N] uint64: hashes of them are their draws."""
+    """Return the keys of samples [N] in one epoch, [N] uint64; their hashes are the draws."""
     return hash_ids(sample_ids, _key(seed, epoch))
 
 
 def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> np.ndarray:
-    """Return [N, count] float64 in [0, 1): the draws of samples [N] in one epoch, all at once.
+    """Return uniform draws in [0, 1) for samples [N] in one epoch, [N, count] float64.
 
-    They are unrelated to what `rng_for` draws for the same sample.
+    They are independent of the draws of `rng_for` for the same sample.
     """
     keys = keys_for(seed, epoch, sample_ids)
     words = np.stack([hash_ids(keys, draw) for draw in range(count)], axis=-1)
@@ -64,7 +64,7 @@ def uniforms_for(seed: int, epoch: int, sample_ids: np.ndarray, count: int) -> n
 
 
 def rng_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
-    """Return the generator of one sample in one epoch, whichever rank draws from it."""
+    """Return the generator of one sample in one epoch: the same on every rank."""
     (key,) = keys_for(seed, epoch, np.array([sample_id])).tolist()
     return np.random.Generator(np.random.Philox(key=key))
 
@@ -74,9 +74,9 @@ class PlanOptions:
     """How an epoch is cut into steps.
 
     Args:
-        seed: key of the order and of all augmentation; `None` takes `seed_everything`, else 0.
-        bucket_window: global batches whose samples are sorted by length together; 1 switches
-            sorting off, more gives less padding and less shuffling.
+        seed: key of the order and of all augmentation; `None` means `seed_everything`, else 0.
+        bucket_window: number of global batches whose samples are sorted by length together: a
+            larger window means less padding and less shuffling, 1 means no sorting.
     """
 
     seed: int | None = None
@@ -85,7 +85,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one epoch, each of `step_size` samples; the last one may hold fewer."""
+    """The steps of one epoch: `step_size` samples each, fewer in the last one if need be."""
 
     order: np.ndarray  # [N] sample ids
     step_size: int
@@ -105,21 +105,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """All that a plan depends on besides the epoch: plain values with one digest."""
+    """Everything except the epoch that a plan depends on: plain values with one digest."""
 
     fingerprint: str  # digest of the data, from the dataset
     num_samples: int  # in the split
     global_batch_size: int  # samples of one step
     seed: int  # as in `PlanOptions`
-    bucket_window: int  # likewise
-    # Of earlier versions, which could cut steps by a budget of tokens; digests of all runs know its
-    # absence.
+    bucket_window: int  # as in `PlanOptions`
+    # Earlier versions could cut steps by a budget of tokens. The field stays, since the digests of
+    # existing runs include it.
     global_batch_tokens: None = None
     # False keeps the order of the file from one window to the next (prediction).
     shuffle: bool = True
 
     def digest(self) -> str:
-        """Return the digest that a checkpoint keeps and a resume compares."""
+        """Return the digest that a checkpoint stores and a resumed run compares."""
         text = json.dumps(vars(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -128,12 +128,12 @@ def make_plan(request: PlanRequest, lengths: np.ndarray, epoch: int) -> Plan:
     """Return the global steps of one epoch.
 
     Samples are put in a keyed random order, sorted by length within windows of `bucket_window`
-    steps, cut into steps, and the steps are put in a keyed random order. A last step that is
-    shorter than the others stays last, and is a random sample, not the longest ones.
+    steps and cut into steps, whose order is then shuffled by key. A shorter last step stays last
+    and is left out of the sorting, so that it is a random sample and not the longest texts.
 
     Args:
         lengths: [N] positions of each sample.
-        epoch: from 0; evaluation always asks for epoch 0.
+        epoch: from 0; evaluation always uses epoch 0.
     """
     size, total = request.global_batch_size, request.num_samples
     order = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
@@ -170,21 +170,21 @@ class MicroBatch:
 def deal(
     ids: np.ndarray, lengths: np.ndarray, num_replicas: int, replica: int, num_micro_batches: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the (ids, weights) of each micro-batch that one replica takes from one step.
+    """Return the (ids, weights) of each micro-batch that one replica computes in one step.
 
-    All steps of an epoch have the same number of micro-batches, and those of one step the same
-    number of rows on every replica. Neighbours in length go to the replicas at the same time, in
-    turns, so that none waits long for another. Where the number does not divide, the shortest
-    sample is repeated with weight 0.
+    All steps of an epoch have the same number of micro-batches, and all micro-batches of one step
+    have the same number of rows on every replica. At each turn the replicas get samples of similar
+    length, so that none waits long for another. Where the samples do not divide evenly, the
+    shortest one is repeated with weight 0.
 
-    The cut depends on replicas x micro-batches alone, and where both are powers of two,
-    `turn_order` makes every replica's share one subtree of the same binary tree.
+    The cut depends only on replicas x micro-batches. Where both are powers of two, `turn_order`
+    makes every replica's share one subtree of the same binary tree.
 
     Args:
         ids: [n] sample ids of the step.
         lengths: [N] positions of every sample of the split.
-        replica: which one, from 0.
-        num_micro_batches: of each replica in this step.
+        replica: index of the replica, from 0.
+        num_micro_batches: micro-batches of each replica in this step.
     """
     by_length = ids[np.argsort(-lengths[ids].astype(np.int64), kind="stable")]
     num_chunks = num_replicas * num_micro_batches
@@ -202,14 +202,14 @@ def deal(
 
 
 def turn_order(num_turns: int) -> list[int]:
-    """Return the turns of a deal in the order in which a replica takes them.
+    """Return the order in which a replica computes its turns (micro-batches) of a step.
 
-    The first turn is joined by the last, the second by the last but one, and so on; then pairs are
-    joined in the same way. Taken in the order of this tree, partial sums need log2 memory.
-    Replicas take their seats in alternating direction, so that whoever holds chunk c in turn t
-    holds chunk C - 1 - c in the mirrored turn: half as many replicas add the same pairs in the same
-    order. Where the number of turns is no power of two there is no such tree: turns keep their
-    order.
+    The order walks a binary tree that pairs the first turn with the last, the second with the last
+    but one, and so on, then pairs these pairs in the same way: partial sums of gradients then need
+    memory for log2(num_turns) of them. Replicas are seated in alternating direction, so that the
+    replica with chunk c in turn t has chunk C - 1 - c in the mirrored turn: half as many replicas
+    add the same pairs in the same order. Without a power of two there is no such tree, and turns
+    keep their order.
     """
     if num_turns & (num_turns - 1):
         return list(range(num_turns))
@@ -231,17 +231,17 @@ class Batching:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What a rehearsal found for `micro_batch_size: auto`."""
+    """Result of the trial runs (rehearsal) for `micro_batch_size: auto`."""
 
     micro_batch_size: int  # the largest that fits on every device
-    peak_gib: float  # memory that it took, on the fullest device
-    memory_gib: float  # of one device
+    peak_gib: float  # memory used on the fullest device
+    memory_gib: float  # memory of one device
 
 
 def check_range(
     group: str, least: float, most: float = math.inf, /, **values: float | None
 ) -> None:
-    """Raise ValueError for an option of a group that is out of its range; `None` is no value."""
+    """Raise ValueError for an option of a group outside its range; `None` is not checked."""
     for name, value in values.items():
         if value is not None and not least <= value <= most:
             rule = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
@@ -249,7 +249,7 @@ def check_range(
 
 
 def smaller_shares(num_replicas: int, global_batch_size: int) -> list[int]:
-    """Return the micro-batches that `auto` may choose: a device's share, halved down to 1."""
+    """Return the sizes that `auto` may choose from: a device's share, halved down to 1."""
     sizes = [math.ceil(global_batch_size / num_replicas)]
     while sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
@@ -262,13 +262,13 @@ def derive_batching(
     micro_batch_size: int | Literal["auto"] = "auto",
     accumulate_grad_batches: int = 1,
 ) -> Batching:
-    """Return the batching that the given values determine.
+    """Derive the batching from the global batch size and the number of replicas.
 
     Args:
         global_batch_size: samples of one optimizer step, over all replicas.
-        micro_batch_size: most samples of one forward call on one replica; `auto` is the whole
-            share, which a rehearsal replaces by what fits.
-        accumulate_grad_batches: the trainer's; above 1 it is kept and the micro-batch follows.
+        micro_batch_size: largest number of samples in one forward call on one replica; `auto` is
+            the replica's whole share, until a rehearsal finds what fits into memory.
+        accumulate_grad_batches: of the trainer; a value above 1 determines the micro-batch.
 
     Raises:
         ValueError: a size below 1, or values that contradict each other.
@@ -309,7 +309,7 @@ def iterate_micro_batches(
     epoch: int,
     first_step: int = 0,
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of one replica from one step of the epoch on."""
+    """Yield the micro-batches of one replica from `first_step` of the epoch on."""
     for step in range(first_step, plan.num_steps):
         ids = plan.step_ids(step)
         denominators = count_targets(ids, target_counts)
@@ -321,12 +321,12 @@ def iterate_micro_batches(
 def iterate_whole_batches(
     plan: Plan, num_replicas: int, replica: int, done: frozenset[int] = frozenset()
 ) -> Iterator[MicroBatch]:
-    """Yield the batches of one replica in prediction: they are dealt whole, in turns, without those
-    that an interrupted run has done.
+    """Yield the batches of one replica in prediction: whole batches, dealt round-robin, without
+    the batches that an interrupted run has `done`.
 
     Their content does not depend on the device count. Every replica makes the same number of
-    calls: one that runs out repeats its last batch with weight 0. Where all is done, every replica
-    takes one such batch, since Lightning leaves out the end of a run without any.
+    calls: a replica that runs out repeats its last batch with weight 0. Where nothing is left,
+    every replica gets one such batch, since Lightning skips the end hooks of an empty run.
     """
     todo = [step for step in range(plan.num_steps) if step not in done]
     if plan.num_steps and not todo:

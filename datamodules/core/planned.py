@@ -1,8 +1,8 @@
-"""Planned datasets, their loader and datamodule: the only data code that asks for replicas.
+"""Planned datasets, their loader and datamodule: the only data code that knows of replicas.
 
-The plan says which sample is in which optimizer step; this file hands each replica its share, as
-an iterable around a DataLoader that Lightning leaves alone, and remembers the position as
-(epoch, step, plan digest): integers that are equal on all ranks and valid for any device count.
+The plan says which sample is in which optimizer step. This file loads the share of one replica,
+through an iterable around a DataLoader that Lightning leaves alone, and stores the position as
+(epoch, step, plan digest): values that are equal on all ranks and valid for any device count.
 """
 
 import glob
@@ -45,11 +45,11 @@ from datamodules.shards.order import planned_epoch
 
 RESERVED = frozenset(PlannedBatch.__annotations__)
 log = logging.getLogger(__name__)
-PREFETCHED = 4  # batches that each worker keeps ready; without one made together, in warm caches
-LEAST_WORKERS = 2  # beside a GPU: batches made in the training process would keep it waiting
-SEED = "PL_GLOBAL_SEED"  # Lightning's name for it
+PREFETCHED = 4  # batches that a worker keeps ready; without workers, made in one go (warm caches)
+LEAST_WORKERS = 2  # beside a GPU, which would wait for batches made in the training process
+SEED = "PL_GLOBAL_SEED"  # Lightning's environment variable for `seed_everything`
 Stage = Literal["train", "validation", "test", "predict"]
-# Limits and intervals that users give in global steps, and Lightning takes in micro-batches.
+# Limits and intervals that users state in global steps and Lightning reads in micro-batches.
 LIMITS: dict[str, Stage] = {
     "limit_train_batches": "train",
     "val_check_interval": "train",
@@ -66,16 +66,16 @@ STAGES_OF: dict[str, tuple[Stage, ...]] = {
 
 
 class PlannedDataset(Dataset):
-    """One split with random access by sample id 0 … N - 1. It implements `example` and `collate`,
-    or `batch` where all samples of a batch are read at once.
+    """One split with random access by sample id 0 … N - 1. Subclasses implement `example` and
+    `collate`, or `batch` where all samples of a batch are read at once.
 
     Attributes:
         lengths: [N] integers, positions of each sample before augmentation.
         fingerprint: hex digest of the content that the plan depends on.
-        target_counts: term -> [N] number of targets of each sample; `None` for one per sample.
-        is_padded: whether samples of a micro-batch are padded to the longest of them.
-        least_shape: rows and positions of a padded micro-batch at least, for code that is compiled.
-        noun: what its samples are, for the line that counts those of a prediction.
+        target_counts: loss term -> [N] targets of each sample; `None` means one per sample.
+        is_padded: whether the samples of a micro-batch are padded to the longest of them.
+        least_shape: smallest (rows, positions) of a padded micro-batch, for compiled code.
+        noun: plural noun for the samples in the line that counts predictions, such as "rows".
     """
 
     lengths: np.ndarray
@@ -98,34 +98,33 @@ class PlannedDataset(Dataset):
         return self.collate([self.example(i, epoch) for i in sample_ids.tolist()])
 
     def document_lengths(self, ids: np.ndarray) -> np.ndarray:
-        """Return the positions of each document in samples [n]: those of others it does not see."""
+        """Return the lengths of all documents in samples [n]; attention stays in a document."""
         return self.lengths[ids]
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return what the network sees of a sample in an epoch, as name -> text for a reader."""
+        """Return what the network sees of a sample in an epoch, as name -> readable text."""
         return {"length": str(self.lengths[sample_id])}
 
     def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
-        """Return a whole micro-batch, in whichever process the DataLoader asks."""
+        """Return a whole micro-batch; the DataLoader calls it in a worker process, if any."""
         return collated(self, batch)
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are made ready.
+    """How batches are loaded.
 
     Args:
-        num_workers: processes that prepare batches; `auto` is the CPUs that this process may use
-            divided by the processes on this machine that share them, 2 to 16, and 0 where training
-            itself runs on those CPUs.
+        num_workers: processes that prepare batches; `auto` divides the usable CPUs by the training
+            processes on this machine (2 to 16 workers), and is 0 where the CPUs do the training.
     """
 
     num_workers: int | Literal["auto"] = "auto"
 
 
 def auto_workers(local_processes: int, on_cpu: bool) -> int:
-    """Return how many loader processes `num_workers: auto` means for one training process, of
-    `local_processes` on this machine; none where training itself computes on the CPUs."""
+    """Return how many loader processes `num_workers: auto` means for one of `local_processes`
+    training processes on this machine; 0 where training itself computes on the CPUs."""
     if on_cpu:
         return 0
     shared = usable_cpus() // max(1, local_processes)
@@ -134,7 +133,7 @@ def auto_workers(local_processes: int, on_cpu: bool) -> int:
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not everywhere
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
@@ -143,7 +142,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
     """Return the tensors of one micro-batch with the keys of `PlannedBatch`.
 
     Raises:
-        ValueError: the dataset's own `collate` returns one of those keys.
+        ValueError: the dataset's own `collate` returns one of these keys.
     """
     own = dataset.batch(batch.ids, batch.epoch)
     if not RESERVED.isdisjoint(own):
@@ -153,7 +152,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
             f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
         )
     used, lengths = batch.ids[batch.weights > 0], dataset.lengths[batch.ids]
-    longest = int(lengths[lengths.argmax()])  # `max` of an array takes three times as long
+    longest = int(lengths[lengths.argmax()])  # `lengths.max()` takes three times as long
     rows, longest = max(len(lengths), dataset.least_shape[0]), max(longest, dataset.least_shape[1])
     return {
         **own,
@@ -173,7 +172,7 @@ def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
 
 
 class _MicroBatchSampler:
-    """Names what the DataLoader fetches; asked anew, and lazily, at the start of each epoch."""
+    """Yields what the DataLoader fetches; evaluated lazily, anew in each epoch."""
 
     def __init__(self, micro_batches: Callable[[], Iterator[MicroBatch]]) -> None:
         self.micro_batches = micro_batches
@@ -185,12 +184,12 @@ class _MicroBatchSampler:
 class PlannedLoader:
     """The micro-batches of one replica, epoch after epoch.
 
-    An iterable around a DataLoader and no subclass of it: Lightning then injects no sampler. The
-    position is asked for at the first `next`, since Lightning calls `iter` before it knows it.
+    It wraps a DataLoader instead of being one, so that Lightning injects no sampler. The position
+    is read at the first `next`, since Lightning calls `iter` before it restores the position.
 
     Args:
         micro_batches: called at the first `next`; yields the micro-batches to fetch.
-        length: micro-batches of a whole epoch, whatever the position.
+        length: micro-batches of a whole epoch, independent of the position.
     """
 
     def __init__(
@@ -202,26 +201,26 @@ class PlannedLoader:
     ) -> None:
         self.dataset = dataset
         self._length = length
-        self.wait_s = 0.0  # seconds that were waited for batches so far
+        self.wait_s = 0.0  # seconds that training has waited for batches so far
         sampler = _MicroBatchSampler(micro_batches)
         self._options = {"batch_sampler": sampler, "collate_fn": dict, **loader_options}
 
     @cached_property
     def loader(self) -> DataLoader:
-        """What reads the dataset, whose samples are batches already."""
+        """DataLoader over the dataset, which returns whole micro-batches."""
         return DataLoader(self.dataset, **self._options)
 
     def close(self) -> None:
-        """End the processes that make batches. Left to a collection of cycles, which ends their
-        queues first, they do not hear of the end, and torch waits five seconds for each."""
+        """End the worker processes. The garbage collector would close their queues first; workers
+        would then miss the signal to end, and torch waits five seconds for each."""
         vars(self).pop("loader", None)
 
     def __len__(self) -> int:
         return self._length
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the datamodule keeps the position. Lightning warns of a resume within an
-        epoch unless a loader has this method and the next."""
+        """Return nothing, as the datamodule stores the position. A loader without this method and
+        the next one makes Lightning warn when a run resumes within an epoch."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -240,33 +239,33 @@ class PlannedLoader:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a module that its data are read by, handed over by `ExactModule`."""
+    """What `ExactModule` tells the datamodule about the model, before the data are read."""
 
-    # Plain values that its network is built by; `None` for a new one.
+    # Plain values from which the network is built; `None` for a new network.
     recipe: dict[str, Any] | None = None
-    # Folder of the tokenizer that the data must be read with; `None` for any.
+    # Folder of the tokenizer that the model needs; `None` where any will do.
     tokenizer: str | None = None
-    # Of the family, such as the options of generation.
+    # Options of the family, such as those of generation.
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def own_files_hint(data: Any, command: str) -> str:
-    """`predict_hint` of a datamodule with a file of the run, of the last part that has one."""
+    """Return a `predict_hint` that names a file of the run, from its last split that has one."""
     files = data.store_request().files
     path = next(paths[0] for _, paths in sorted(files.items(), reverse=True) if paths)
     return f"{command} --{data.predict_option}={shlex.quote(str(path))}"
 
 
 class PlannedDataModule(LightningDataModule):
-    """Deals planned batches. A family implements `build`, and `prepare_data` where it caches.
+    """Loads planned batches. A family implements `build`, and `prepare_data` if it has a cache.
 
     Args:
         global_batch_size: samples of one optimizer step, over all devices.
-        micro_batch_size: samples of one forward call on one device; `auto`: the largest that fits,
-            on a CPU the whole share of the device. Accumulation is derived, unless the trainer is
-            given one.
+        micro_batch_size: samples of one forward call on one device; `auto` is the largest that fits
+            a GPU, and on a CPU the device's whole share. Accumulation follows from it, unless
+            trainer.accumulate_grad_batches is set.
         plan: how an epoch is cut into steps.
-        loader: how batches are made ready.
+        loader: how batches are loaded.
 
     Raises:
         ValueError: sizes below 1 or in conflict.
@@ -286,7 +285,7 @@ class PlannedDataModule(LightningDataModule):
         self.plan_options = plan
         self.loader_options = loader
         self.model = ModelFacts()
-        self.recipe: dict[str, Any] | None = None  # by which the data were read last
+        self.recipe: dict[str, Any] | None = None  # with which the data were last read
         self.rehearsed: Rehearsed | None = None
         self.datasets: dict[Stage, PlannedDataset] = {}
         self._plans: dict[tuple[PlanRequest, int], Plan] = {}
@@ -294,30 +293,30 @@ class PlannedDataModule(LightningDataModule):
         self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
-        self._limited: Trainer | None = None  # whose limits were converted
-        self._given_limits: dict[str, Any] = {}  # as the user gave them to this trainer
-        self.given_accumulation = 1  # likewise; 1 where it is derived
+        self._limited: Trainer | None = None  # trainer whose limits were converted
+        self._given_limits: dict[str, Any] = {}  # the user's values of this trainer
+        self.given_accumulation = 1  # the user's value; 1 where it is derived
 
     @classmethod
     def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
-        """Refuse, with a TypeError: Lightning would make what the checkpoint names."""
+        """Raise TypeError: Lightning would instantiate whatever the checkpoint names."""
         raise TypeError(
             f"a checkpoint keeps no arguments of a datamodule; call {cls.__name__}(…) with yours."
         )
 
-    # Of a prediction for the rows of files: they, their option, and their kinds.
+    # Input of a prediction: its files, the option that names them, the suffixes they may have.
     predict_files: Files = None
     predict_option = "data.predict_files"
     predict_suffixes: tuple[str, ...] = SUFFIXES
-    # How tables are written, where the output is these rows with more columns beside them.
-    table: Any = None  # `TableOptions`
-    predict_output: str | None = None  # where a prediction goes, as the user names it
-    output_suffixes: tuple[str, ...] = ("",)  # that its name may have
-    output_mark = ""  # part of its name by default, beside that of the first file
+    # Output of a prediction. `table` holds `TableOptions` where it is the input with more columns.
+    table: Any = None
+    predict_output: str | None = None  # path that the user names
+    output_suffixes: tuple[str, ...] = ("",)  # suffixes that it may have
+    output_mark = ""  # part of the default name, after the name of the first input file
 
     @property
     def predict_paths(self) -> list[Path]:
-        """The files to predict; a ValueError where none is named."""
+        """Files to predict; ValueError where none is named."""
         option, suffixes = self.predict_option, self.predict_suffixes
         if not (found := expand_files(self.predict_files, option, suffixes)):
             raise ValueError(f"predict needs files: name them with --{option}=mine{suffixes[0]}.")
@@ -325,12 +324,12 @@ class PlannedDataModule(LightningDataModule):
 
     @property
     def default_output(self) -> str:
-        """Name of a prediction in the run folder, where the user names none."""
+        """Default name of a prediction in the run folder."""
         return output_like(self.predict_paths, self.output_mark, self.output_suffixes)
 
     @property
     def predict_output_path(self) -> Path:
-        """Where a prediction goes; a ValueError where no such file can be written."""
+        """Path of a prediction; ValueError where no such file can be written."""
         given = self.predict_output
         path = self.run_folder / self.default_output if given is None else Path(given).expanduser()
         if not path.name.lower().endswith(self.output_suffixes):
@@ -341,7 +340,7 @@ class PlannedDataModule(LightningDataModule):
         return path
 
     def predict_hint(self, command: str) -> str:
-        """Return a line for a shell: `unisono predict …`, completed with data at hand."""
+        """Return a shell line `unisono predict …`, completed with data of this run."""
         return command
 
     @property
@@ -354,7 +353,7 @@ class PlannedDataModule(LightningDataModule):
         """Return the dataset of one stage; every rank calls it once in `setup`."""
 
     def trained_recipe(self, stage: str) -> dict[str, Any] | None:
-        """Return the recipe by which the model that is evaluated reads data; `None` in training.
+        """Return the recipe of the model under evaluation, for reading data; `None` in training.
 
         Raises:
             ValueError: a prediction has no trained model.
@@ -369,10 +368,11 @@ class PlannedDataModule(LightningDataModule):
             )
         return recipe
 
-    tests_after_fit = False  # as the command line does: a training then knows of a missing part
+    tests_after_fit = False  # as `unisono fit` does; training then checks the test split, too
 
     def wanted_stages(self, stage: str) -> list[Stage]:
-        """Return what a call of the trainer reads: no validation with `limit_val_batches: 0`."""
+        """Return the splits that a trainer's call reads: with `limit_val_batches: 0` no
+        validation."""
         validates = self.trainer is None or self.trainer.limit_val_batches != 0
         is_left_out = stage == "fit" and not validates
         names = [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
@@ -382,10 +382,10 @@ class PlannedDataModule(LightningDataModule):
         """Build the datasets of the stage and derive accumulation for this many devices."""
         if not self.datasets:
             self._warn_of_shared_files()
-        if stage == "predict":  # whose files may be others by now
+        if stage == "predict":  # its files may have changed since the last call
             self.datasets.pop("predict", None)
         if self.trainer is not None:
-            # Ranks that drew a seed each would deal out different plans: all take rank 0's.
+            # Ranks that each drew a seed would make different plans: all take that of rank 0.
             seed = self.trainer.strategy.broadcast(os.environ.pop(SEED, None))
             os.environ.update({} if seed is None else {SEED: seed})
         for name in self.wanted_stages(stage):
@@ -401,7 +401,7 @@ class PlannedDataModule(LightningDataModule):
             self._convert_limits()
 
     def _convert_limits(self) -> None:
-        """Set the trainer's limits to micro-batches of this many devices."""
+        """Convert the trainer's limits from global steps to micro-batches per device."""
         for name, limit in self._given_limits.items():
             stage = LIMITS[name]
             if stage == "predict":
@@ -419,7 +419,7 @@ class PlannedDataModule(LightningDataModule):
                 setattr(self.trainer, name, limit * batching.accumulate_grad_batches)
 
     def _warn_of_shared_files(self) -> None:
-        """Warn of a file that is for training and judges it as well."""
+        """Warn of a file that is named both for training and for validation or test."""
         named: dict[int, Any] = getattr(self, "files", {})
         sets = [
             {Path(path).resolve() for entry in paths(files) for path in [entry, *glob.glob(entry)]}
@@ -435,11 +435,11 @@ class PlannedDataModule(LightningDataModule):
 
     @property
     def seeks_micro_batch(self) -> bool:
-        """Whether the micro-batch of training is left to a rehearsal."""
+        """Whether a rehearsal is to find the micro-batch size of training."""
         return self.micro_batch_size == "auto" and self.given_accumulation == 1
 
     def take_micro_batch(self, found: Rehearsed) -> None:
-        """Deal with this micro-batch from now on; called before the loaders are made."""
+        """Use this micro-batch size from now on; called before the loaders are made."""
         self.rehearsed = found
         self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
         self._convert_limits()
@@ -449,12 +449,12 @@ class PlannedDataModule(LightningDataModule):
         return self._train_loader
 
     def teardown(self, stage: str) -> None:
-        """Close what is kept between epochs."""
+        """Close the training loader, which persists between epochs."""
         if self._train_loader is not None:
             self._train_loader.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Close it after an error, too, which calls no `teardown`."""
+        """Close it after an error as well: Lightning then calls no `teardown`."""
         self.teardown("fit")
 
     def val_dataloader(self) -> PlannedLoader:
@@ -468,7 +468,7 @@ class PlannedDataModule(LightningDataModule):
         return self._loader("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of consumed, not of fetched steps; equal on all ranks."""
+        """Return the position after the last consumed (not fetched) step; equal on all ranks."""
         if "train" not in self.datasets or self.trainer is None:
             return {}
         epochs_started = self.trainer.fit_loop.epoch_progress.current.started
@@ -481,10 +481,10 @@ class PlannedDataModule(LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the position, if the plan is the one that the checkpoint was made with.
+        """Restore the position.
 
         Raises:
-            ValueError: the plan differs; the differing values are named.
+            ValueError: the plan is not that of the checkpoint; the differing values are named.
         """
         if not state_dict or "train" not in self.datasets:
             return
@@ -500,12 +500,12 @@ class PlannedDataModule(LightningDataModule):
 
     @property
     def num_replicas(self) -> int:
-        """Data-parallel replicas, from the strategy."""
+        """Number of data-parallel replicas, as the strategy says."""
         return self._replicas()[0]
 
     @property
     def batching(self) -> Batching:
-        """The batching for this many devices."""
+        """Batching of training on this number of devices."""
         micro = self.rehearsed.micro_batch_size if self.rehearsed else self.micro_batch_size
         return derive_batching(
             self.num_replicas, self.global_batch_size, micro, self.given_accumulation
@@ -513,7 +513,7 @@ class PlannedDataModule(LightningDataModule):
 
     @property
     def evaluation_batching(self) -> Batching:
-        """The batching of validation and test: the same global batches, accumulation derived."""
+        """Batching of validation and test: the same global batches, accumulation derived."""
         micro = self.batching.micro_batch_size
         return derive_batching(self.num_replicas, self.global_batch_size, micro)
 
@@ -534,7 +534,7 @@ class PlannedDataModule(LightningDataModule):
     @property
     def plan_facts(self) -> dict[str, Any]:
         """Plain values of the training plan, for the banner and topology.json: `steps_per_epoch`
-        and `samples_per_epoch` are those of this run's limits, `planned_steps` of all."""
+        and `samples_per_epoch` respect this run's limits, `planned_steps` ignores them."""
         plan = self.plan("train", 0)
         most = self.trainer.max_steps if self.trainer is not None else -1
         steps = min(self.steps_per_epoch, most) if most >= 0 else self.steps_per_epoch
@@ -550,13 +550,13 @@ class PlannedDataModule(LightningDataModule):
         }
 
     def _trainer_stage(self) -> str:
-        """Return what the trainer does; fit where there is none."""
+        """Return the verb of the trainer's call, such as "fit", also without a trainer."""
         if self.trainer is None or self.trainer.state.fn is None:
             return "fit"
         return self.trainer.state.fn.value
 
     def request(self, stage: Stage) -> PlanRequest:
-        """Return all that the plan of a stage depends on."""
+        """Return everything that the plan of a stage depends on."""
         if stage not in self.datasets:
             verb = next(verb for verb, stages in STAGES_OF.items() if stage in stages)
             raise RuntimeError(f'no data for {stage} yet: call prepare_data() and setup("{verb}").')
@@ -571,13 +571,13 @@ class PlannedDataModule(LightningDataModule):
         )
 
     def _replicas(self) -> tuple[int, int]:
-        """Return (number of replicas, this one)."""
+        """Return (number of replicas, index of this one)."""
         strategy = self.trainer.strategy if self.trainer is not None else None
         sampler = getattr(strategy, "distributed_sampler_kwargs", None)
         return (sampler["num_replicas"], sampler["rank"]) if sampler else (1, 0)
 
     def plan(self, stage: Stage, epoch: int) -> Plan:
-        """Return the global steps of one epoch; of the plans the last four are kept."""
+        """Return the global steps of one epoch; the last four plans stay in memory."""
         key, dataset = (self.request(stage), epoch), self.datasets[stage]
         plan = self._plans.pop(key, None) or planned_epoch(key[0], dataset.lengths, epoch)
         self._plans = {**dict(list(self._plans.items())[-3:]), key: plan}
@@ -595,18 +595,18 @@ class PlannedDataModule(LightningDataModule):
         workers = self.loader_options.num_workers
         if workers == "auto":
             workers = auto_workers(1 if self.trainer is None else self.trainer.num_devices, on_cpu)
-        # From page-locked memory a GPU copies without waiting.
+        # A GPU copies from page-locked memory without waiting.
         kwargs: dict[str, Any] = {"num_workers": workers, "pin_memory": not on_cpu}
         if workers:
             kwargs |= {"prefetch_factor": PREFETCHED, "persistent_workers": stage == "train"}
             if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
-                # A rank of ddp_spawn would import everything again in each worker (20 s, not 1).
+                # Spawned workers of a ddp_spawn rank import everything anew: 20 s instead of 1.
                 kwargs["multiprocessing_context"] = "fork"
         batches = partial(self.micro_batches, stage)
         return PlannedLoader(self.datasets[stage], batches, length, kwargs)
 
     def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
-        """Yield what this replica takes of the epoch under way, from the position of a resume."""
+        """Yield this replica's micro-batches of the current epoch, from a resume position on."""
         replicas = self._replicas()
         if stage == "predict":
             return iterate_whole_batches(self.plan(stage, 0), *replicas, self.done_batches)
@@ -617,9 +617,9 @@ class PlannedDataModule(LightningDataModule):
             position, self.resume_position = self.resume_position, None
             first = position[1] if position and position[0] == epoch else 0
             if 0 < self.steps_per_epoch <= first:
-                return iter(())  # of an epoch whose end alone was not reached
+                return iter(())  # all steps are done; only the end of the epoch was not reached
             if self.trainer is not None and self.trainer.overfit_batches > 0:
-                epoch = 0  # the same few batches again and again
+                epoch = 0  # the same few batches in every epoch
         plan, dataset = self.plan(stage, epoch), self.datasets[stage]
         sizes = (dataset.lengths, dataset.target_counts)
         return iterate_micro_batches(plan, *sizes, batching, *replicas, epoch, first)

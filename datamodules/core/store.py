@@ -1,4 +1,4 @@
-"""Folders and files that are complete under their name, or not there; arrays in them."""
+"""Atomic files and folders (complete or absent), the cache, and arrays on disk."""
 
 import errno
 import gzip
@@ -26,7 +26,7 @@ CHECKSUMS = "checksums.json"
 
 
 def cache_root() -> Path:
-    """Return the folder of all caches: $UNISONO_CACHE, else the system's place for this user's,
+    """Return the folder of all caches: $UNISONO_CACHE, else the user's cache folder of this system,
     such as ~/.cache/unisono."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else user_cache_path("unisono", appauthor=False)
@@ -39,21 +39,21 @@ def digest_of(value: Any) -> str:
 
 
 def text_hash(text: str) -> int:
-    """Return 64 bits that are equal for equal texts alone."""
+    """Return a 64-bit hash of a text."""
     content = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def cache_folder(kind: str, facts: Any) -> Path:
-    """Return the place in the cache of what is made of these plain JSON values, for `made_once`."""
+    """Return the cache folder, for `made_once`, of what is derived from these JSON values."""
     return cache_root() / kind / digest_of(facts)
 
 
 def file_digest(path: Path) -> str:
     """Return the hex digest of a file's content.
 
-    The cache remembers it by place, size, inode and times of the file, of which that of the last
-    change of any kind cannot be set back.
+    The cache keeps it by path, size, inode, mtime and ctime of the file; no program can set the
+    ctime back, so that every change shows.
     """
     status = path.stat()
     facts = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
@@ -65,13 +65,13 @@ def file_digest(path: Path) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return half of the hex digest of a file's content, which is read."""
+    """Return half of the hex digest of a file's content; reads the whole file."""
     return sha256_of(path)[:32]
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return the folder, which exists only when complete; where it does not yet, or is damaged,
-    `make` fills a temporary folder that it is given."""
+    """Return a folder that exists only when it is complete. Where it is absent or damaged, `make`
+    fills a temporary folder, which is then renamed."""
     with _writing_to(folder.parent):
         if folder.exists():
             fault = _damage(folder)
@@ -79,12 +79,12 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 return folder
             warnings.warn(f"the cache folder {folder} is made again: {fault}.", stacklevel=2)
             damaged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            with suppress(FileNotFoundError):  # another process was quicker
+            with suppress(FileNotFoundError):  # another process has moved it already
                 folder.replace(damaged / "damaged")
             shutil.rmtree(damaged)
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        (temporary := aside / folder.name).mkdir()  # with the umask's modes: a group may share it
+        (temporary := aside / folder.name).mkdir()  # with the umask, for shared caches
         try:
             make(temporary)
             sums = {
@@ -96,7 +96,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
             try:
                 os.rename(temporary, folder)
             except OSError:
-                if not folder.exists():  # else another process was quicker
+                if not folder.exists():  # else another process has made it already
                     raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -104,8 +104,8 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _damage(folder: Path) -> str | None:
-    """Return what is wrong with a folder that was made once, `None` where it is sound; contents
-    are compared where a file has changed since it was last read."""
+    """Return what is wrong with a folder of `made_once`, `None` if nothing is; the content of a
+    file is compared only if the file has changed since it was last read."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text("utf-8"))
         for name, (size, digest) in sums.items():
@@ -118,8 +118,8 @@ def _damage(folder: Path) -> str | None:
 
 @contextmanager
 def _writing_to(folder: Path) -> Iterator[None]:
-    """Name the way out where the cache is no place to write to. What is read beside it has errors
-    of its own, but for a full disk, which is surely the cache's."""
+    """Turn an OSError of writing to the cache into an error with a way out. Errors of files read
+    meanwhile pass through, except a full disk, which only writing can meet."""
     try:
         yield
     except OSError as error:
@@ -133,7 +133,7 @@ def _writing_to(folder: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Let the content of a file, or the names in a folder, reach the disk."""
+    """Flush the content of a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -142,9 +142,9 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that gets its name when it is complete."""
+    """Write a text file under a temporary name, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Processes of two containers often have one number.
+    # Processes in two containers often have the same process id: the host name tells them apart.
     unfinished = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}")
     try:
         unfinished.write_text(text, encoding="utf-8", newline="")
@@ -154,9 +154,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def put_in_place(source: Path, target: Path) -> None:
-    """Rename a file or folder to a name that may be taken by either.
+    """Rename a file or folder to a name that an old file or folder may have.
 
-    A folder that is in the way is renamed first: for a moment neither has the name.
+    An old folder has to be renamed first: for a moment nothing has the name.
     """
     if target.is_dir() or (source.is_dir() and target.exists()):
         replaced = target.with_name(f".{target.name}.replaced")
@@ -171,21 +171,21 @@ def put_in_place(source: Path, target: Path) -> None:
 
 @contextmanager
 def replacing(target: Path, kept: str | None = None, is_new: bool = False) -> Iterator[Path]:
-    """Give a name beside `target` for a file or a folder of files, which takes its place, synced,
-    when the block ends well: `target` is the old one or the whole new one at every moment.
+    """Yield a temporary path beside `target` for a file or a folder of files. When the block ends
+    without an error, it is synced and renamed to `target`, which is thus never half written.
 
     Args:
-        kept: name beside it that the old one takes, if any.
-        is_new: raise FileExistsError where another process has taken that name meanwhile.
+        kept: name in the same folder under which the old `target` is kept, if any.
+        is_new: raise FileExistsError where another process has created `target` meanwhile.
     """
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    # What processes of this host that are gone left of it, and what this one did.
+    # Remove what ended processes of this host, and this process, have left unfinished.
     for path in target.parent.glob(f".{escape(target.name)}.unfinished-{platform.node()}-*"):
         process = int(path.name.rpartition("-")[2])
         if process == os.getpid() or not psutil.pid_exists(process):
             remove(path)
-    # No other process, here or on another host, writes under this name.
+    # No other process, on this or another host, uses this temporary name.
     unfinished = target.with_name(f".{target.name}.unfinished-{platform.node()}-{os.getpid()}")
     try:
         yield unfinished
@@ -205,12 +205,12 @@ def replacing(target: Path, kept: str | None = None, is_new: bool = False) -> It
 def new_file(
     path: Path, mode: str = "w", way_out: str | None = "choose another name"
 ) -> Iterator[Any]:
-    """Give a file that gets its name when all went well; errors of the storage have that name.
+    """Yield an open file that gets its name at the end, if no error occurred.
 
     Args:
-        path: what is written to a name in .gz is packed.
+        path: final name, also in errors of the storage; a file in .gz is compressed.
         mode: `w` for text in UTF-8, `wb` for bytes.
-        way_out: what to do where the name is taken; `None` replaces the file.
+        way_out: advice in the error where the name is taken; `None` replaces the file.
 
     Raises:
         FileExistsError: the name is taken.
@@ -225,7 +225,7 @@ def new_file(
     with replacing(path) as unfinished:
         with naming(path), ExitStack() as stack:
             file: Any = stack.enter_context(open(unfinished, "wb"))
-            if path.suffix.lower() == ".gz":  # without name and time: equal content, equal bytes
+            if path.suffix.lower() == ".gz":  # no name, no time: equal content, equal bytes
                 file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
             yield stack.enter_context(io.TextIOWrapper(file, **text)) if text else file
         check()
@@ -233,7 +233,7 @@ def new_file(
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an error of the storage the name of the file, which a write to an open one lacks."""
+    """Add the name of the file to an OSError without one, as writes to an open file raise."""
     try:
         yield
     except OSError as error:
@@ -258,52 +258,52 @@ def sha256_of(path: Path) -> str:
 
 def mapped_array(path: Path) -> np.ndarray:
     """Return an array of a npy file, memory-mapped."""
-    # Slices of a memmap take 4 times as long.
+    # Slicing a plain array is 4 times as fast as slicing a memmap.
     return np.load(path, mmap_mode="r").view(np.ndarray)
 
 
 def write_arrays(
     folder: Path, arrays: Mapping[str, np.ndarray | Sequence[Any]], **facts: Any
 ) -> None:
-    """Fill a folder with arrays and plain facts, as `ArrayFolder` reads them."""
+    """Write arrays and plain facts into a folder, for `ArrayFolder`."""
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", np.asarray(values))
     (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
 class ArrayFolder:
-    """Arrays of a folder, memory-mapped, and its facts; pickled as the name of the folder."""
+    """Memory-mapped arrays of a folder and its facts; pickled as the path of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Those of the npy files, by their names."""
+        """Arrays of the npy files, by file name without suffix."""
         return {path.stem: mapped_array(path) for path in self.folder.glob("*.npy")}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Plain values that were written beside the arrays."""
+        """Plain values stored beside the arrays."""
         return json.loads((self.folder / "facts.json").read_text("utf-8"))
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the content, one of the facts."""
+        """Hex digest of the content, stored among the facts."""
         return self.facts["fingerprint"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder,)
 
     def parts(self, values: str, offsets: str, places: np.ndarray) -> list[np.ndarray]:
-        """Return the values between the offsets of these places and of the next ones."""
+        """Return for each place its values, from its offset to the offset of the next place."""
         ends = self.arrays[offsets]
         pairs = zip(ends[places].tolist(), ends[places + 1].tolist(), strict=True)
         return [self.arrays[values][start:end] for start, end in pairs]
 
 
 class ArrayFile:
-    """A npy file that grows, in a `with` block, by rows of one shape, () of single values."""
+    """An npy file that grows row by row in a `with` block; `row` is the shape of one row."""
 
     def __init__(self, path: Path, dtype: np.dtype | type, row: tuple[int, ...] = ()) -> None:
         self.dtype, self.row, self.length = np.dtype(dtype), row, 0
@@ -315,7 +315,7 @@ class ArrayFile:
 
     def __exit__(self, *error: object) -> None:
         self._file.seek(0)
-        self._write_header()  # as long as the first one: numpy leaves room for any length
+        self._write_header()  # has the size of the first one: numpy leaves room
         self._file.close()
 
     def add(self, values: np.ndarray) -> None:
