@@ -1,8 +1,8 @@
-"""ExactModule: the gradient of the one big batch, on any number of devices.
+"""ExactModule: a LightningModule with the gradient of one big batch on any number of devices.
 
 DDP averages gradients over ranks and Lightning divides the loss by the number of accumulated
-micro-batches. `exact_mean` undoes both, and divides by the counts of the whole optimizer step,
-which the plan knows beforehand and every batch carries: no communication is needed.
+micro-batches. `exact_mean` undoes both, and divides by the target counts of the whole optimizer
+step. The plan knows these counts in advance and every batch carries them: no communication.
 """
 
 import atexit
@@ -41,36 +41,36 @@ from lit_models.training.strategies import EVALUATION_STEPS, leave_group
 class ExactModule(LightningModule):
     """A LightningModule whose losses are sums and counts over a planned optimizer step.
 
-    A family calls `save_hyperparameters()` in its constructor, says in `recipe_of` which plain
-    values its network follows from, makes it in `build`, and returns the sums of its loss from
-    `training_terms`. A checkpoint keeps the recipe: its network is built without the data.
+    A family calls `save_hyperparameters()` in its constructor, returns the plain values that define
+    its network from `recipe_of`, creates it in `build`, and returns the sums of its loss from
+    `training_terms`. A checkpoint stores this recipe: its network can be built without the data.
 
     Attributes:
-        recipe_key: key of a checkpoint that holds the recipe; empty where a network needs none.
-        learnt_facts: keys of the recipe that training finds.
-        settled_options: arguments of the constructor that an evaluation takes from its
-            checkpoint; the command line refuses others.
-        init_from: checkpoint to take weights from, where a network begins anew.
-        recipe: plain values that the network is built by; `None` before they are known.
-        early_weights: of spawned processes that trained it, until there is a network to take them.
-        late_weights: names and values of parameters on `meta`, for a strategy that `fills_late`.
+        recipe_key: checkpoint key of the recipe; empty if the network needs no recipe.
+        learnt_facts: recipe keys whose values training determines.
+        settled_options: constructor arguments that an evaluation takes from the checkpoint; the
+            command line refuses to change them.
+        init_from: checkpoint whose weights a new network starts from.
+        recipe: plain values that define the network; `None` until they are known.
+        early_weights: weights trained by spawned processes, kept until the network is built here.
+        late_weights: names and values of `meta` parameters, loaded by strategies with `fills_late`.
     """
 
     monitor: ClassVar[str] = "val/loss"
     monitor_mode: ClassVar[str] = "min"
-    # Commands whose figures a family's own table shows; the command line prints those of others.
+    # Commands whose metrics the family prints in a table of its own, instead of the command line's.
     tables_of: ClassVar[tuple[str, ...]] = ()
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
-    # Evaluation steps in which they may not, as where texts are written: fsdp gathers all for them.
+    # Evaluation steps in which ranks may not, such as text generation: fsdp gathers all blocks.
     uneven_steps: ClassVar[tuple[str, ...]] = EVALUATION_STEPS
     # Whether every training step gives every trainable parameter a gradient.
     reaches_all_parameters: bool = True
-    # Whether no buffer changes while it trains: all ranks then take those of rank 0 once, for good.
+    # Whether buffers stay constant in training: ddp sends rank 0's once, not at every forward.
     buffers_stand_still: ClassVar[bool] = False
-    # Whether networks read a batch in float32 with weights in bfloat16, to losses in float32.
+    # Whether the network accepts bfloat16 weights with float32 batches and float32 losses.
     takes_half_weights: ClassVar[bool] = False
-    # Whether a step may be cut into micro-batches: not where the loss couples its samples.
+    # Whether a step may be split into micro-batches: false where the loss couples its samples.
     may_accumulate: ClassVar[bool] = True
     recipe_key: ClassVar[str] = ""
     learnt_facts: ClassVar[tuple[str, ...]] = ()
@@ -81,10 +81,10 @@ class ExactModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.step_record = StepRecord()
-        self.averages_replicas = True  # false where a callback adds their gradients instead
+        self.averages_replicas = True  # false where a callback sums their gradients instead
         self.recipe: Any = None if self.recipe_key else {}
         self.is_built = False
-        self._trained_recipe: dict[str, Any] | None = None  # of the checkpoint of a trainer's call
+        self._trained_recipe: dict[str, Any] | None = None  # from the trainer's checkpoint
         self.early_weights: dict[str, Any] | None = None
         self.late_weights: list[Iterable[tuple[str, Tensor]]] = []
 
@@ -96,65 +96,65 @@ class ExactModule(LightningModule):
         super().save_hyperparameters(plain_values(dict(self.hparams)), **options)
 
     def blocks(self) -> list[nn.Module]:
-        """Return the network's repeated layers, which `fsdp` shards one by one; a block that is
-        called by other methods than `forward` names them in `forward_methods`."""
+        """Return the network's repeated layers, which `fsdp` shards one by one; a block with entry
+        points other than `forward` lists these methods in `forward_methods`."""
         return []
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
-        """Return the layers that a tensor group may share, by patterns of their names."""
+        """Return how a tensor group may split the layers: name pattern -> split."""
         network = getattr(self, "network", None)
         plan = network.tensor_plan() if hasattr(network, "tensor_plan") else {}
         return {f"network.{name}": split for name, split in plan.items()}
 
     def flops(self, lengths: np.ndarray) -> float:
-        """Return the arithmetic of a training on documents of so many positions [n], in FLOP; a
-        family whose networks see other positions than the plan counts overrides it."""
+        """Return the FLOP of training on documents with these numbers of positions [n]; a family
+        whose network sees other positions than the plan counts overrides it."""
         return flops_per_position(self) * float(lengths.sum())
 
     def own_callbacks(self) -> list[Callback]:
-        """Return what a run of this module always has; a family adds its own to these."""
+        """Return the callbacks that every run of this module has; a family may extend them."""
         own: list[Callback] = [RunFolder(), Ledger(), Rehearsal()]
         if self.trainer.state.fn == "fit":
             own += [NonFinite(), FailureReport()]
-            # Without any other, a script has said enable_checkpointing=False.
+            # No checkpoint callback at all means that the script passed enable_checkpointing=False.
             own += [checkpoints.LastCheckpoint()] if self.trainer.checkpoint_callbacks else []
         return own
 
     def configure_callbacks(self) -> list[Callback]:
-        """Add the own callbacks that the trainer lacks: a plain script gets them too."""
+        """Add those of `own_callbacks` that the trainer lacks, so that scripts have them too."""
         follows_plan(self, self.trainer.datamodule)
         if self.trainer.state.fn == "fit":
             check_trainer(self.trainer)
-        # The first hook of a call, before the data are read.
+        # Lightning calls this hook first, before the data are read.
         self._trained_recipe = None
         path = self.trainer.ckpt_path
         if self.recipe is None and path is not None:
             content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
             self._trained_recipe = self.stored_recipe(content)
         self.trainer.datamodule.model = self.model_facts()
-        # What a script's own callbacks write (a checkpoint, a reason to stop) belongs to the step
-        # that the ledger has noted, in the folder that the run has taken.
+        # RunFolder and Ledger run first, so that what a script's callbacks write (a checkpoint, a
+        # stop reason) lands in this run's folder and refers to a step that the ledger has recorded.
         present, is_first = self.trainer.callbacks, (RunFolder, Ledger)
         present += missing_kinds(self.own_callbacks(), present)
         present.sort(key=lambda c: (not isinstance(c, is_first), isinstance(c, Checkpoint)))
-        present.sort(key=lambda c: isinstance(c, checkpoints.LastCheckpoint))  # with all states
+        present.sort(key=lambda c: isinstance(c, checkpoints.LastCheckpoint))  # saves all states
         return []
 
     def setup(self, stage: str) -> None:
-        """Give each process its own metric states; a family that overrides it calls this first.
+        """Give each process its own metric states; an override calls `super().setup` first.
 
-        `ddp_spawn` sends the module through shared memory. Lightning copies parameters and
-        buffers afterwards but no metric states: in-place updates of two ranks would add up.
+        `ddp_spawn` passes the module through shared memory. Lightning then copies parameters and
+        buffers, but not metric states: two ranks would update the same tensors in place.
         """
         for metric in (part for part in self.modules() if isinstance(part, Metric)):
             metric.reset()
-        self.step_record = StepRecord()  # an error may have cut off a step of an earlier call
+        self.step_record = StepRecord()  # an earlier call may have failed in the middle of a step
         if self._trainer is None:
             return
         strategy = self.trainer.strategy
         if type(strategy.checkpoint_io) is TorchCheckpointIO:  # the user chose no other
             strategy.checkpoint_io = checkpoints.AtomicCheckpointIO()
-        atexit.register(leave_group)  # for strategies that are Lightning's own, too
+        atexit.register(leave_group)  # Lightning's own strategies do not register it
         accumulation, clip = self.trainer.accumulate_grad_batches, self.trainer.gradient_clip_val
         if stage == "fit" and accumulation > 1 and not self.may_accumulate:
             raise ValueError(
@@ -175,28 +175,28 @@ class ExactModule(LightningModule):
             self.check_meanings(self.trainer.datamodule.recipe)
 
     def model_facts(self) -> ModelFacts:
-        """Return all that the data are told of the module."""
+        """Return the facts of this module that its datamodule needs."""
         return ModelFacts(self._trained_recipe if self.recipe is None else self.recipe)
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the plain values that the network is built by.
+        """Return the plain values that define the network.
 
         Args:
             data: the datamodule after its `setup`.
-            trained: recipe of the trainer's checkpoint; `None` without one.
+            trained: recipe in the trainer's checkpoint; `None` without a checkpoint.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement recipe_of.")
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts of a recipe that give the numbers of a batch their meaning, such as a
-        code book; nothing by default."""
+        """Return the parts of a recipe that define what the integers in a batch stand for, such as
+        a code book; empty by default."""
         return {}
 
     def check_meanings(self, recipe: dict[str, Any]) -> None:
-        """Refuse a training on the numbers of another recipe than the module's.
+        """Refuse to train on data that were encoded with a different recipe.
 
         Raises:
-            ValueError: the two recipes differ in their `meanings`.
+            ValueError: the recipes of module and data differ in their `meanings`.
         """
         own, other = self.meanings(self.recipe), self.meanings(recipe)
         if changed := [n for n in own if digest_of(own[n]) != digest_of(other.get(n))]:
@@ -207,32 +207,32 @@ class ExactModule(LightningModule):
             )
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
-        """Make the network, and the metrics that need to know it; nothing by default.
+        """Create the network, and the metrics that depend on it; does nothing by default.
 
         Args:
-            recipe: of the network; what is found out while building is added to it.
-            data: the datamodule of a new network; `None` where a checkpoint has all weights.
+            recipe: defines the network; facts that only building reveals are added to it.
+            data: the datamodule if the network is new; `None` if a checkpoint has all weights.
         """
 
     def prepare(self, data: Any, is_new: bool) -> None:
-        """Make a built network ready for a trainer's call; nothing by default.
+        """Prepare the built network for a call of the trainer; does nothing by default.
 
         Args:
             data: the datamodule after its `setup`.
-            is_new: whether this call begins the training of the network.
+            is_new: whether this call starts the training of the network.
         """
 
     def configure_model(self) -> None:
         """Build the network once its recipe is known; a family overrides `build` instead.
 
-        Lightning calls it in the context of a GPU under one device and ddp, of the host under fsdp,
-        and in the precision of the run: one seed would start from other weights in each. It is
-        built in float32 on the host, converted, and moved by the strategy.
+        Lightning calls it on the GPU for one device and ddp, on the host for fsdp, and in the
+        precision of the run: the same seed would give different initial weights. The network is
+        therefore built in float32 on the host, then converted, and moved by the strategy.
         """
         if self.recipe is None:
             return
         data = self.trainer.datamodule if self._trainer is not None else None
-        dtype = torch.get_default_dtype()  # of a run in 64-true, 16-true or bf16-true
+        dtype = torch.get_default_dtype()  # not float32 under 64-true, 16-true or bf16-true
         is_new = False
         with float32_on("cpu"):
             if not self.is_built:
@@ -250,14 +250,14 @@ class ExactModule(LightningModule):
         self._convert(dtype)
 
     def _convert(self, dtype: torch.dtype) -> None:
-        if dtype != torch.float32:  # in which an adapter's base may have fewer bits
+        if dtype != torch.float32:  # under float32 the base of an adapter may stay in fewer bits
             self.to(dtype)
 
     def on_predict_start(self) -> None:
-        """Refuse weights whose every answer would be nan, on all ranks alike."""
+        """Refuse weights that are not finite, on all ranks: every answer would be NaN."""
         parts = {n: local_parts([p])[0] for n, p in self.named_parameters()}
         wrong = next((n for n, v in parts.items() if not (v.is_meta or v.isfinite().all())), "")
-        # Of sharded weights one rank alone may hold such a value.
+        # With sharded weights the value may be on one rank only.
         if not self.trainer.strategy.reduce_boolean_decision(not wrong, all=True):
             raise ValueError(
                 f"the weights {wrong or 'of another rank'} hold values that are not finite (nan or "
@@ -268,35 +268,35 @@ class ExactModule(LightningModule):
     on_test_start = on_predict_start
 
     def training_terms(self, batch: Any) -> dict[str, LossSum]:
-        """Return each term of the training loss as total and count over the weight-1 samples."""
+        """Return each term of the training loss as total and count over samples of weight 1."""
         raise NotImplementedError(f"{type(self).__name__} must implement training_terms(batch).")
 
     def term_weights(self) -> dict[str, float]:
-        """Return the factor of each term in the loss, else 1; 0 only reports a term."""
+        """Return term -> factor in the loss, 1 if absent; a term with factor 0 is only reported."""
         return {}
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
-        """Return the texts of one sample's `SampleResult.answers`, by name."""
+        """Return one sample's `SampleResult.answers` as readable text, by name."""
         return {name: " ".join(f"{v:g}" for v in values) for name, values in answers.items()}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.exact_mean(self.training_terms(batch), batch)
 
     def exact_mean(self, terms: dict[str, LossSum], batch: dict[str, Any]) -> Tensor:
-        """Return the loss to back-propagate: the share of this micro-batch in the step's mean, in
-        which each term has its factor of `term_weights`.
+        """Return the loss to back-propagate: this micro-batch's share of the step's mean loss, with
+        terms weighted by `term_weights`.
 
         Args:
-            terms: name -> total and count over the weight-1 samples of this micro-batch.
-            batch: a planned batch; its `step_denominators` name the same terms.
+            terms: name -> total and count over the samples of weight 1 in this micro-batch.
+            batch: a planned batch; its `step_denominators` have the same names.
 
         Raises:
             KeyError: the batch lacks a term.
         """
         share = share_of_step(terms, batch, self.term_weights())
         self.step_record.add(batch["sample_id"], batch["weight"], terms, share)
-        # A loss that is not finite can have finite gradients, and the other ranks would notice
-        # nothing: times 1, or times NaN where it is not finite, its gradients tell all of them.
+        # A loss that is not finite can have finite gradients, and the other ranks would not notice.
+        # This factor is 1, or NaN for such a loss: the NaN reaches all ranks with the gradients.
         finite_or_nan = share.detach() * 0 + 1
         sampler = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
         replicas = sampler.get("num_replicas", 1) if self.averages_replicas else 1
@@ -308,12 +308,12 @@ class ExactModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm that the ledger keeps anyway; by value as Lightning does."""
+        """Clip by the norm already computed for the ledger, or by value as Lightning does."""
         norm = self.step_record.gradient_norm(optimizer)
         if not gradient_clip_val or norm is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        holders = []  # of the local parts, as parameters hold gradients; none of a step left out
+        holders = []  # stand-ins for parameters, with local gradients; none in a skipped step
         for part in local_parts(gradients(optimizer)):
             holder = part.detach()
             holder.grad = part
@@ -321,13 +321,13 @@ class ExactModule(LightningModule):
         nn.utils.clip_grads_with_norm_(holders, float(gradient_clip_val), norm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Step a schedule, whose rates are those that this run configures."""
+        """Step a schedule, based on the rates that this run configures, not a checkpoint's."""
         follow_rates(scheduler)
         super().lr_scheduler_step(scheduler, metric)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the network where the checkpoint alone knows its recipe, and take what it learnt;
-        what does not train takes the averaged weights if there are any."""
+        """Build the network if its recipe is known only from the checkpoint, else take the learnt
+        facts from it; except for `fit`, replace weights by their averages if it has them."""
         if self._trainer is not None:
             step, ledger = checkpoint.get("global_step"), checkpoint.get("ledger")
             own = f"{self.trainer.ckpt_path} of step {step}, ledger {ledger}"
@@ -348,20 +348,20 @@ class ExactModule(LightningModule):
 
     @property
     def is_training_run(self) -> bool:
-        """Whether a trainer fits this module."""
+        """Whether a trainer is fitting this module."""
         return self._trainer is not None and self.trainer.state.fn == "fit"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.recipe_key:
             checkpoint[self.recipe_key] = self.recipe
-        if "callbacks" not in checkpoint:  # Lightning asks none of them for weights alone
+        if "callbacks" not in checkpoint:  # Lightning calls none of them for weights only
             for callback in self.trainer.callbacks:
                 if isinstance(callback, Ledger | AveragedWeights):
                     callback.on_save_checkpoint(self.trainer, self, checkpoint)
 
     @classmethod
     def stored_recipe(cls, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return the recipe of a checkpoint; ValueError where it is of another family."""
+        """Return the recipe of a checkpoint; ValueError if it belongs to another family."""
         if cls.recipe_key and cls.recipe_key not in checkpoint:
             raise ValueError(
                 f"the checkpoint is of another family: it holds no {cls.recipe_key}; give one of "
@@ -370,10 +370,10 @@ class ExactModule(LightningModule):
         return checkpoint[cls.recipe_key] if cls.recipe_key else {}
 
     def take_recipe(self, trained: dict[str, Any]) -> None:
-        """Take what a checkpoint's recipe has learnt into that of a network that is built.
+        """Copy the `learnt_facts` of a checkpoint's recipe into that of the built network.
 
         Raises:
-            ValueError: the data were read by another recipe.
+            ValueError: the data were encoded with a different recipe.
         """
         if self.is_training_run:
             self.check_meanings(trained)
@@ -390,8 +390,8 @@ class ExactModule(LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights, or keep them until the network is built: `ddp_spawn` hands those of its
-        children to a parent that has none."""
+        """Load weights, or keep them until the network is built: after `ddp_spawn` the parent
+        process gets its children's weights without having built the network."""
         if state_dict and next(self.parameters(), None) is None:
             self.early_weights = dict(state_dict)
             return super().load_state_dict({}, strict=False)
@@ -406,18 +406,18 @@ class ExactModule(LightningModule):
         trust_checkpoint: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Return the module of a checkpoint or of a folder of `unisono export`.
+        """Return the module stored in a checkpoint or in a folder that `unisono export` wrote.
 
         Args:
-            checkpoint_path: a file, or a folder.
-            map_location: the device that the module is put on.
-            trust_checkpoint: make whatever the checkpoint names, wherever it comes from.
-            kwargs: arguments of the constructor that shall differ.
+            checkpoint_path: a file or a folder.
+            map_location: device to put the module on.
+            trust_checkpoint: instantiate any class that the checkpoint names, whatever its origin.
+            kwargs: constructor arguments that replace stored ones.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the checkpoint does not exist.
             ValueError: it is damaged, names a class that is not allowed, or holds a module of
-                another class or of another version of the code.
+                another class or another version of the code.
         """
         path, classes = checkpoint_path, StoredClasses(trust_checkpoint)
         content = checkpoints.read_checkpoint(path, mmap=True, classes=classes)
@@ -428,7 +428,7 @@ class ExactModule(LightningModule):
             raise ValueError(
                 f"{path} holds a {kind.__name__}, not a {cls.__name__}; load it by its own class."
             )
-        kind.stored_recipe(content)  # of another family: a parser would name an option instead
+        kind.stored_recipe(content)  # raises for another family, before an option is blamed below
         values, gone = known_arguments(kind, values)
         if gone:
             rank_zero_warn(f"{path} is of another version, whose {', '.join(gone)} has no effect.")
@@ -447,23 +447,23 @@ class ExactModule(LightningModule):
     @classmethod
     def from_exported(cls, folder: str | Path, trust_checkpoint: bool = False) -> Self:
         """Return the module of a folder that `unisono export` wrote, in eval mode; its outputs are
-        those of the checkpoint, bit by bit. Arguments and errors as of `load_from_checkpoint`."""
+        bit for bit the checkpoint's. Arguments and errors as in `load_from_checkpoint`."""
         return cls.load_from_checkpoint(folder, trust_checkpoint=trust_checkpoint).eval()
 
     @classmethod
     def exported_layout(
         cls, content: dict[str, Any], weights: dict[str, Tensor], adapter: bool
     ) -> Layout | None:
-        """Return another program's files for `unisono export`, of which `restored_weights` makes
-        the weights again; `None` has its own two written.
+        """Return the layout in which `unisono export` writes files for another program, readable
+        again by `restored_weights`; `None` for unisono's own two files.
 
         Args:
-            content: of a checkpoint.
-            weights: those that are exported, under the names of the module.
-            adapter: whether the adapter alone is asked for.
+            content: a checkpoint's content.
+            weights: the weights to export, by the module's names.
+            adapter: whether to export the adapter only.
 
         Raises:
-            ValueError: there is no adapter, or that program cannot express the module.
+            ValueError: there is no adapter, or the other program cannot express the module.
         """
         if adapter:
             raise ValueError(f"a {cls.__name__} has no adapters; leave --adapter out.")
@@ -473,23 +473,23 @@ class ExactModule(LightningModule):
     def restored_weights(
         cls, stored: dict[str, Tensor], extra: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """Return the module's weights from those that `exported_layout` had stored.
+        """Return the module's weights from those stored in the layout of `exported_layout`.
 
         Args:
-            stored: its tensors under their names there, tied ones included.
-            extra: the recipe under `recipe_key`.
+            stored: all tensors under the other program's names, tied ones included.
+            extra: holds the recipe under `recipe_key`.
         """
         raise NotImplementedError(f"{cls.__name__} must implement restored_weights.")
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that `init_from` takes."""
+        """Return the weights of a checkpoint that `init_from` copies."""
         return checkpoint["state_dict"]
 
 
 def flops_per_position(network: nn.Module) -> float:
-    """Return the FLOP of forward and backward for one position: 6 for each weight of a matrix that
-    learns, 4 where it stands still, 2 where nothing before it learns. Tables that are looked up,
-    attention and recomputation are not counted. Source: Chowdhery et al. 2022, appendix B."""
+    """Return the FLOP of forward and backward for one position: per matrix weight 6 if trained, 4
+    if frozen, 2 if frozen and nothing before it is trained. Embedding tables, attention and
+    recomputation are not counted. Source: Chowdhery et al. 2022, appendix B."""
     total, learns = 0.0, False
     for part in network.modules():
         is_table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
@@ -503,25 +503,25 @@ def flops_per_position(network: nn.Module) -> float:
 def share_of_step(
     terms: dict[str, LossSum], batch: dict[str, Any], term_weights: dict[str, float]
 ) -> Tensor:
-    """Return what a micro-batch adds to the mean loss of its optimizer step []; the shares of all
-    its micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`, and the factor of
-    each term, 1 where none is given."""
+    """Return a micro-batch's share [] of the mean loss of its optimizer step; the shares of all its
+    micro-batches sum to that loss. Arguments as in `ExactModule.exact_mean`; `term_weights` holds
+    the factor of each term, 1 if absent."""
     share = torch.zeros((), device=batch["weight"].device)
     for name, (total, _) in terms.items():
         factor = term_weights.get(name, 1.0)
-        if factor != 0:  # else it is reported beside the loss, and the plan need not count it
-            # A term that counts nothing in this step has total 0: a zero loss, never NaN.
+        if factor != 0:  # a term that is only reported may lack a denominator in the plan
+            # A term without targets in this step has total 0: the loss is 0, not NaN.
             share = share + in_float32(total) * factor / max(1.0, batch["step_denominators"][name])
     return share
 
 
 def missing_kinds(defaults: list[Any], named: list[Any]) -> list[Any]:
-    """Return the defaults of which none of the same kind is named."""
+    """Return the defaults whose class has no instance among `named`."""
     return [d for d in defaults if not any(isinstance(n, type(d)) for n in named)]
 
 
 def follows_plan(module: LightningModule, data: Any) -> bool:
-    """Return whether a module is an `ExactModule`; ValueError where its data has no plan."""
+    """Return whether a module is an `ExactModule`; ValueError if it is and its data has no plan."""
     is_exact = isinstance(module, ExactModule)
     if is_exact and not isinstance(data, PlannedDataModule):
         raise ValueError(
