@@ -1,4 +1,4 @@
-"""Ledger of optimizer steps: the samples that each used, over all ranks, and what came of it."""
+"""Ledger of optimizer steps: samples used over all ranks, losses and gradient norms."""
 
 import hashlib
 import json
@@ -25,24 +25,24 @@ from lit_models.training.progress import budgeted_steps, settle_progress, settle
 from lit_models.training.sharding import total_norm
 
 FILE_NAME = "ledger.jsonl"
-Row = dict[str, Any]  # a line of it
+Row = dict[str, Any]  # a line of the ledger
 DEFAULT_LOG_INTERVAL = 50  # Lightning's
-_NUM_FLAGS = 3  # in front of a vector
-_LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest in float64 sums that stay exact
+_NUM_FLAGS = 3  # at the start of a vector
+_LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest, split so that float64 sums stay exact
 _LIMB_MASK, _DIGEST_MASK = (1 << _LIMB_BITS) - 1, (1 << 63) - 1
 
 
 class StepRecord:
-    """Sums, counts and sample ids of one rank's optimizer step, kept where they are computed.
+    """Sums, counts and sample ids of one rank's optimizer step, kept on the computing device.
 
-    No GPU is waited for. `vector` is summed over ranks, and read by `Ledger`.
+    Nothing waits for a GPU. `Ledger` sums `vector` over ranks and reads the sum.
     """
 
     def __init__(self) -> None:
         self.term_names: tuple[str, ...] = ()  # of the loss
         self.grad_norm: Tensor | None = None  # [] of this step, once `gradient_norm` was called
         self._sums: Tensor | None = None  # [limbs + 2 + 2 terms] float64
-        # ids, which of them are no fillers, and loss of each micro-batch so far
+        # of each micro-batch so far: sample ids, which of them are no fillers, and loss
         self._used: list[tuple[Tensor, Tensor, Tensor]] = []
         self._recent: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
@@ -66,8 +66,8 @@ class StepRecord:
         return self.grad_norm
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
-        """Return this rank's samples in micro-batches whose loss is not finite, and all of them,
-        of one of the last two steps."""
+        """Return this rank's sample ids in one of the last two steps: those in micro-batches whose
+        loss is not finite, and all."""
         wrong: list[int] = []
         all_ids: list[int] = []
         for ids, used, loss in self._recent.get(step, []):
@@ -76,8 +76,8 @@ class StepRecord:
         return wrong, all_ids
 
     def vector(self, stop: bool, save: bool, step: int = 0) -> Tensor:
-        """Return [8 + 2 terms] float64 for the sum over ranks, and start the next step: whether
-        this rank asks all to stop or to save, and what the optimizer step that ended has used."""
+        """Return the finished step's vector [8 + 2 terms] float64, to be summed over ranks, and
+        start the next step: flags (not finite, stop, save), digest, samples, loss, terms."""
         if self._sums is None:
             raise RuntimeError(
                 "an optimizer step ended, but training_step never called exact_mean; the loss "
@@ -86,7 +86,7 @@ class StepRecord:
         finite = torch.isfinite(self._sums).all()
         if self.grad_norm is not None:
             finite = finite & torch.isfinite(self.grad_norm.to(finite.device))
-        # Filled there: a copy of a list would make the host wait for the whole step.
+        # Filled on the device: to copy a list there, the host would wait for the whole step.
         wishes = [self._sums.new_full((), float(wish)) for wish in (stop, save)]
         flags = torch.stack([(~finite).double(), *wishes])
         vector, self._sums, self.grad_norm = torch.cat([flags, self._sums]), None, None
@@ -96,20 +96,20 @@ class StepRecord:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy on the host: of a GPU's in pinned memory, without a wait for it."""
+    """Return a contiguous copy on the host; from a GPU it is pinned and the copy asynchronous."""
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return target.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
 class HostCopy:
-    """Numbers that are read later: `.tolist()` would wait for all that a GPU has queued. `work` is
-    a collective that may still be summing them."""
+    """Numbers on their way to the host: `.tolist()` would wait for everything queued on a GPU.
+    `work` is an asynchronous collective that may still be summing them."""
 
     def __init__(self, numbers: Tensor, work: dist.Work | None = None) -> None:
         self._numbers, self._wait = numbers, None if work is None else work.wait
         if numbers.is_cuda:
             if work is not None:
-                work.wait()  # of NCCL: the stream waits, not the host
+                work.wait()  # with NCCL the stream waits, not the host
             self._numbers, event = host_copy(numbers), torch.cuda.Event()
             event.record()
             self._wait = event.synchronize
@@ -122,15 +122,15 @@ class HostCopy:
 
 
 def chained(line: Row, before: str) -> str:
-    """Return the hash of a line of the ledger without its own `hash`, 16 hex digits, chained to
-    that of the line before; "" for the first one."""
+    """Return the hash of a ledger line, 16 hex digits: of the hash `before`, which is that of the
+    line before or "" for the first line, and of the line without its own `hash`."""
     text = json.dumps({name: value for name, value in line.items() if name != "hash"})
     return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
 
 
 def plan_hash(request: Row, repeats_first_epoch: bool, lengths: Any) -> str:
-    """Return the hash of all that a plan is made of, 16 hex digits: the values of a `PlanRequest`,
-    whether every epoch has the steps of the first one, positions of each sample [N]."""
+    """Return the hash, 16 hex digits, of everything that determines a plan: the values of a
+    `PlanRequest`, whether every epoch repeats the first, and the positions of each sample [N]."""
     digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
     for some in stretches(lengths):
         digest.update(np.ascontiguousarray(some, dtype="<i8").tobytes())
@@ -138,10 +138,10 @@ def plan_hash(request: Row, repeats_first_epoch: bool, lengths: Any) -> str:
 
 
 def json_lines(path: Path) -> list[Row]:
-    """Return the JSON objects of the whole lines of a file, if it exists; a kill tears the last.
+    """Return the JSON lines of a file, [] if it does not exist; skip a last line cut off by a kill.
 
     Raises:
-        ValueError: a whole line that is no JSON object.
+        ValueError: a complete line is not a JSON object.
     """
     whole, *_ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
     rows = []
@@ -154,7 +154,7 @@ def json_lines(path: Path) -> list[Row]:
 
 
 def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueError:
-    """Return the error of a damaged file of a run folder, or of one of its lines."""
+    """Return the error for a damaged file of a run folder, or for one damaged line in it."""
     place = path if line is None else f"{path}, line {line}"
     return ValueError(
         f"{place} is damaged ({str(reason)[:60]}); only the run writes it: copy it again from "
@@ -163,7 +163,7 @@ def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueEr
 
 
 def complete_lines(path: Path) -> list[Row]:
-    """As `json_lines`; cut off a last line that a kill tore."""
+    """Like `json_lines`, but also truncate the file after its last complete line."""
     rows = json_lines(path)
     if path.exists():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
@@ -171,28 +171,28 @@ def complete_lines(path: Path) -> list[Row]:
 
 
 def stop_reason(run: Path) -> str | None:
-    """Return the signal that ended the newest attempt of a run, `None` where it ended by itself."""
+    """Return the signal that stopped the newest attempt of a run, `None` if none did."""
     rows = json_lines(run / FILE_NAME)
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
 class Ledger(Callback):
-    """Writes one line per optimizer step to `ledger.jsonl` of the run folder.
+    """Writes one line per optimizer step to `ledger.jsonl` in the run folder.
 
-    One small vector is summed over ranks per step and read one step late, so that no step waits.
-    What all ranks decide together travels in it. Each line has a hash chained to the one before.
+    Each step sums one small vector over ranks. It is read one step later, so that no step waits,
+    and carries requests to stop or save. The hash of a line includes that of the line before.
     """
 
     wants_stop = False  # this rank asks all ranks to stop
     wants_save = False  # this rank asks all ranks to save
     latest: Row = {}  # the newest line, equal on all ranks
-    save_now = False  # all ranks decided to save at the end of this step
-    is_stopping = False  # all ranks decided to stop
-    _is_told = False  # to do so at the end of a step
-    attempt = 1  # of this run folder; known on rank 0
-    phase: Literal["step", "validation", "epoch"] = "step"  # that ended last, see `settle_progress`
+    save_now = False  # all ranks save at the end of this step
+    is_stopping = False  # all ranks are stopping
+    _is_told = False  # a rank asked to stop: all ranks do so at the end of the next step
+    attempt = 1  # number of this start of the run; known on rank 0
+    phase: Literal["step", "validation", "epoch"] = "step"  # completed last: see `settle_progress`
     steps_done = 0
-    # Vector and gradient norm of the newest step, its facts, and the names of its terms.
+    # The newest step's vector, gradient norm, facts and term names.
     _pending: tuple[HostCopy, HostCopy | None, Row, tuple[str, ...]] | None = None
     _file: IO[str] | None = None
     _learning_rate = _clock = 0.0
@@ -207,11 +207,11 @@ class Ledger(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the ledger with a line for the attempt; keep beside it what the plan is made of."""
+        """Open the ledger, append a line for this attempt, and save the plan's inputs beside it."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
-        self.wants_stop = self.is_stopping = self._is_told = False  # of an earlier call
-        trainer.callback_metrics.update(self._judged)  # else first known after a validation
-        for config in trainer.lr_scheduler_configs:  # whose frequency Lightning counts in parts
+        self.wants_stop = self.is_stopping = self._is_told = False  # from an earlier call
+        trainer.callback_metrics.update(self._judged)  # else empty until the first validation
+        for config in trainer.lr_scheduler_configs:  # Lightning counts frequency in micro-batches
             if config.interval == "step":
                 config.frequency *= trainer.accumulate_grad_batches
         if not trainer.is_global_zero or trainer.fast_dev_run:
@@ -236,14 +236,14 @@ class Ledger(Callback):
         self._append(row)
 
     def on_before_optimizer_step(self, _: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        """Note the gradient's norm before clipping, and the rate that this step uses."""
+        """Record the gradient norm before clipping, and the learning rate of this step."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
         pl_module.step_record.gradient_norm(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Send the vector of an optimizer step that ended, read the one before."""
+        """After an optimizer step, read the previous step's vector and start to sum this one's."""
         record = record_of(pl_module)
         if trainer.global_step == self.steps_done or record is None:
             return
@@ -264,26 +264,26 @@ class Ledger(Callback):
             vector[_NUM_FLAGS:] = 0
         self.wants_save = False
         self._finish(trainer)
-        # If all ranks know that they shall stop, they do so now: with a checkpoint and without a
-        # validation, which the run that goes on begins with. A run at its end has no other.
+        # All ranks know of the stop request and stop now, with a checkpoint but no validation: the
+        # resumed run begins with it. After the last step, no resumed run would: it is done here.
         if self._is_told and trainer.global_step != budgeted_steps(trainer):
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
             for config in trainer.lr_scheduler_configs:
-                config.strict = False  # the metric may be that validation's
+                config.strict = False  # its metric may come from the skipped validation
         work = dist.all_reduce(vector, async_op=True) if is_distributed() else None
         self._pending = (HostCopy(vector, work), norm, facts, record.term_names)
 
     def on_save_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Write the lines of all steps in a checkpoint before the checkpoint is."""
+        """Write the ledger lines of all steps in a checkpoint before the checkpoint itself."""
         self._finish(trainer)
         steps = trainer.datamodule.steps_per_epoch if trainer.state.fn == "fit" else None
         place = {"attempt": self.attempt, "hash": self._hash, "phase": self.phase}
         checkpoint["ledger"] = {**place, "steps_per_epoch": steps}
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Go on where the run stands; say where a limit cuts the epochs otherwise than there."""
+        """Restore the position in the run; warn if the number of steps per epoch has changed."""
         if trainer.state.fn != "fit":
             return
         if "phase" not in checkpoint["ledger"]:
@@ -313,22 +313,22 @@ class Ledger(Callback):
             self._judged = {n: v.detach().cpu() for n, v in trainer.callback_metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metrics": self._judged}  # for what asks at the end of an epoch
+        return {"metrics": self._judged}  # some callbacks read them at the end of an epoch
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._judged = state_dict["metrics"]
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        """End the loop of a run that stops: to others, such as EarlyStopping, this is no end of an
-        epoch, and the metric of one that is cut may not be there."""
+        """End the loop if the run is stopping: to other callbacks, such as EarlyStopping, this must
+        not be the end of an epoch, and their metric may be missing."""
         if self.is_stopping:
             raise StopIteration
         self.phase = "epoch"
-        # Resumed in this epoch, Lightning would leave out schedules that follow a metric.
+        # In an epoch that was resumed, Lightning would else skip schedules that follow a metric.
         trainer.fit_loop.on_iteration_done()
 
     def on_fit_end(self, trainer: Trainer, *_: Any) -> None:
-        """Note that the run ended by itself; one that was told to stop has its line."""
+        """Record that the run ended by itself; a stopped run has a line already."""
         if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if self._file is None:  # nothing was left to train, as after a kill at the very end
@@ -339,7 +339,7 @@ class Ledger(Callback):
         self.note({"event": "ended", "after_step": trainer.global_step})
 
     def on_exception(self, *_: Any, **__: Any) -> None:
-        """Close without waiting: another rank may be gone, and its part of the vector with it."""
+        """Close without waiting for the pending vector: another rank may be gone."""
         self._pending = None
         if self._file is not None:
             self._file.close()
@@ -348,7 +348,7 @@ class Ledger(Callback):
     teardown = on_exception
 
     def _open(self, trainer: Trainer) -> list[Row]:
-        """Open the ledger for more lines, and return those it has."""
+        """Open the ledger for appending, and return its lines."""
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
@@ -358,14 +358,14 @@ class Ledger(Callback):
         return lines
 
     def _finish(self, trainer: Trainer) -> None:
-        """Read the pending vector; every rank does so at the same step."""
+        """Read the pending vector, at the same step on every rank, and write its line."""
         if self._pending is None:
             return
         vector, norm, facts, term_names = self._pending
         self._pending = None
         not_finite, stop, save, *values = vector.read()
         limbs, (samples, loss, *pairs) = values[:_NUM_LIMBS], values[_NUM_LIMBS:]
-        # Limbs are sums over micro-batches: they are put together with carry.
+        # Limbs are sums over micro-batches and may exceed 21 bits: join them with carry.
         digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
         counts = dict(zip(term_names, pairs[1::2], strict=True))
         totals = dict(zip(term_names, pairs[::2], strict=True))
@@ -404,7 +404,7 @@ class Ledger(Callback):
                 logger.log_metrics(values, facts["step"])
 
     def note(self, event: Row) -> None:
-        """Append an event beside the steps: plain values, its name as `event`."""
+        """Append a line for an event: plain values, with its name as `event`."""
         self._append({**event, "attempt": self.attempt})
 
     def _append(self, line: Row) -> None:
@@ -420,7 +420,7 @@ def ledger_of(trainer: Trainer) -> Ledger | None:
 
 
 def record_of(module: LightningModule) -> StepRecord | None:
-    """Return the record of a module whose steps a ledger can keep: of an `ExactModule`."""
+    """Return the step record of an `ExactModule`, `None` for another module."""
     return getattr(module, "step_record", None)
 
 
@@ -430,7 +430,7 @@ def is_distributed() -> bool:
 
 
 def of_all_ranks(value: Any) -> list[Any]:
-    """Return what each rank gives, in their order; a collective."""
+    """Return the values of all ranks, in rank order; a collective."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -439,12 +439,12 @@ def of_all_ranks(value: Any) -> list[Any]:
 
 
 def agree(what: str, own: str, way_out: str) -> None:
-    """Raise RuntimeError, on all ranks, where one does not have the first one's text; a collective.
+    """Raise RuntimeError on all ranks if the text of any rank differs from rank 0's; a collective.
 
     Args:
-        what: of which it tells, for the message.
+        what: what the texts describe, for the message.
         own: text of this rank.
-        way_out: what to do where they differ.
+        way_out: advice for the message.
     """
     found = of_all_ranks(own)
     other = next((rank for rank, text in enumerate(found) if text != found[0]), None)
@@ -456,5 +456,5 @@ def agree(what: str, own: str, way_out: str) -> None:
 
 
 def tells_samples(trainer: Trainer) -> bool:
-    """Return whether this rank's samples count: those of one rank of a tensor group do."""
+    """Return whether this rank reports its samples: one rank of each tensor group does."""
     return not getattr(trainer.strategy, "repeats_samples", False)
