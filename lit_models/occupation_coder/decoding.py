@@ -1,11 +1,11 @@
-"""Codes of texts by the flat head, the decoder or both, all within the code book; plausible sets.
+"""Decoding of codes by the flat head, the decoder or both; temperatures; plausible sets.
 
-Temperatures make both heads' probabilities honest: while validating, the nats of the true codes are
-summed at a fixed set of them, and the best is refined by a parabola. Sums over records are exact on
-any number of devices, and no logits are stored.
+Temperatures calibrate both heads' probabilities: validation sums the nats of the true codes at each
+of a fixed set of temperatures, and a parabola refines the best. The sums are exact on any number of
+devices, and no logits are stored.
 
-In all functions `memory` is that of B texts or records, `decoder` writes their codes, code ids have
-`NONE` on the right, and `temperature` divides logits.
+In all functions `memory` holds B encoded texts, code ids are padded on the right with `NONE`, and
+logits are divided by `temperature`.
 
 Shapes: B batch, K blocks, L symbols of a block, T positions, V symbols, C codes, W beams,
 N candidate sets, O orders.
@@ -34,15 +34,15 @@ from lit_models.occupation_coder.network import (
 )
 from lit_models.training.metrics import SumCount, in_float32
 
-_ROWS_AT_ONCE = 4096  # hypotheses scored in one pass: bounds the memory of 120 orders per record
+_ROWS_AT_ONCE = 4096  # hypotheses per pass, which bounds memory: five codes have 120 orders
 
 
 def set_probability(
     decoder: BlockDecoder, memory: Memory, candidates: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Probability of each set, summed over the orders of its codes [B, N]; 0 for the empty set.
+    """Probability of each candidate set, summed over the orders of its codes [B, N]; 0 if empty.
 
-    Args: candidates: distinct codes [B, N, K].
+    Args: candidates: sets of distinct codes [B, N, K].
     """
     num_sets = candidates.shape[1]
     code_ids = candidates.flatten(0, 1)
@@ -63,7 +63,7 @@ def set_probability(
 def code_probability(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Probability of each code given the ones before it [B, K], 0 where there is none."""
+    """Probability of each code given the previous ones [B, K], 0 for NONE."""
     trie = decoder.trie
     steps = step_log_probability(decoder, memory, code_ids, temperature)
     size = code_ids.shape[1] * trie.block_size
@@ -75,8 +75,8 @@ def code_probability(
 def step_log_probability(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Log-probability of each symbol of codes [B x O, K] among the legal ones [B x O, T], 0 beyond
-    the last."""
+    """Log-probability of each symbol of codes [B x O, K] among the legal symbols [B x O, T], 0
+    after the last symbol."""
     most_codes = int((code_ids >= 0).sum(1).max()) if len(code_ids) else 0
     targets = decoder.trie.targets(code_ids[:, :most_codes])
     legal = decoder.trie.legal_targets(code_ids, targets.shape[1])
@@ -90,8 +90,8 @@ def _of_targets(logits: Tensor, targets: Tensor, legal: Tensor, temperature: flo
 
 
 def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Log-probability [B, N] of sets [B, N, K] under independent codes of logits [B, C], given that
-    there is a code; -inf for the empty set."""
+    """Log-probability [B, N] of sets [B, N, K] under independent codes with logits [B, C], given
+    that the set is not empty; -inf for the empty set."""
     dtype = logits.dtype
     logits = logits.double()  # a sum over the whole code book loses digits in float32
     nothing = F.logsigmoid(-logits).sum(1, keepdim=True)
@@ -108,8 +108,8 @@ def legal_log_softmax(logits: Tensor, legal: Tensor, temperature: float) -> Tens
 
 
 Method = Literal["flat", "greedy", "beam", "mixed"]
-MOST_BEAMS, WIDENING = 320, 4  # of `likeliest_sets`, and how many times as many a round has
-MOST_ORDERS = 1920  # of all beams' codes, each of which is scored: five codes have 120
+MOST_BEAMS, WIDENING = 320, 4  # of `likeliest_sets`; each round multiplies its beams by WIDENING
+MOST_ORDERS = 1920  # orders scored over all beams: five codes have 120
 HYPOTHESES_AT_ONCE = 8192
 ROUNDING = 1e-5  # of probabilities and their logarithms in float32
 LEAST_LOG = -1e4  # stands for the logarithm of 0, which a share of 0 would make NaN
@@ -117,19 +117,19 @@ LEAST_LOG = -1e4  # stands for the logarithm of 0, which a share of 0 would make
 
 @dataclass
 class DecodingOptions:
-    """How codes are read from the network.
+    """Options for decoding codes.
 
     Args:
-        method: `flat` head alone, `greedy` or `beam` from the decoder, or `mixed`, the vote of
-            both: the set with the greatest weighted geometric mean of their probabilities.
-        beam_size: hypotheses per record for `beam`, and to begin with for `mixed`.
-        flat_share: weight of the flat head's vote in `mixed`, 0 to 1.
-        k_best: sets per record in prediction: the answer, and the likeliest ones after it.
-        review_below: confidence of a set under which a person shall look at it.
-        review_for_precision: a validation says the lowest limit of review from which on this share
-            of the sets is exactly right, above 0 and at most 1.
-        coverage: prediction also gives sets that hold the truth in this share of records, above 0
-            and below 1; a validation in training finds their limit.
+        method: `flat` uses the flat head, `greedy` and `beam` the decoder, `mixed` both: it takes
+            the set with the greatest weighted geometric mean of their probabilities.
+        beam_size: hypotheses per record of `beam`; number that `mixed` starts with.
+        flat_share: weight of the flat head in `mixed`, 0 to 1.
+        k_best: sets per record in prediction: the answer and the next likeliest sets.
+        review_below: predicted sets of lower confidence are marked `needs_review`.
+        review_for_precision: validation prints the lowest `review_below` at which this share of
+            the sets that need no review is exactly right, above 0 and at most 1.
+        coverage: prediction also gives sets that hold all true codes in this share of records,
+            above 0 and below 1; validation during training finds the limit that they need.
         embeddings: prediction also writes each text's vector, position 0 of the memory.
     """
 
@@ -153,12 +153,12 @@ class DecodingOptions:
 
     @property
     def share(self) -> float:
-        """Weight of the flat head in what this method finds, 0 to 1."""
+        """Weight of the flat head in this method, 0 to 1."""
         return {"flat": 1.0, "greedy": 0.0, "beam": 0.0}.get(self.method, self.flat_share)
 
 
 class Decoded(NamedTuple):
-    """Code sets: code_ids [B, K] with NONE on the right, code_confidence [B, K] (0 where none) and
+    """Code sets: code_ids [B, K] padded with NONE, code_confidence [B, K] (0 for NONE) and
     set_confidence [B], both probabilities."""
 
     code_ids: Tensor
@@ -167,9 +167,9 @@ class Decoded(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """Hypotheses, best first: code_ids [B, W, K], nats of each code [B, W, K], log-probability of
-    the sequence [B, W], -inf where there are fewer, and an upper bound of that of any other
-    sequence [B], -inf where there is none."""
+    """Hypotheses, best first: code_ids [B, W, K], code_nats [B, W, K], log_probability of the
+    sequence [B, W], -inf for missing hypotheses, and lost [B], an upper bound of all other
+    sequences' log-probability, -inf if there is no other."""
 
     code_ids: Tensor
     code_nats: Tensor
@@ -185,7 +185,7 @@ def decode(
     options: DecodingOptions,
     temperature: dict[str, float],
 ) -> Decoded:
-    """Codes of texts with these flat logits [B, C], as `options` say.
+    """Decode codes from the memory and the flat logits [B, C] by `options.method`.
 
     Args: network: in eval mode; temperature: of "seq2seq" and "flat".
     """
@@ -193,7 +193,7 @@ def decode(
     flat_logits = flat_logits / temperature["flat"]
     if options.method == "flat":
         return decode_flat(flat_logits, decoder.trie.max_codes)
-    if options.method == "mixed":  # the confidence is the weighted mean of both heads' own
+    if options.method == "mixed":  # confidences are weighted means over both heads
         share = options.share
         chosen = likeliest_sets(decoder, memory, flat_logits, options, sharpness)[:, :1]
         of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
@@ -222,11 +222,10 @@ def answers(
     options: DecodingOptions,
     temperature: Mapping[str, float],
 ) -> dict[str, Tensor]:
-    """The fields of `Decoded`, and with `k_best` the likeliest sets after the answer.
+    """The fields of `Decoded` and, with k_best > 1, the next likeliest sets.
 
-    These are `next_ids` [B, k_best - 1, K], NONE on the right, and `next_confidence`
-    [B, k_best - 1]: found by the method's own measure, in the order of their confidence. Arguments
-    as of `decode`.
+    These are `next_ids` [B, k_best - 1, K], padded with NONE, and `next_confidence`
+    [B, k_best - 1]: chosen by the method's measure, sorted by confidence. Args: as in `decode`.
     """
     decoded = decode(network, memory, flat_logits, options, temperature)
     found, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
@@ -246,7 +245,8 @@ def answers(
 
 
 def decode_flat(logits: Tensor, max_codes: int) -> Decoded:
-    """The best code and up to max_codes - 1 more of 0.5 and above; codes are independent."""
+    """The likeliest code and up to max_codes - 1 more with probability 0.5 or higher; codes count
+    as independent."""
     top, code_ids = logits.topk(min(max_codes, logits.shape[1]), dim=1)
     probability = top.sigmoid()
     keep = probability >= 0.5
@@ -266,10 +266,10 @@ def beam_search(
     temperature: float = 1.0,
     num_results: int = 1,
 ) -> Beams:
-    """The best hypotheses of the likeliest `beam_size` prefixes at every position.
+    """Beam search that keeps the likeliest `beam_size` prefixes at every position.
 
-    A record stops when its best `num_results` hypotheses are finished: probabilities only fall, so
-    no other can overtake them.
+    A record stops when its best `num_results` hypotheses are finished: as longer sequences are
+    never likelier, no other hypothesis can overtake them.
     """
     trie, device = decoder.trie, memory.hidden.device
     shape = (len(memory.hidden), beam_size, trie.max_codes)
@@ -278,10 +278,10 @@ def beam_search(
     found_scores = found_nats.new_full(shape[:2], -math.inf)
     found_lost = found_scores[:, 0].clone()
 
-    rows = torch.arange(shape[0], device=device)  # the records that still write
+    rows = torch.arange(shape[0], device=device)  # unfinished records
     code_ids, code_nats, scores = found_ids.clone(), found_nats.clone(), found_scores.clone()
-    scores[:, 0] = 0.0  # the others wait for the first fork
-    lost = found_lost.clone()  # the likeliest prefix that was left behind
+    scores[:, 0] = 0.0  # all beams start from one empty prefix
+    lost = found_lost.clone()  # log-probability of the likeliest dropped prefix
     nodes = torch.zeros(shape[:2], dtype=torch.long, device=device)
     symbols, is_done = torch.full_like(nodes, BEGIN), torch.zeros_like(nodes, dtype=torch.bool)
     cache = decoder.start(memory)
@@ -296,7 +296,7 @@ def beam_search(
             nodes = torch.zeros_like(nodes)
         logits = decoder.step(symbols.flatten(), nodes.flatten(), cache)
         legal = trie.legal(nodes, code_ids[..., :block], depth, block)
-        legal[..., EMPTY] |= is_done  # whatever a finished beam may do is discarded below
+        legal[..., EMPTY] |= is_done  # without effect on finished beams: `stay` replaces theirs
         step = legal_log_softmax(logits.view(legal.shape), legal, temperature)
         stay = torch.full_like(step[0, 0], -math.inf)
         stay[PAD] = 0.0
@@ -336,7 +336,7 @@ def beam_search(
             nodes, symbols, is_done, lost = (x[going] for x in (nodes, symbols, is_done, lost))
             if len(going) == 0:
                 break
-    # every block is written: a beam that is not closed by an empty block is complete too
+    # All blocks are written: beams that no empty block closed are complete, too.
     keep(torch.ones_like(rows, dtype=torch.bool), scores, lost)
     return Beams(found_ids, found_nats, found_scores, found_lost)
 
@@ -349,14 +349,14 @@ def likeliest_sets(
     temperature: float,
     num_sets: int = 1,
 ) -> Tensor:
-    """The sets of the greatest vote, the best first [B, N, K], NONE where there are fewer.
+    """The N sets of the highest score, best first [B, N, K], padded with NONE.
 
-    The vote is the weighted geometric mean of both heads' probabilities of the set. Beams are
-    widened until no set outside them can do better: the decoder gives such a set at most what the
-    beams left behind, in each order of its codes, and what all candidates leave of its probability;
-    the flat head gives it at most the best set of its size. Where `MOST_BEAMS` hypotheses, or
-    `MOST_ORDERS` of their orders, do not prove it, which several codes per record can need, the
-    sets are the best of those.
+    The score is the weighted geometric mean of both heads' probabilities of the set. Beams are
+    widened until no other set can score higher. An upper bound of another set's score follows from
+    two limits: by the decoder, the probability of the best dropped prefix for each order of its
+    codes, and the probability that all candidates leave over; by the flat head, the best set of its
+    size. If `MOST_BEAMS` hypotheses or `MOST_ORDERS` orders do not prove it, as can happen with
+    several codes per record, the best candidates are returned.
     """
     rows, width = torch.arange(len(flat_logits), device=flat_logits.device), options.beam_size
     width = max(width, num_sets)
@@ -384,10 +384,10 @@ def _best_candidates(
     width: int,
     num_sets: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the best sets [B, N, K] of the beams and of the flat head's first choices, and whether
-    no other can be among them [B] bool."""
+    """Return the best sets [B, N, K] among the beams and the flat head's likeliest codes, and
+    whether no other set can score higher [B] bool."""
     trie, share = decoder.trie, options.share
-    # wider beams have gone on to the end, so that nothing is left behind once they hold all
+    # Widened beams run to the end, so that `lost` is -inf once they hold every sequence.
     num_results = width if width > options.beam_size else num_sets
     beams = beam_search(decoder, memory, width, temperature, num_results)
     flat_set = decode_flat(flat_logits, trie.max_codes).code_ids
@@ -396,7 +396,7 @@ def _best_candidates(
     candidates = torch.cat([beams.code_ids, flat_set[:, None], singles], dim=1)  # [B, W, K]
     ordered = candidates.sort(dim=-1).values
     is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, W, W]
-    # Probabilities of equal sets differ by rounding, which must not choose: the first one counts.
+    # Equal sets differ in their probabilities by rounding: only the first of them is kept.
     is_new = (candidates >= 0).any(-1) & ~is_same.tril(-1).any(-1)
     flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
     decoder_probability = set_probability(decoder, memory, candidates, temperature) * is_new
@@ -419,13 +419,13 @@ def _best_candidates(
 
 
 TERMS = ("seq2seq", "flat")  # each has a temperature
-# Those that are tried, evenly spaced in their logarithm.
+# Temperatures to try, evenly spaced in their logarithm.
 _LOGS = torch.linspace(math.log(0.35), math.log(5.0), 13, dtype=torch.float64, device="cpu")
 TEMPERATURES = _LOGS.exp()
 
 
 class TemperatureSearch(Metric):
-    """Weighted nats at each temperature; `compute` gives the best temperature."""
+    """Weighted nats at each temperature; `compute` returns the best temperature."""
 
     nats: Tensor
 
@@ -440,7 +440,7 @@ class TemperatureSearch(Metric):
         self.nats = self.nats + (nats * weight.double()[:, None]).sum(0)
 
     def compute(self) -> Tensor:
-        """Temperature of the fewest nats, [] float64; 1 before any record."""
+        """Temperature with the fewest nats, [] float64; 1 before any record."""
         if not self.nats.any():
             return torch.ones((), dtype=torch.float64)
         steps = TEMPERATURES.log()
@@ -455,8 +455,8 @@ class TemperatureSearch(Metric):
 def nats_by_temperature(
     network: OccupationNetwork, memory: Memory, flat_logits: Tensor, batch: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Nats of the true codes of a batch, "seq2seq" (in their best order) and "flat"
-    [B, temperatures]; the network is in eval mode."""
+    """Nats of a batch's true codes [B, temperatures]: "seq2seq", in the likeliest order, and
+    "flat". Args: network: in eval mode."""
     trie = network.trie
     code_ids = batch["code_ids"]
     ordered = best_orders(network.decoder, memory, code_ids, batch["num_with_codes"])
@@ -469,7 +469,7 @@ def nats_by_temperature(
     return {"seq2seq": torch.stack(seq2seq, 1), "flat": torch.stack(flat, 1)}
 
 
-SHIFT = 12  # bits of a float32 below those that are kept: sign, exponent, 11 of the fraction
+SHIFT = 12  # low bits of a float32 to drop; sign, exponent and 11 bits of the fraction stay
 NUM_BINS = (0x3F800000 >> SHIFT) + 1  # up to 1.0
 LEAST_BEAMS = 20
 LIMITS = "set_limits"  # key of the recipe
@@ -479,10 +479,10 @@ LIMITS = "set_limits"  # key of the recipe
 def code_marginals(
     network: OccupationNetwork, memory: Memory, flat_logits: Tensor, options: DecodingOptions
 ) -> Tensor:
-    """Probability that each code is among those of a text [B, C] float32, by the method's heads.
+    """Probability that each code belongs to a text [B, C] float32, by the method's heads.
 
-    The decoder's is the sum over the beams that hold the code. Temperatures are left out: the
-    validation that finds a limit finds them at the same time.
+    The decoder's probability is the sum over the beams that hold the code. Logits are not divided
+    by temperatures, as the validation that finds a limit finds those only at the same time.
     """
     share = options.share
     marginals = share * flat_logits.float().sigmoid()
@@ -500,8 +500,8 @@ def code_marginals(
 class LimitSearch(Metric):
     """Counts of records by the probability of their least likely true code.
 
-    A bin holds the probabilities of equal first 20 bits, less than 0.05 % apart: sums over them are
-    exact on any devices, and the limit, a bin's lowest value, is never too high.
+    A bin holds the probabilities that agree in the first 20 bits, less than 0.05 % apart. Counts
+    are exact on any number of devices; the limit is a bin's lowest value, so never too high.
     """
 
     counts: Tensor
@@ -518,7 +518,7 @@ class LimitSearch(Metric):
         self.counts = self.counts.double().index_add_(0, bins, weight.double())
 
     def compute(self) -> Tensor:
-        """The limit [] float32; 0, which every code reaches, where the records are too few."""
+        """The limit [] float32; 0, which every code reaches, if there are too few records."""
         number = round(float(self.counts.sum()))
         place = math.floor(round((1 - self.coverage) * (number + 1), 6))
         if place < 1:
@@ -528,18 +528,18 @@ class LimitSearch(Metric):
 
 
 class PlausibleSets(nn.Module):
-    """Sets of codes that hold the truth in a given share of records, the coverage.
+    """Sets of codes that hold all true codes in a given share of records, the coverage.
 
-    Split conformal prediction: a set has every code whose probability is at least a limit, which is
-    the k-th smallest of n held-out records' probabilities of their least likely true code, with
-    k = floor((1 - coverage) (n + 1)). Of records like those, it then holds all true codes in the
-    share `coverage` or more, whatever the model.
+    Split conformal prediction: a set holds every code whose probability reaches a limit. For each
+    of n held-out records, take the probability of its least likely true code; the limit is the k-th
+    smallest of these, k = floor((1 - coverage) (n + 1)). For records from the same distribution,
+    the sets then hold all true codes in a share of at least `coverage`, for any model.
 
     Source: Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World"; Angelopoulos
     and Bates 2023, "Conformal Prediction: A Gentle Introduction".
 
-    All marginals are of `code_marginals`, [B, C], by these options: a limit holds for one share of
-    the flat head. All batches are of records with codes.
+    All methods take marginals [B, C] from `code_marginals` with the same options, as a limit holds
+    for one share of the flat head, and batches of records with codes.
     """
 
     def __init__(self, options: DecodingOptions) -> None:
@@ -554,13 +554,13 @@ class PlausibleSets(nn.Module):
         self.search.update(least_likely(marginals, batch["code_ids"]), batch["weight"])
 
     def limits(self) -> dict[str, float]:
-        """What the recipe keeps of the records so far, which are forgotten."""
+        """Return the limit over the records so far, for the recipe, and reset the search."""
         limit = float(self.search.compute())
         self.search.reset()
         return {self.name: limit}
 
     def limit(self, recipe: Mapping[str, Any]) -> float:
-        """The limit that a checkpoint keeps; ValueError where it has none of this coverage."""
+        """The limit in a checkpoint's recipe; ValueError if it has none for this coverage."""
         limits = recipe.get(LIMITS, {})
         if self.name not in limits:
             raise ValueError(
@@ -572,8 +572,8 @@ class PlausibleSets(nn.Module):
         return limits[self.name]
 
     def score(self, marginals: Tensor, limit: float, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a batch of a test; return the metrics by name: share of records whose set holds all
-        their codes, and codes per set."""
+        """Add a test batch; return the metrics by name: share of records whose set holds all their
+        codes, and number of codes per set."""
         weight = batch["weight"]
         is_held = least_likely(marginals, batch["code_ids"]) >= limit
         self.scores["set_coverage"].update(is_held * weight, weight)
@@ -582,7 +582,7 @@ class PlausibleSets(nn.Module):
 
 
 def packed(is_in: Tensor) -> Tensor:
-    """Return sets of codes [B, C] bool as [B, ceil(C / 8)] uint8, a bit per code, the lowest
+    """Return sets of codes [B, C] bool as [B, ceil(C / 8)] uint8, one bit per code, lowest bit
     first."""
     bits = F.pad(is_in, (0, -is_in.shape[1] % 8)).view(len(is_in), -1, 8)
     values = bits * (1 << torch.arange(8, device=bits.device))
@@ -590,7 +590,7 @@ def packed(is_in: Tensor) -> Tensor:
 
 
 def least_likely(marginals: Tensor, code_ids: Tensor) -> Tensor:
-    """The probability of each record's least likely true code [B], of codes [B, K], NONE where
-    there is none."""
+    """Probability of each record's least likely true code [B]. Args: code_ids [B, K], padded with
+    NONE."""
     found = marginals.gather(1, code_ids.clamp(min=0))
     return found.masked_fill(code_ids < 0, 1.0).amin(1)

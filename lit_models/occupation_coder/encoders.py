@@ -1,4 +1,4 @@
-"""Text encoders of the coder, their character n-grams, and the fine-tuning of a trained one.
+"""Text encoders of the coder, their character n-grams, and freezing for fine-tuning.
 
 Shapes: B batch, S characters of the longest text, P = S + 2 positions, D hidden, H heads, G sizes
 of n-grams.
@@ -17,7 +17,7 @@ from lit_models.training.metrics import in_float32
 
 TEXT_BEGIN, TEXT_END = 2, 3  # control characters that no cleaned text holds
 SPACE = ord(" ")
-SALT_SHIFT = 41  # a salt stands above every key
+SALT_SHIFT = 41  # salts occupy the bits above every key
 _HASH_PRIME, _HASH_MASK = 1_000_003, (1 << 40) - 1
 
 
@@ -28,8 +28,8 @@ def frame(
     end: int = TEXT_END,
     num_pads: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Texts with a begin and an end mark, and pads behind [B, S + 2 + num_pads], and their lengths
-    with the marks [B]."""
+    """Texts between a begin and an end mark, right-padded [B, S + 2 + num_pads], and their lengths
+    including the marks [B]."""
     lengths = attention_mask.sum(1) + 2
     framed = F.pad(input_ids * attention_mask, (1, 1 + num_pads))
     framed[:, 0] = begin
@@ -37,9 +37,9 @@ def frame(
 
 
 def ngram_keys(framed_ids: Tensor, lengths: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Keys below 2 ** 40 of the n-grams that begin at each position, and which lie inside: [B, P,
-    G] int64, equal for equal n-grams, and bool, of texts with their marks [B, P] as `frame`
-    returns them and their lengths [B]; G sizes in rising order.
+    """Keys of the n-grams that begin at each position [B, P, G] int64, and whether each n-gram lies
+    inside its text [B, P, G] bool; G sizes in ascending order. Equal n-grams have equal keys, below
+    2 ** 40. Args: texts and lengths as `frame` returns them.
     """
     positions = framed_ids.shape[1]
     padded = F.pad(framed_ids, (0, max(sizes)))
@@ -56,15 +56,15 @@ def ngram_keys(framed_ids: Tensor, lengths: Tensor, sizes: Sequence[int]) -> tup
 
 
 def spaced(framed_ids: Tensor, lengths: Tensor) -> Tensor:
-    """Texts with a space in place of their marks, and behind them [B, P]; args of `ngram_keys`."""
+    """Texts [B, P] with spaces instead of marks and padding. Args: as in `ngram_keys`."""
     place = torch.arange(framed_ids.shape[1], device=framed_ids.device)
     is_outside = (place == 0) | (place >= lengths[:, None] - 1)
     return framed_ids.masked_fill(is_outside, SPACE)
 
 
 def within_words(ids: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Which n-grams of these G sizes lie in one word and the spaces at its sides [B, P, G] bool, of
-    code points [B, P] with `SPACE` before, after and between words."""
+    """Mask of the n-grams within one word and the spaces on its two sides [B, P, G] bool. Args:
+    code points [B, P] with `SPACE` before, after and between words; G sizes."""
     positions = ids.shape[1]
     is_space = F.pad(ids == SPACE, (0, max(sizes)), value=True)
     spaces = F.pad(is_space.cumsum(1), (1, 0))  # before each position
@@ -79,28 +79,28 @@ def within_words(ids: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def mix(keys: Tensor) -> Tensor:
-    """Well-spread non-negative int64 of each key (multiply and shift, as in splitmix)."""
+    """Non-negative int64 hash of each key (multiply and shift, as in splitmix)."""
     keys = (keys ^ (keys >> 30)) * -4658895280553007687
     keys = (keys ^ (keys >> 27)) * -7723592293110705685
     return (keys ^ (keys >> 31)) & 0x7FFFFFFFFFFFFFFF
 
 
-CHARACTER_BUCKETS = 2048  # more than the letters of any two languages; other scripts share them
+CHARACTER_BUCKETS = 2048  # one each for code points below 1024; all others share the rest
 NUM_HASHES = 2
 CANINE_MULTIPLE, CANINE_PADS = 4, 8
 BAG_SCALE = 0.2  # large against the heads' first steps, so that the bag stays nearly linear
-WEIGHT_RATE = 3.0  # the one weight of an n-gram must move faster than its vector
+WEIGHT_RATE = 3.0  # an n-gram's weight must change faster than its vector
 
 
 class Encoder(nn.Module):
-    """What every encoder offers: `width` D, `blocks()` from the lowest up, and `forward`."""
+    """Base class of text encoders with memory of width D."""
 
     width: int
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Memory [B, P, D] and memory mask [B, P] bool of texts; position 0 sums the text up.
+        """Memory [B, P, D] and memory mask [B, P] bool of texts; position 0 summarizes the text.
 
         Args:
             input_ids: Unicode code points [B, S] int64, 0 where padded on the right.
@@ -110,17 +110,17 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def name_languages(self, names: Sequence[str]) -> None:
-        """Learn the names of the languages by their ids, where an encoder spells them."""
+        """Set the languages' names, in the order of their ids, for encoders that read them."""
 
     def blocks(self) -> list[nn.Module]:
-        """The layers from the lowest to the highest: freezing and layer-wise rates go by them."""
+        """The layers from lowest to highest, for freezing and layer-wise learning rates."""
         raise NotImplementedError
 
 
 class NgramTable(nn.Module):
     """Hashed embeddings of the character n-grams that begin at each position.
 
-    Every n-gram has `NUM_HASHES` rows of one table: two that share one row seldom share all.
+    Each n-gram has `NUM_HASHES` rows of one table: n-grams that share one row rarely share all.
     """
 
     def __init__(self, width: int, sizes: Sequence[int], num_buckets: int) -> None:
@@ -132,7 +132,7 @@ class NgramTable(nn.Module):
         nn.init.normal_(self.rows.weight, std=0.1 / NUM_HASHES**0.5)
 
     def forward(self, row_ids: Tensor, inside: Tensor) -> Tensor:
-        """Sums of n-gram vectors [B, P, D]. Args: as `hashes` returns them, [B, P, G]."""
+        """Sums of n-gram vectors [B, P, D]. Args: [B, P, G], as `hashes` returns them."""
         batch, positions, _ = row_ids.shape
         weights = inside.to(self.rows.weight.dtype)
         sums = self.rows(row_ids.flatten(0, 1), per_sample_weights=weights.flatten(0, 1))
@@ -147,10 +147,10 @@ class NgramTable(nn.Module):
 
 
 class WeightedBag(nn.Module):
-    """A text as the mean direction of its n-grams, each with a learned weight.
+    """Weighted sum of a text's n-gram vectors; the learned weights are scaled to norm 1.
 
-    The weights are what inverse document frequency is to a linear model: "(deceased)" has many
-    n-grams, and unless they count little, they drown the word beside it.
+    They play the role of inverse document frequency in a linear model: "(deceased)" has many
+    n-grams, which would drown out the word beside it if they did not weigh little.
     """
 
     def __init__(self, width: int, num_buckets: int) -> None:
@@ -161,26 +161,26 @@ class WeightedBag(nn.Module):
         nn.init.zeros_(self.log_weights.weight)
 
     def forward(self, row_ids: Tensor, inside: Tensor) -> Tensor:
-        """Vectors [B, D]. Args: table rows [B, G] and which of them count, bool [B, G]."""
+        """Vectors [B, D]. Args: table rows [B, G], and mask of those that count [B, G] bool."""
         weights = (WEIGHT_RATE * self.log_weights(row_ids).squeeze(-1)).exp() * inside
         weights = weights / weights.square().sum(1, keepdim=True).sqrt().clamp(min=1e-6)
         table, options = self.rows.weight, {"per_sample_weights": in_float32(weights)}
-        # On a GPU torch has no gradient of such weights in half precision.
+        # On a GPU, PyTorch has no half-precision gradient of per_sample_weights.
         return F.embedding_bag(row_ids, in_float32(table), mode="sum", **options).to(table)
 
 
 class CharacterEncoder(Encoder):
     """Transformer over characters with hashed n-gram embeddings, trained from scratch.
 
-    Position 0 of the memory is the text as a weighted bag of n-grams, as in a linear model of
-    n-grams; it goes past the transformer straight to the heads, for rare words are known by their
-    spelling alone. Then come the language, the begin mark, the characters and the
-    end mark, seen by the transformer.
+    Position 0 of the memory is the language's embedding plus a weighted bag of n-grams, as in a
+    linear model. It bypasses the transformer, since only their spelling identifies rare words. The
+    other positions are the transformer's output: for position 0, the begin mark, the characters and
+    the end mark.
 
     Args:
         num_languages: rows of the language embedding, the unknown language included.
         width: D of the memory.
-        num_layers: transformer layers; 0 leaves the embeddings alone.
+        num_layers: transformer layers; with 0 the memory is the normalised embeddings.
         num_heads: attention heads per layer.
         feed_forward: inner width of the feed-forward blocks.
         dropout: probability after embeddings and blocks; never on attention weights.
@@ -239,8 +239,7 @@ class CharacterEncoder(Encoder):
 
 
 class CanineEncoder(Encoder):
-    """A CANINE checkpoint from a local folder, without dropout; the language is added to every
-    position.
+    """CANINE from a local folder, without dropout; every position adds the language's embedding.
 
     Args:
         num_languages: rows of the language embedding, which starts at zero.
@@ -268,8 +267,8 @@ class CanineEncoder(Encoder):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
-        keep, marks = input_ids.shape[1] + 2, self.canine.config  # with the marks
-        # It pools four characters into one, and below six pads its output depends on their number.
+        keep, marks = input_ids.shape[1] + 2, self.canine.config  # + 2: begin and end mark
+        # CANINE pools four characters into one; its output depends on the number of pads below six.
         num_pads = CANINE_PADS + -(keep + CANINE_PADS) % CANINE_MULTIPLE
         ids = (input_ids, attention_mask, marks.bos_token_id, marks.eos_token_id, num_pads)
         padded_ids, lengths = frame(*ids)
@@ -285,10 +284,10 @@ class CanineEncoder(Encoder):
 
 
 def freeze_encoder(encoder: Encoder, freeze: Literal["none", "encoder"] | int) -> None:
-    """Stop gradients of the whole encoder, or of so many of its lowest layers with the embeddings.
+    """Freeze the whole encoder, or its embeddings and a number of its lowest layers.
 
     Raises:
-        ValueError: more layers than there are.
+        ValueError: `freeze` is neither `none`, `encoder` nor 0 to the number of layers.
     """
     num_layers = len(encoder.blocks())
     lowest = {"none": 0, "encoder": num_layers + 1}.get(str(freeze), freeze)

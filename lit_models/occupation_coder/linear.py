@@ -1,12 +1,13 @@
 """Linear support vector machine as flat head: one margin per code from hashed n-grams.
 
-On a few thousand strings it codes better than a head that learns its features. Its loss is convex:
-it is solved before the first training step, and is the same for every seed and number of devices.
+With a few thousand distinct texts it is more accurate than a head that learns its features. As its
+loss is convex, it is solved before the first training step, with the same result for every seed and
+number of devices.
 
-A feature is the head of a title, the word that most often names the occupation: "clerk" in
-"solicitor's clerk of London", the last word before the first one that ends a title's core, such as
-"of" or "and". Which words do so depends on the language, so they are given. The rule reads no
-grammar: the head of "boot and shoe maker" is "boot".
+Optional features are the n-grams of a title's head, the word that most often names the occupation:
+"clerk" in "solicitor's clerk of London". It is the last word before the first word that ends the
+title's core, such as "of" or "and"; `head_ends` lists these, as they depend on the language. The
+rule uses no grammar: the head of "boot and shoe maker" is "boot".
 
 Shapes: B batch, S characters, P positions, G n-grams, E words that end a head, C codes, F features,
 N training texts.
@@ -33,17 +34,15 @@ from lit_models.occupation_coder.encoders import (
     within_words,
 )
 
-PLACE_SHIFT = 32  # the place of a letter in its word stands above its code point
+PLACE_SHIFT = 32  # a letter's place in its word occupies the bits above its code point
 
 
 class TitleHeads(nn.Module):
-    """Finds the heads of titles.
-
-    Words are cut at spaces and at the given signs alone.
+    """Finds the heads of titles. Words are separated only by spaces and the signs in `ends`.
 
     Args:
-        ends: words that end the head, in the letters of cleaned texts, and signs of one character
-            each, which stand for a space too; those before the first other word end nothing.
+        ends: words that end the head, spelled as in normalised texts, and signs of one character,
+            which also separate words; those before the first other word are ignored.
     """
 
     signs: Tensor  # [number of signs] code points
@@ -51,21 +50,21 @@ class TitleHeads(nn.Module):
 
     def __init__(self, ends: Sequence[str]) -> None:
         super().__init__()
-        is_sign = [len(end) == 1 and not end.isalnum() for end in ends]  # no space need be around
+        is_sign = [len(end) == 1 and not end.isalnum() for end in ends]  # need no spaces around
         signs = [ord(end) for end, sign in zip(ends, is_sign, strict=True) if sign]
         keys = [_key(end) for end, sign in zip(ends, is_sign, strict=True) if not sign]
-        # Made once, since a copy to a GPU in each step would be waited for.
+        # Buffers, as a copy to a GPU in every step would block the host.
         self.register_buffer("signs", torch.tensor(signs, dtype=torch.int64), persistent=False)
         self.register_buffer("end_keys", torch.tensor(keys, dtype=torch.int64), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Which positions hold the head's characters [B, P] bool, none where a text has no word; of
+        """Mask of the head's characters [B, P] bool, all False for a text without a word. Args:
         code points [B, P] with `SPACE` before, after and between words."""
         place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         at_sign = _is_one_of(ids, self.signs)
         is_gap = (ids == SPACE) | at_sign
         begins = ~is_gap & F.pad(is_gap, (1, 0), value=True)[:, :-1]
-        word = begins.cumsum(1)  # 1, 2 ...; of a gap, that of the word before it
+        word = begins.cumsum(1)  # 1, 2 ...; a gap has the number of the word before it
 
         start = torch.where(begins, place, 0).cummax(1).values
         letters = mix(ids + ((place - start) << PLACE_SHIFT)).masked_fill(is_gap, 0)
@@ -80,43 +79,44 @@ class TitleHeads(nn.Module):
 
 
 def _is_one_of(values: Tensor, these: Tensor) -> Tensor:
-    """Whether each value is one of these; `torch.isin` may sort, for which a GPU is waited for."""
+    """Whether each value is one of these; `torch.isin` may sort, which blocks on a GPU."""
     return (values[..., None] == these).any(-1)
 
 
 def _key(word: str) -> int:
-    """Return the key that `TitleHeads.forward` gives this word, wherever the module is built."""
+    """Return the key of a word as in `TitleHeads.forward`, computed on the CPU."""
     letters = torch.tensor([ord(letter) for letter in word], dtype=torch.int64, device="cpu")
     places = torch.arange(len(word), device="cpu")
     return int(mix(letters + (places << PLACE_SHIFT)).sum())
 
 
-SALT, HEAD_SALT, CORE_SALT = 1 << 20, 1 << 21, 1 << 22  # not those of the encoder's tables
-SIGN_BIT = 50  # of a mixed key; the column is made of all its bits
+SALT, HEAD_SALT, CORE_SALT = 1 << 20, 1 << 21, 1 << 22  # the encoder's tables have other salts
+SIGN_BIT = 50  # bit of a hash that gives the sign; the column depends on all bits
 TEXTS_AT_ONCE = 512
 TOLERANCE, MOST_ITERATIONS = 1e-4, 10_000  # of the solver
-# What a code without a text loses against one with; of 1.1 to 1.5 on cuts of real data.
+# Handicap of a code without training texts; chosen among 1.1 to 1.5 on cuts of real data.
 UNLIKE = 1.5
-LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, far too near for a sigmoid
-FIRST_MARGIN = -1.0  # of every code: few codes fit a text
+LOGIT_PER_MARGIN = 8.0  # margins lie around -1 and 1, which a sigmoid maps too close to 0.5
+FIRST_MARGIN = -1.0  # initial margin of every code: most codes do not fit a text
 
 
 @dataclass
 class LinearOptions:
-    """The linear head's features and how strongly it is regularised.
+    """Features and regularisation of the linear head.
 
     Args:
-        ngram_sizes: lengths of its character n-grams.
-        num_features: columns that the n-grams are hashed to.
-        cost: the C of an SVM; less regularises more.
-        within_words: leaves out n-grams that span a space with a letter on both sides, so that a
-            word says the same beside any other.
-        head_weight: how much the n-grams of the title's head count once more.
-        core_weight: the same of the title's core, the text up to its head.
-        head_ends: words and signs that end the head before the text does, such as "of", "and" and
-            ","; in small letters where texts are lower-cased; see `TitleHeads`.
-        descriptions: finds codes that no training text has by their descriptions: their margin is
-            the cosine of the text's features and the description's, less 1.5.
+        ngram_sizes: lengths of the character n-grams.
+        num_features: number of columns that the n-grams are hashed to.
+        cost: the C of an SVM; smaller values regularise more.
+        within_words: leaves out n-grams that span two words, so that a word has the same features
+            beside any other.
+        head_weight: weight of the additional n-grams of the title's head, the word that names the
+            occupation; 0 leaves them out.
+        core_weight: the same for the title's core, the text up to the end of its head.
+        head_ends: words and signs that end the title's core, such as "of", "and" and ","; in lower
+            case if texts are lower-cased. The core's last word is the head.
+        descriptions: codes without training texts are found by their descriptions: their margin is
+            the cosine of the text's features and the description's, minus 1.5.
     """
 
     ngram_sizes: Sequence[int] = (2, 3, 4, 5)
@@ -138,10 +138,10 @@ class LinearOptions:
 
 
 def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, Any] | None) -> None:
-    """Raise ValueError for weights that were trained on other features, whose shapes may agree all
-    the same. `trained` are the options of the checkpoint, as it keeps them."""
+    """Raise ValueError if the checkpoint's weights belong to other features, which may have the
+    same shapes. `trained`: the checkpoint's `loss.linear`."""
     if options is None or trained is None:
-        return  # another shape, which has its own error
+        return  # loading then fails by the shapes, with its own error
     meant, known = asdict(options), {**asdict(LinearOptions()), **trained}
     for name in sorted(meant.keys() - {"cost", "descriptions"}):
         if list(np.unique(meant[name])) != list(np.unique(known[name])):
@@ -155,8 +155,8 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
 class LinearHead(nn.Module):
     """One logit per code, linear in the text's n-grams; it needs no encoder.
 
-    N-grams are hashed to signed columns: texts keep their similarities but for noise of the order
-    of 1 / sqrt(F), and the table of weights is dense.
+    N-grams are hashed to signed columns, so that the weight matrix is dense; similarities of texts
+    stay the same up to noise of the order of 1 / sqrt(F).
     """
 
     def __init__(self, num_codes: int, options: LinearOptions) -> None:
@@ -168,16 +168,16 @@ class LinearHead(nn.Module):
             self.title_heads = TitleHeads(options.head_ends)
         self.weight = nn.Parameter(torch.zeros(num_codes, options.num_features))
         self.bias = nn.Parameter(torch.full((num_codes,), FIRST_MARGIN))
-        self.requires_grad_(False)  # `solve` finds them, and no step moves them
+        self.requires_grad_(False)  # `solve` sets the weights; training steps do not change them
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits [B, C]. Args: as of `Encoder.forward`."""
+        """Logits [B, C]. Args: as in `Encoder.forward`."""
         features = self.features(input_ids, attention_mask)
         return LOGIT_PER_MARGIN * F.linear(features, self.weight, self.bias)
 
     @torch.no_grad()
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Texts as signed counts of n-grams, of length 1, or 0 without any n-gram [B, F]."""
+        """Signed n-gram counts of texts [B, F], with norm 1, or 0 without any n-gram."""
         framed_ids, lengths = frame(input_ids, attention_mask)
         ids = spaced(framed_ids, lengths) if self.options.within_words else framed_ids
         keys, inside = ngram_keys(ids, lengths, self.sizes)
@@ -188,7 +188,7 @@ class LinearHead(nn.Module):
             return features
         spaced_ids = spaced(framed_ids, lengths)
         is_head = self.title_heads(spaced_ids)
-        to_its_end = is_head.flip(1).cumsum(1).flip(1) > 0  # the core is what stands up to its end
+        to_its_end = is_head.flip(1).cumsum(1).flip(1) > 0  # core: the text up to the head's end
         parts = (
             (is_head, self.options.head_weight, HEAD_SALT),
             (to_its_end, self.options.core_weight, CORE_SALT),
@@ -202,7 +202,7 @@ class LinearHead(nn.Module):
         return F.normalize(features, dim=1)
 
     def _counted(self, keys: Tensor, inside: Tensor, salt: int) -> Tensor:
-        """Hashed and signed counts of these n-grams [B, P, G], of length 1 or 0 [B, F]."""
+        """Hashed and signed counts of n-grams [B, P, G] as rows [B, F] of norm 1 or 0."""
         mixed = mix(keys + (salt << SALT_SHIFT)).flatten(1)  # [B, P x G]
         sign = 1 - 2 * ((mixed >> SIGN_BIT) & 1)
         counts = self.weight.new_zeros(len(mixed), self.options.num_features)
@@ -214,12 +214,12 @@ class LinearHead(nn.Module):
 def solve(
     head: LinearHead, texts: Sequence[np.ndarray], has_code: np.ndarray, weights: np.ndarray
 ) -> None:
-    """Give the head the weights whose squared hinge loss is the least.
+    """Set the head's weights to the minimum of the regularised squared hinge loss.
 
-    One problem per code, on one thread of the host: no draw, no rank and no device changes it. A
-    code that no text has keeps its first margin.
+    One problem per code, on one CPU thread: the result does not depend on a seed, rank or device. A
+    code without a text keeps its initial margin.
 
-    Args: code points of N texts, their codes [N, C] bool, and their weights [N], above 0.
+    Args: code points of N texts, has_code [N, C] bool, and weights [N] of the texts, above 0.
     """
     # Seconds of import that only a fit needs.
     import scipy.sparse
@@ -236,7 +236,7 @@ def solve(
     for code in np.flatnonzero(has_code.any(0)).tolist():
         truth = has_code[:, code]
         if truth.all():
-            bias[code] = -FIRST_MARGIN  # no text lacks it
+            bias[code] = -FIRST_MARGIN  # all texts have the code
             continue
         svm = LinearSVC(C=head.options.cost, dual=False, tol=TOLERANCE, max_iter=MOST_ITERATIONS)
         with threadpool_limits(1):  # sums of several threads differ in the last bits
@@ -248,7 +248,7 @@ def solve(
 
 @torch.no_grad()
 def describe(head: LinearHead, recipe: Mapping[str, Any], has_text: np.ndarray) -> None:
-    """Give the codes of a recipe that no text has [C] bool the features of their descriptions."""
+    """Set the weights of codes without a text to the features of their descriptions."""
     clean = TextNormalisation.from_dict(recipe["normalisation"])
     texts = [clean(text) for text in recipe["code_book"]["descriptions"]]
     codes = [code for code, text in enumerate(texts) if text and not has_text[code]]

@@ -1,4 +1,4 @@
-"""Losses of the coder as sums and counts over records, and how much each training row teaches.
+"""Losses of the coder as sums and counts over records; weights of training rows.
 
 Shapes: B batch, K blocks, T target positions, V symbols, C codes, O orders of a record's codes,
 N training rows.
@@ -27,17 +27,17 @@ from lit_models.training.metrics import LossSum, evaluating
 
 @dataclass
 class OccupationLossOptions:
-    """What is minimised: seq2seq_weight x seq2seq + (1 - seq2seq_weight) x flat, nats per record.
+    """Loss, seq2seq_weight x seq2seq + (1 - seq2seq_weight) x flat, in nats per record.
 
     Args:
         seq2seq_weight: share of the decoder's loss, 0 to 1.
         label_smoothing: share of each symbol's target spread over all symbols.
-        flat_dropout: dropout before the flat head; a linear one has none.
-        linear: makes the flat head a support vector machine, best where strings are few; solved
-            before the first step, it is reported and no longer trained.
-        repeats: a text that stands in n training rows weighs n ** repeats in all, 0 to 1; at 0 a
-            common job teaches no more than a rare one, at 1 every row counts.
-        unused_codes: descriptions teach codes, too, that no training row has.
+        flat_dropout: dropout before the flat head; a linear head has none.
+        linear: makes the flat head a linear support vector machine, best with few distinct
+            texts. It is solved before the first step and then frozen; its loss is only reported.
+        repeats: the n training rows of one text weigh n ** repeats together, 0 to 1; at 0 all
+            distinct texts weigh the same, at 1 all rows do.
+        unused_codes: also train on descriptions of codes that no other training row has.
     """
 
     seq2seq_weight: float = 0.5
@@ -58,7 +58,7 @@ class OccupationLossOptions:
 
     @property
     def term_weights(self) -> dict[str, float]:
-        """Factor of each term."""
+        """Factor of each term in the loss."""
         return {"seq2seq": self.seq2seq_weight, "flat": 1 - self.seq2seq_weight}
 
 
@@ -69,8 +69,8 @@ def record_losses(
     batch: Mapping[str, Any],
     label_smoothing: float = 0.0,
 ) -> dict[str, Tensor]:
-    """Both terms, "seq2seq" and "flat", in nats of each record [B]; of flat logits [B, C] and a
-    batch with `code_ids` [B, K], NONE = no code, and `num_with_codes`."""
+    """Terms "seq2seq" and "flat" in nats per record [B]. Args: flat logits [B, C]; batch with
+    `code_ids` [B, K], padded with NONE, and `num_with_codes`, see `best_orders`."""
     code_ids = batch["code_ids"]
     ordered = best_orders(decoder, memory, code_ids, batch["num_with_codes"])
     nats = sequence_nats(decoder, memory, ordered, label_smoothing)
@@ -80,10 +80,10 @@ def record_losses(
 def summed(
     losses: Mapping[str, Tensor], weight: Tensor, importance: Tensor | None = None
 ) -> dict[str, LossSum]:
-    """Each term [B] summed over the records that count (`weight` [B] is not 0), and their number;
-    `importance` [B] are factors of each record's losses."""
+    """Total and count of each term [B] over the records whose `weight` [B] is not 0; `importance`
+    [B] multiplies each record's losses."""
     factor = 1.0 if importance is None else importance
-    # a filler of weight 0 may hold anything, and 0 x inf is not 0
+    # masked, not multiplied: a filler row of weight 0 may have an infinite loss, and 0 x inf is NaN
     return {
         name: LossSum.of((values * factor).masked_fill(weight == 0, 0.0), weight)
         for name, values in losses.items()
@@ -94,10 +94,10 @@ def sequence_nats(
     decoder: BlockDecoder, memory: Memory, code_ids: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
     """Negative log-likelihood of codes [B x O, K] in the given order, summed over symbols [B x O];
-    the orders of one record lie side by side."""
+    the O orders of one record are adjacent rows."""
     targets = decoder.trie.targets(code_ids)
     logits = decoder(targets, memory)
-    nats = F.cross_entropy(  # in one dimension: of two, a GPU's has no fixed bits
+    nats = F.cross_entropy(  # flattened: over [B, V, T] a GPU's kernel is not deterministic
         logits.flatten(0, 1),
         targets.flatten(),
         ignore_index=NONE,
@@ -108,7 +108,7 @@ def sequence_nats(
 
 
 def flat_nats(logits: Tensor, code_ids: Tensor) -> Tensor:
-    """Binary cross-entropy summed over the code book [B], the unit that a record's sequence has."""
+    """Binary cross-entropy [B], summed over the code book: nats per record, as in `seq2seq`."""
     batch, num_codes = logits.shape
     column = torch.where(code_ids < 0, num_codes, code_ids)
     truth = logits.new_zeros(batch, num_codes + 1).scatter(1, column, 1.0)[:, :num_codes]
@@ -121,10 +121,10 @@ def best_orders(
 ) -> Tensor:
     """code_ids [B, K] with the codes of each record in their likeliest order, then NONE.
 
-    Every order is tried, for records of two or more codes only; dropout is off, so the search draws
-    no random numbers and the other records' training is untouched.
+    Records of two or more codes are scored in every order, without dropout: the search draws no
+    random numbers and so does not change the training of other records.
 
-    Args: num_with_codes: records that have 0, 1 ... codes, which no device need then be asked for.
+    Args: num_with_codes: number of records with 0, 1 ... codes; saves a device synchronization.
     """
     ordered = code_ids.gather(1, (code_ids < 0).to(torch.int8).argsort(dim=1, stable=True))
     if not any(num_with_codes[2:]):
@@ -142,24 +142,23 @@ def best_orders(
 
 
 def all_orders(code_ids: Tensor) -> Tensor:
-    """Every order of each row's codes [R, n!, n], from code_ids [R, n] without gaps."""
+    """All permutations [R, n!, n] of each row's codes; code_ids [R, n] holds no NONE."""
     return code_ids[:, _orders(code_ids.shape[1], code_ids.device)]
 
 
 @cache
 def _orders(size: int, device: torch.device) -> Tensor:
-    """Return [n!, n]; kept, for a copy to a GPU would be waited for."""
+    """Permutations [n!, n]; cached, as a copy to a GPU blocks the host."""
     return torch.tensor(list(permutations(range(size))), device=device)
 
 
 log = logging.getLogger(__name__)
-MOST_TEXTS = 20_000  # distinct ones that a linear head is solved on
+MOST_TEXTS = 20_000  # distinct texts that a linear head is solved on
 
 
 def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tensor:
-    """Weight of each training row [N] float32, in the order of their sample ids: the n rows of a
-    text share n ** repeats, and without `unused_codes` the description of a code that no other row
-    has gets 0."""
+    """Weight of each training row [N] float32, in the order of sample ids: the n rows of one text
+    share n ** repeats. Without `unused_codes`, a description whose code no other row has gets 0."""
     rows = store.rows(TRAIN)
     text_ids = store.arrays["text_id"][rows]
     times = np.bincount(text_ids)[text_ids].astype(np.float32)
@@ -181,9 +180,8 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
 def linear_examples(
     store: OccupationStore, options: OccupationLossOptions
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Return code points of the training texts, each once per set of codes that it has, no more
-    than `MOST_TEXTS`, evenly from all; has_code [texts, C] bool; and weight [texts] float64, above
-    0."""
+    """Return the distinct pairs of training text and set of codes, thinned to `MOST_TEXTS`: code
+    points, has_code [texts, C] bool, and weight [texts] float64, above 0."""
     assert options.linear is not None
     rows, row_weight = store.rows(TRAIN), row_weights(store, options).double().tolist()
     weight: dict[tuple[int, bytes], float] = {}

@@ -1,4 +1,4 @@
-"""Metrics of sets of codes: per record, then the mean over records; a linear baseline beside them.
+"""Metrics of sets of codes, as means over records; a linear baseline.
 
 Shapes: B batch, K codes per record, C codes of the book, G confidence bins.
 """
@@ -32,11 +32,11 @@ SCORES = ("accuracy", "precision", "recall", "f1", "exact_match")
 def set_scores(true_ids: Tensor, predicted_ids: Tensor) -> dict[str, Tensor]:
     """Scores of each record's set of codes, [B] float64 each, 0 to 1.
 
-    Accuracy is |T and P| / max(|T|, |P|). Two empty sets agree.
+    Accuracy is |T and P| / max(|T|, |P|). Two empty sets score 1.
 
     Args:
-        true_ids: [B, K], NONE where there is no code; a code may stand twice.
-        predicted_ids: as true_ids, its K may differ.
+        true_ids: [B, K], padded with NONE; repeated codes count once.
+        predicted_ids: as true_ids; its K may differ.
     """
     true_ids, predicted_ids = distinct(true_ids), distinct(predicted_ids)
     is_pair = (true_ids[:, :, None] == predicted_ids[:, None, :]) & (true_ids >= 0)[:, :, None]
@@ -55,20 +55,19 @@ def set_scores(true_ids: Tensor, predicted_ids: Tensor) -> dict[str, Tensor]:
 
 
 def distinct(code_ids: Tensor) -> Tensor:
-    """code_ids [B, K] with every repetition of a code replaced by NONE."""
+    """code_ids [B, K] with repeated codes replaced by NONE."""
     same = code_ids[:, :, None] == code_ids[:, None, :]
     is_repeated = same.tril(-1).any(-1)
     return code_ids.masked_fill(is_repeated, NONE)
 
 
 class OccupationMetrics(nn.ModuleDict):
-    """All scores and losses of one split by the name that each is logged under.
+    """All scores and losses of one split by their log names.
 
-    Names: each of SCORES; f1 at 1 digit and more (`f1_digits_2`); `f1_language_en`; f1 on strings
-    and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of the set's
-    confidence against its exact match; `loss_seq2seq`, `loss_flat`, and `loss` of both, weighted,
-    in nats per record, by the factor of each term. Languages are by language_id, 0 is the unknown
-    one.
+    Names: SCORES; f1 of the first digits (`f1_digits_2`); f1 per language (`f1_language_en`); f1 on
+    texts and codes seen or unseen in training (`f1_unseen_text`); `calibration_error` of the set's
+    confidence against exact match; `loss_seq2seq`, `loss_flat` and their weighted sum `loss`, in
+    nats per record. `languages` is indexed by language_id, 0 is the unknown one.
     """
 
     def __init__(
@@ -89,8 +88,8 @@ class OccupationMetrics(nn.ModuleDict):
         self["calibration_error"] = CalibrationBins()
 
     def update(self, decoded: Decoded, batch: Mapping[str, Any]) -> None:
-        """Adds a batch with `code_ids` [B, K], `weight` [B], `language_id` [B], and `is_seen_text`
-        and `is_seen_code` [B] bool where known."""
+        """Adds a batch with `code_ids` [B, K], `weight` [B], `language_id` [B], and, if known,
+        `is_seen_text` and `is_seen_code` [B] bool."""
         true_ids, weight = batch["code_ids"], batch["weight"].double()
         scores = set_scores(true_ids, decoded.code_ids)
         for name, score in scores.items():
@@ -110,8 +109,8 @@ class OccupationMetrics(nn.ModuleDict):
         self["calibration_error"].update(decoded.set_confidence, scores["exact_match"], weight)
 
     def add_losses(self, losses: Mapping[str, Tensor], weight: Tensor) -> Tensor:
-        """Add losses [B] of each term with weights [B], 0 = counts nowhere; return each record's
-        loss of both terms [B]."""
+        """Add losses [B] of each term over the records whose weight [B] is not 0; return each
+        record's weighted sum of both terms [B]."""
         terms, shares = summed(losses, weight), self.term_weights.items()
         for name, term in terms.items():
             self[f"loss_{name}"].update(*term)
@@ -124,10 +123,9 @@ class OccupationMetrics(nn.ModuleDict):
 
 
 class CalibrationBins(Metric):
-    """Expected calibration error; keeps confidence, hits and counts per bin of confidence.
+    """Expected calibration error from sums of confidence, hits and counts per confidence bin.
 
-    Bins are fine, so that the limit of review comes from the same sums; the error itself is taken
-    over ten of them.
+    Bins are fine, so that `limit` can use the same sums; the error merges them into ten.
     """
 
     confidence: Tensor
@@ -141,8 +139,8 @@ class CalibrationBins(Metric):
             self.add_state(name, bins, dist_reduce_fx="sum")
 
     def update(self, confidence: Tensor, is_hit: Tensor, weight: Tensor) -> None:
-        """Adds records. Args: probabilities, 0 or 1, and weights, [B] each."""
-        # The sums too: a run in half precision has converted them with its module.
+        """Adds records. Args: confidences, hits (0 or 1) and weights, [B] each."""
+        # Sums are widened, too: a run in half precision converts them with its module.
         confidence, weight = confidence.detach().double(), weight.double()
         bins = (confidence * CONFIDENCE_BINS).long().clamp(0, CONFIDENCE_BINS - 1)
         self.confidence = self.confidence.double().index_add(0, bins, confidence * weight)
@@ -150,17 +148,17 @@ class CalibrationBins(Metric):
         self.count = self.count.double().index_add(0, bins, weight)
 
     def compute(self) -> Tensor:
-        """Mean distance of confidence from accuracy over ten bins, weighted by their counts."""
+        """Mean absolute difference of confidence and accuracy over ten bins, weighted by count."""
         confidence, hits = (
             bins.view(-1, BINS_PER_CALIBRATION_BIN).sum(1) for bins in (self.confidence, self.hits)
         )
         return (confidence - hits).abs().sum() / self.count.sum().clamp(min=1)
 
     def limit(self, precision: float) -> tuple[float, float, float]:
-        """The lowest confidence, of a bin with records, from which on `precision` of them are hits.
+        """Lowest bin edge at which at least `precision` of the records at or above it are hits.
 
-        Returns it with the share of those records and of their hits; 1.01, 0 and 0 where there is
-        no such confidence.
+        Returns (edge, share of records at or above it, their share of hits); (1.01, 0, 0) if no
+        edge qualifies. Edges of empty bins do not count.
         """
         hits, count = self.hits.flip(0).cumsum(0), self.count.flip(0).cumsum(0)
         share, accuracy = count / count[-1].clamp(min=1), hits / count.clamp(min=1)
@@ -177,17 +175,16 @@ def _at(groups: Tensor, code_ids: Tensor) -> Tensor:
 
 
 NGRAM_SIZES = (1, 5)
-MOST_TEXTS, MOST_FEATURES = 20_000, 20_000  # distinct strings are thinned out, n-grams left out
-# Coarse, as the scores no longer move below it while the time doubles.
-TOLERANCE = 0.1
+MOST_TEXTS, MOST_FEATURES = 20_000, 20_000  # limits of distinct strings and of n-grams
+TOLERANCE = 0.1  # lower values double the time without changing the scores
 
 
 class LinearBaseline(Callback):
-    """Prints the scores of a character n-gram TF-IDF with a linear SVM beside the model's.
+    """Prints the scores of a linear SVM on character n-gram TF-IDF beside the model's.
 
-    The SVM trains on the distinct strings of the training part, names one code per text and is
-    judged on the records that the model was judged on. Rank 0 does it after the test; `scores` then
-    has `f1` and `accuracy`, means over the test records.
+    The SVM trains on the distinct strings of the training part and predicts one code for each
+    record of the test. It runs on rank 0 after the test; `scores` then holds `f1` and `accuracy`,
+    means over the test records.
     """
 
     def __init__(self) -> None:
@@ -205,7 +202,7 @@ class LinearBaseline(Callback):
         if not len(train_rows):
             print("linear baseline: none, since the data of this test hold no training rows")
             return
-        # Distinct strings with the first code that most of their rows have.
+        # Label of each distinct string: the most frequent first code of its rows.
         text_id = store.arrays["text_id"][train_rows].tolist()
         first_code = store.arrays["code_ids"][store.arrays["code_offsets"][train_rows]].tolist()
         code_of_text: dict[int, int] = {}
@@ -244,7 +241,7 @@ class LinearBaseline(Callback):
         print("\n".join(lines))
 
     def _predicted(self, texts: list[str], codes: list[int], test_texts: list[str]) -> list[int]:
-        """The code that the linear model names for each test text."""
+        """The linear model's code for each test text."""
         if len(set(codes)) == 1:
             return [codes[0]] * len(test_texts)
         # Seconds of import that only this baseline needs.
@@ -254,7 +251,7 @@ class LinearBaseline(Callback):
         options = {"ngram_range": NGRAM_SIZES, "max_features": MOST_FEATURES}
         ngrams = TfidfVectorizer(analyzer="char", sublinear_tf=True, **options)
         features = ngrams.fit_transform(texts)
-        with warnings.catch_warnings():  # many codes of few texts each are what these tables have
+        with warnings.catch_warnings():  # these tables have many codes with few texts each
             warnings.filterwarnings("ignore", "The number of unique classes")
             model = LinearSVC(tol=TOLERANCE, random_state=0).fit(features, codes)
         return model.predict(ngrams.transform(test_texts)).tolist()

@@ -50,11 +50,11 @@ TEXTS_AT_ONCE = 256
 
 
 class CodedText(NamedTuple):
-    """Codes of one text, the likeliest first, with their descriptions and probabilities; none where
-    it is empty, as in a coded table.
+    """Codes of one text, the likeliest first, with their descriptions and probabilities.
 
-    With `k_best`, `next_sets` are the next sets of codes with their probabilities; with `coverage`,
-    `plausible` are the codes of a set that holds the truth in that share of texts, likeliest first.
+    An empty text has no codes. With `k_best`, `next_sets` holds the next likeliest sets of codes
+    and their probabilities; with `coverage`, `plausible` is a set, likeliest code first, that holds
+    all true codes in that share of texts.
     """
 
     text: str
@@ -77,21 +77,21 @@ class LitOccupationCoder(ExactModule):
         decoder: factory of the decoder.
         loss: weights of the two heads and of the training rows.
         decoding: how codes are read in validation, test and prediction.
-        temperature: of `seq2seq` and `flat`, by which the heads' logits are divided, by default 1.
-            What a validation finds takes its place and stays with the weights.
-        freeze: `none`, `encoder`, or the number of encoder layers from the lowest, embeddings too.
+        temperature: divisors of the logits of the heads `seq2seq` and `flat`, 1 by default. Each
+            validation in training replaces them; checkpoints keep the result.
+        freeze: `none`, `encoder`, or a number of the lowest encoder layers and the embeddings.
         layer_decay: factor of the learning rate per encoder layer below the top.
         init_from: checkpoint to take weights from.
-        init_from_part: `encoder` takes the encoder alone.
+        init_from_part: `encoder` takes only the encoder.
 
     Raises:
-        ValueError: `temperature` names another head, or is not above 0.
+        ValueError: `temperature` names an unknown head, or is not above 0.
     """
 
     monitor: ClassVar[str] = "val/f1"
     monitor_mode: ClassVar[str] = "max"
     row_weights: Tensor | None
-    # Only micro-batches with several codes per record search for the best order of them.
+    # The search for the best order runs only in micro-batches with several codes per record.
     calls_blocks_evenly: ClassVar[bool] = False
     takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = RECIPE_KEY
@@ -125,26 +125,26 @@ class LitOccupationCoder(ExactModule):
                 f"temperature holds numbers above 0 of {' and '.join(TERMS)}, got {temperature}; 1 "
                 "changes nothing."
             )
-        # [training rows], where they are not all 1
+        # [training rows]; `None` means that all are 1
         self.register_buffer("row_weights", None, persistent=False)
         self.network: Any = None  # an OccupationNetwork once the code book is known
 
     @property
     def temperature(self) -> dict[str, float]:
-        """Temperature of each head: what a validation found, else what was given."""
+        """Temperature of each head: from the last validation, else the constructor's."""
         return (self.recipe or {}).get("temperature") or self.first_temperature
 
     def blocks(self) -> list[nn.Module]:
         return self.network.blocks()
 
     def flops(self, lengths: np.ndarray) -> float:
-        """As ExactModule; the decoder sees the symbols of a code and the end of the list."""
+        """As in ExactModule; counts the decoder on the symbols of one code and the end symbol."""
         network, written = self.network, len(lengths) * (1 + self.network.trie.block_size)
         of_decoder = flops_per_position(network.decoder) * written
         return flops_per_position(network.encoder) * float(lengths.sum()) + of_decoder
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
-        """Return code book, languages and normalisation, by which the data were read."""
+        """Return the data's recipe (code book, languages, normalisation) and the temperatures."""
         return {"temperature": self.first_temperature, **data.recipe}
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class LitOccupationCoder(ExactModule):
         decoder = self.decoder_factory(encoder.width, trie)
         self.network = OccupationNetwork(encoder, decoder, self.loss.flat_dropout, self.loss.linear)
         freeze_encoder(self.network.encoder, self.hparams.freeze)
-        # They are keys and values, and nothing changes them in place.
+        # The layer returns keys and values, which nothing changes in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         for split in ("val", "test"):
             metrics = OccupationMetrics(book, languages, self.loss.term_weights)
@@ -242,7 +242,7 @@ class LitOccupationCoder(ExactModule):
             found["plausible"] = packed(marginals >= self.sets.limit(self.recipe))
         if options.embeddings:
             found["embedding"] = memory.hidden[:, 0].float()
-        # not "<": a confidence that is no number is one to look at
+        # not "<": a confidence of NaN needs review, too
         return {**found, "needs_review": ~(found["set_confidence"] >= options.review_below)}
 
     def configure_optimizers(self) -> Any:
@@ -252,16 +252,16 @@ class LitOccupationCoder(ExactModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         given, before = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
-        if isinstance(before.get("loss"), dict):  # else given anew in Python, and none is known
+        if isinstance(before.get("loss"), dict):  # else the checkpoint does not hold the options
             refuse_other_features(self.loss.linear, before["loss"].get("linear"))
         super().on_load_checkpoint(checkpoint)
         if self.is_training_run and given != before.get("temperature"):
-            self.recipe["temperature"] = self.first_temperature  # as of every option, the run's
+            self.recipe["temperature"] = self.first_temperature  # this run's options win
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights with the rows of the language embedding that the new data needs; a
-        language not trained on begins as the unknown one. Those of OccCANINE are for its codes;
-        a ValueError refuses heads of others."""
+        """Return the weights with the language embedding's rows in the order of the new data; new
+        languages start from the unknown one. OccCANINE's heads are mapped to the new code book;
+        a ValueError refuses other heads for different codes."""
         weights, name = checkpoint["state_dict"], "network.encoder.languages.weight"
         trained = checkpoint.get(RECIPE_KEY, {})
         if isinstance(getattr(self.network, "decoder", None), OccCanineDecoder):
@@ -284,15 +284,15 @@ class LitOccupationCoder(ExactModule):
         """Return codes, descriptions and confidences of each text.
 
         Args:
-            texts: job descriptions as they were written.
-            language: of all texts or of each; `None` takes the recipe's default; one that training
-                had not is the unknown one.
-            options: fields of DecodingOptions that differ, such as method="beam".
+            texts: job descriptions, not normalised.
+            language: one for all texts, or one per text; `None` takes the recipe's default. A
+                language that training did not see counts as the unknown one.
+            options: fields of DecodingOptions to override, such as method="beam".
 
         Raises:
             RuntimeError: the module has no trained network yet.
-            ValueError: a single string instead of a list, a value that is no text, not one language
-                per text, or a name of no language.
+            ValueError: `texts` is a single string or holds a value that is no string, the number of
+                languages differs from that of texts, or a language's name is not valid.
         """
         texts = texts_for(self, texts)
         if language is None or isinstance(language, str):

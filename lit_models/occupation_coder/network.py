@@ -1,4 +1,4 @@
-"""Network of the coder: an encoder, an autoregressive decoder over the code book, a flat head.
+"""Network of the coder: text encoder, autoregressive decoder over the code book, flat head.
 
 Shapes: B batch, P memory positions, D hidden, H heads, C codes, L symbols of a block, K blocks,
 T target positions (at most K x L), V symbols, N trie nodes, U used codes of a record, O orders or
@@ -25,12 +25,12 @@ NONE = -100
 
 
 class CodeTrie(nn.Module):
-    """Buffers over a code book, on the network's device and in no checkpoint.
+    """Trie of a code book as non-persistent buffers, so that it follows the network's device.
 
-    `table` [C, L]: symbols of each code; `next_node` [N, V]: child of each node under each symbol,
-    -1 where illegal, 0 is the root; `leaf_code` [N]: code that ends in each node, else -1;
-    `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes to each code. Rows of the
-    table are all distinct; `max_codes` is the most of one record.
+    `table` [C, L]: symbols of each code, distinct rows; `next_node` [N, V]: child of each node for
+    each symbol, -1 where illegal, 0 is the root; `leaf_code` [N]: code that ends in each node, else
+    -1; `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes from the root to each
+    code. `max_codes` is the maximum number of codes per record.
     """
 
     table: Tensor
@@ -53,12 +53,12 @@ class CodeTrie(nn.Module):
         self.num_nodes, self.vocab_size = self.next_node.shape
 
     def legal(self, node: Tensor, used: Tensor, depth: Tensor | int, block: Tensor | int) -> Tensor:
-        """Symbols that may come next [..., V] bool.
+        """Mask of the symbols that may come next [..., V] bool.
 
-        A branch whose codes are all used is closed: the codes of one record are distinct. A block
-        after the first may be empty; the first may not. `node`: trie node reached inside the block
-        [...]; `used`: codes of the finished blocks [..., U], NONE where there is none; `depth`:
-        symbols of the block so far; `block`: its number.
+        As the codes of one record are distinct, a branch whose codes are all used is closed. Every
+        block but the first may be empty. `node`: trie node reached inside the block [...]; `used`:
+        codes of the finished blocks [..., U], padded with NONE; `depth`: number of symbols written
+        in the block; `block`: index of the block.
         """
         child = self.next_node[node]  # [..., V]
         depth = torch.as_tensor(depth, device=node.device).expand(node.shape)
@@ -72,10 +72,10 @@ class CodeTrie(nn.Module):
         return legal
 
     def targets(self, code_ids: Tensor) -> Tensor:
-        """Symbols to be written for each record [B, T] int64, NONE where nothing is supervised.
+        """Target symbols of each record [B, T] int64, NONE at positions without a loss.
 
-        A record with n codes [B, K] has n blocks and, if there is room for one more, one `<empty>`;
-        a column without any code makes T longer than it need be.
+        A record with n codes in code_ids [B, K] has n blocks and, if n < max_codes, one `<empty>`.
+        T grows with K: drop columns of code_ids that hold no code.
         """
         code_ids = code_ids[:, : self.max_codes]
         batch, _ = code_ids.shape
@@ -91,11 +91,11 @@ class CodeTrie(nn.Module):
         return targets.scatter(1, end, torch.where(has_end, EMPTY, NONE))[:, :size]
 
     def legal_targets(self, code_ids: Tensor, num_positions: int) -> Tensor:
-        """`legal` at every position of the targets of these codes [B, T, V] bool."""
+        """Result of `legal` at every position of the codes' targets [B, T, V] bool."""
         batch, num_codes = code_ids.shape
         position = torch.arange(num_positions, device=code_ids.device)
         block, depth = position // self.block_size, position % self.block_size
-        # the block after the last code is the empty one: its node is the root
+        # the block after the last code is `<empty>`, which is written at the root
         padded = torch.cat([code_ids, code_ids.new_full((batch, 1), NONE)], dim=1)
         current = padded[:, block.clamp(max=num_codes)]  # [B, T]
         node = self.path[current.clamp(min=0), depth[None]].masked_fill(current < 0, 0)
@@ -118,9 +118,9 @@ class Memory(NamedTuple):
 class BlockDecoder(nn.Module):
     """Autoregressive transformer over blocks of code symbols.
 
-    A position knows the symbol before it, its place in the block, its block, and the node of the
-    code book's trie that the block has reached, both as input and as weights of the output: "1" as
-    third digit means something else under every branch.
+    Each position gets embeddings of the previous symbol, its place in the block, the block's index,
+    and the trie node that the block has reached. The output layer has weights per trie node, too,
+    since "1" as third digit means something else in every branch.
 
     Args:
         memory_width: D of the encoder.
@@ -168,13 +168,13 @@ class BlockDecoder(nn.Module):
         nn.init.zeros_(self.node_summary.weight)
 
     def forward(self, targets: Tensor, memory: Memory) -> Tensor:
-        """Logits of every target position given the ones before it [B x O, T, V], float32 or more,
-        of targets [B x O, T], NONE where nothing is supervised."""
+        """Logits of every target position given the previous ones [B x O, T, V], in float32 or
+        wider. Args: targets [B x O, T], NONE at positions without a loss."""
         known = targets.clamp(min=PAD)
         before = torch.cat([known.new_full((len(known), 1), BEGIN), known[:, :-1]], dim=1)
         position = torch.arange(targets.shape[1], device=targets.device)
         nodes, size = torch.zeros_like(known), self.trie.block_size
-        for depth in range(1, size):  # before each position; the root outside of the trie
+        for depth in range(1, size):  # node before each position; illegal symbols lead to the root
             last = slice(depth - 1, known.shape[1] - 1, size)  # in all blocks
             child = self.trie.next_node[nodes[:, last], known[:, last]]
             nodes[:, depth::size] = child.clamp(min=0)
@@ -185,14 +185,14 @@ class BlockDecoder(nn.Module):
         return self._logits(hidden, nodes, memory.hidden[:, 0])
 
     def start(self, memory: Memory) -> DecoderCache:
-        """What is kept before the first symbol."""
+        """Cache before the first symbol."""
         memory_kv = [layer.project(memory.hidden) for layer in self.layers]
         return DecoderCache(memory_kv, memory.mask[:, None, None, :], summary=memory.hidden[:, 0])
 
     def step(self, symbols: Tensor, nodes: Tensor, cache: DecoderCache) -> Tensor:
-        """Logits of the next position [B x O, V], widened; the cache grows by one position. Args:
-        the symbol before it [B x O], BEGIN at first, and the trie node that the block has
-        reached."""
+        """Logits of the next position [B x O, V], in float32 or wider; appends to the cache.
+
+        Args: previous symbols [B x O], BEGIN at first; trie nodes that the blocks have reached."""
         position = torch.tensor([cache.position], device=symbols.device)
         hidden = self._embed(symbols[:, None], nodes[:, None], position)
         hidden = cache.through(self.layers, hidden)
@@ -203,7 +203,7 @@ class BlockDecoder(nn.Module):
         return list(self.layers)
 
     def flat_head(self, memory_width: int, dropout: float) -> nn.Module:
-        """The flat head that learns its features."""
+        """Flat head over the encoder's memory."""
         return FlatHead(memory_width, self.trie, dropout)
 
     def _embed(self, before: Tensor, nodes: Tensor, position: Tensor) -> Tensor:
@@ -225,8 +225,8 @@ class BlockDecoder(nn.Module):
 class FlatHead(nn.Module):
     """One logit per code from the memory; a code's weights are the sum over its trie nodes.
 
-    So a rare code borrows from its branch. The summary at position 0 enters linearly, the mean of
-    the memory through a hidden layer.
+    A rare code thus shares the weights of its branch. The summary at position 0 enters linearly,
+    the mean of the memory through a hidden layer.
     """
 
     def __init__(self, memory_width: int, trie: CodeTrie, dropout: float = 0.0) -> None:
@@ -239,7 +239,7 @@ class FlatHead(nn.Module):
         nn.init.zeros_(self.nodes.weight)
 
     def forward(self, memory: Memory) -> Tensor:
-        """Logits [B, C], float32 or more."""
+        """Logits [B, C], in float32 or wider."""
         mask = memory.mask[..., None].to(memory.hidden.dtype)
         mean = (memory.hidden * mask).sum(1) / mask.sum(1)
         features = torch.cat([memory.hidden[:, 0], F.gelu(self.pool(mean))], dim=-1)
@@ -249,8 +249,8 @@ class FlatHead(nn.Module):
 
 
 class OccupationNetwork(nn.Module):
-    """Encoder with both heads; `linear` makes the flat one a linear model of n-grams, which does
-    not see the memory."""
+    """Encoder, decoder and flat head; with `linear`, the flat head is a linear model of the text's
+    n-grams and does not read the memory."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class OccupationNetwork(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Memory, Tensor]:
-        """Memory of the texts and flat logits [B, C]. Args: as of `Encoder.forward`."""
+        """Memory of the texts and flat logits [B, C]. Args: as in `Encoder.forward`."""
         memory = Memory(*self.encoder(input_ids, attention_mask, language_id))
         if isinstance(self.flat, LinearHead):
             return memory, in_float32(self.flat(input_ids, attention_mask))

@@ -1,1 +1,1 @@
-"""Answers beside codes: scores of a test with intervals, similar training texts."""
+"""Test scores with confidence intervals; similar training texts."""

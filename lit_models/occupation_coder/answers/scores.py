@@ -1,4 +1,4 @@
-"""Scores of a test with intervals, of all records and of each source.
+"""Test scores with confidence intervals, over all records and per source.
 
 Shapes: B batch, N records, S scores.
 """
@@ -19,16 +19,16 @@ from lit_models.training.metrics import SampleResult
 
 RESAMPLES, SEED = 1000, 0
 SHARES = (0.025, 0.975)
-NOBODY = -1.0  # the sample id of a filler
+NOBODY = -1.0  # sample id of a filler row
 
 
 class ScoreTable(Callback):
-    """Writes `scores-test.csv` beside a test's errors: scores with 95 % intervals.
+    """Writes `scores-test.csv` to the run's folder: test scores with 95 % bootstrap intervals.
 
-    Its rows are all records, and those of each value of `data.columns.source`. An interval is that
-    of the means of `RESAMPLES` draws of as many records, with replacement; the draws depend on the
-    number of records alone, which are taken in the order of their sample ids: the table is the same
-    on any number of devices. Records that say the same count as independent.
+    It has one row for all records and one for each value of `data.columns.source`. An interval
+    comes from the means of `RESAMPLES` resamples of the same size, drawn with replacement. Records
+    are sorted by sample id and the draws depend only on their number, so the table is the same on
+    any number of devices. Records with the same text count as independent.
 
     Source: Efron 1979, "Bootstrap Methods: Another Look at the Jackknife".
     """
@@ -65,8 +65,8 @@ class ScoreTable(Callback):
 
 
 def score_table(rows: np.ndarray, sources: list[str]) -> list[list[str]]:
-    """Return the table of rows [N, 2 + S] of sample id, source and scores, in any order: its head,
-    all records, and each source by name."""
+    """Return the table's lines: header, all records, then each source by name. `rows` [N, 2 + S]
+    are sample id, source and scores, in any order."""
     rows = rows[rows[:, 0] != NOBODY]
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     named = [part for name in SCORES for part in (name, f"{name}_low", f"{name}_high")]
@@ -84,7 +84,7 @@ def score_table(rows: np.ndarray, sources: list[str]) -> list[list[str]]:
 
 
 def interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds [S] of the mean of scores [N, S]."""
+    """Return the lower and upper bound [S] of the mean of scores [N, S]."""
     draws = np.random.default_rng(SEED)
     number = len(scores)
     means = [scores[draws.integers(0, number, number)].mean(0) for _ in range(RESAMPLES)]

@@ -1,12 +1,12 @@
-"""Models in the layout of OccCANINE, read as checkpoints."""
+"""OccCANINE models as checkpoints of the occupation coder."""
 
 from pathlib import Path
 from typing import Any
 
 
 def read_other(path: Path) -> dict[str, Any] | None:
-    """Return a model of OccCANINE, a folder of the hub or a local file NAME.bin, as the content of
-    a coder's checkpoint; `None`: it is no such.
+    """Return the content of a coder's checkpoint for an OccCANINE model, a folder in the hub's
+    layout or a file NAME.bin; `None` if `path` is no such model.
 
     Raises:
         ValueError: files are damaged, hold more than plain data, or do not belong together.

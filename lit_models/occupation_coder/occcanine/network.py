@@ -18,27 +18,27 @@ from lit_models.occupation_coder.encoders import CanineEncoder, frame
 from lit_models.occupation_coder.network import END, PAD, BlockDecoder, CodeTrie, Memory
 from lit_models.training.metrics import in_float32
 
-CANINE_HEADS = 12  # of canine-s; no shape of its weights tells
+CANINE_HEADS = 12  # of canine-s; not visible in the shapes of its weights
 SEPARATOR = "[SEP]"  # five characters between language and text
-OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr"}  # of languages in OccCANINE
-LANGUAGE_SIZE = 8  # most letters of a language's name
+OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr"}  # our names -> OccCANINE's names
+LANGUAGE_SIZE = 8  # maximum length of a language's name
 FLAT, NEW_LOGIT = "network.flat", -6.0
 
 
 class OccCanineEncoder(CanineEncoder):
-    """CANINE over "en[SEP]wine merchant", padded to one length: every position is memory.
+    """CANINE over "en[SEP]wine merchant", padded to a fixed length, without dropout.
 
-    Position 0 is the pooled output, which the flat head alone sees; CANINE pools it from its deep
-    stack, so that no other position tells it. There is no dropout. A text is cut so that language,
-    separator and two marks have room, too.
+    Position 0 of the memory is the pooled output, which only the flat head reads: CANINE pools it
+    from its deep stack, so that no other position contains it. The decoder reads all other
+    positions, padding included. Texts are cut to leave room for language, separator and two marks.
 
     Args:
-        num_languages: that it is told by `name_languages`.
+        num_languages: number of languages, named by `name_languages`.
         positions: P of every text, a multiple of 4.
         canine: sizes of CANINE, see `transformers.CanineConfig`.
     """
 
-    prefixes: Tensor  # [languages, LANGUAGE_SIZE + 5] code points, 0 behind
+    prefixes: Tensor  # [languages, LANGUAGE_SIZE + 5] code points, right-padded with 0
 
     def __init__(self, num_languages: int, canine: dict[str, int], positions: int = 128) -> None:
         nn.Module.__init__(self)  # there is no folder to read
@@ -60,7 +60,7 @@ class OccCanineEncoder(CanineEncoder):
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
         joined = torch.cat([self.prefixes[language_id], input_ids * attention_mask], dim=1)
-        order = (joined == 0).int().argsort(dim=1, stable=True)  # no gap before the text
+        order = (joined == 0).int().argsort(dim=1, stable=True)  # moves padding to the end
         joined = joined.gather(1, order)[:, : self.positions - 2]
         marks, num_pads = self.canine.config, self.positions - 2 - joined.shape[1]
         ids: Any = (joined, joined > 0, marks.bos_token_id, marks.eos_token_id, num_pads)
@@ -74,14 +74,14 @@ class OccCanineEncoder(CanineEncoder):
 
 
 class PostNormLayer(DecoderLayer):
-    """Layer of torch's `TransformerDecoder` as it is by default, which keeps keys and values.
+    """Layer of `torch.nn.TransformerDecoder` with default options, and a cache of keys and values.
 
-    Norms come behind each part, projections have biases, the activation is ReLU. Dropout falls on
-    each part's output, never on attention weights.
+    Each sublayer is followed by a norm, projections have biases, the activation is ReLU. Dropout
+    applies to each sublayer's output, never to attention weights.
     """
 
     def __init__(self, width: int, num_heads: int, feed_forward: int, dropout: float) -> None:
-        nn.Module.__init__(self)  # its parent's projections have no biases
+        nn.Module.__init__(self)  # the parent's projections have no biases
         self.num_heads = num_heads
         self.self_qkv, self.self_output = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.cross_query, self.cross_kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
@@ -99,7 +99,7 @@ class PostNormLayer(DecoderLayer):
         past: tuple[Tensor, Tensor] | None = None,
         rotary: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """As `lit_models.blocks.DecoderLayer.forward`."""
+        """See `lit_models.blocks.DecoderLayer.forward`."""
         mixed, kv = self.self_attention(hidden, past)
         hidden = self.norms[0](hidden + self.dropout(mixed))
         read = self.cross_attention(hidden, memory_kv, mask)
@@ -109,17 +109,17 @@ class PostNormLayer(DecoderLayer):
 
 
 class OccCanineDecoder(BlockDecoder):
-    """OccCANINE's decoder over the code book's trie; its flat head reads position 0 alone.
+    """OccCANINE's decoder over the code book's trie; its flat head reads only position 0.
 
     Args:
-        memory_width: D of the encoder, and its own.
+        memory_width: D of the encoder and of the decoder.
         trie: the code book.
         num_layers: 0 in a flat model, whose decoder is not trained.
         num_heads: attention heads per layer.
         feed_forward: inner width of the feed-forward blocks.
-        dropout: probability after embeddings and parts of layers; never on attention weights.
-        repeats: a code of one symbol, such as -1 of HISCO, fills its block by repetition, and not
-            with end symbols.
+        dropout: probability after embeddings and sublayers; never on attention weights.
+        repeats: a code of one symbol, such as -1 of HISCO, fills its block by repeating the symbol
+            instead of with end symbols.
     """
 
     waves: Tensor  # [T, D] sines and cosines
@@ -134,7 +134,7 @@ class OccCanineDecoder(BlockDecoder):
         dropout: float = 0.0,
         repeats: bool = False,
     ) -> None:
-        nn.Module.__init__(self)  # it has none of its parent's parts
+        nn.Module.__init__(self)  # shares no layer with its parent
         table = trie.table
         if repeats:
             is_single = (table[:, 1:] == END).all(1, keepdim=True)
@@ -170,17 +170,17 @@ class PooledHead(nn.Module):
         self.codes, self.dropout = nn.Linear(width, num_codes), nn.Dropout(dropout)
 
     def forward(self, memory: Memory) -> Tensor:
-        """Logits [B, C], float32 or more."""
+        """Logits [B, C], in float32 or wider."""
         return in_float32(self.codes(self.dropout(memory.hidden[:, 0])))
 
 
 def renumbered(
     weights: dict[str, Tensor], trained: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Weights of a module of this layout for another code book, by its codes and symbols, both
-    books as a recipe keeps them.
+    """Weights with the rows for codes and symbols in the order of the code book `own`.
 
-    A code that the trained book lacks begins with logit `NEW_LOGIT`, a symbol as an unknown one.
+    Both code books are as in a recipe. A code that the trained book lacks starts with the logit
+    `NEW_LOGIT`, a new symbol with the row of `PAD`.
     """
 
     def rows(what: str, names: tuple[str, ...], missing: int) -> None:

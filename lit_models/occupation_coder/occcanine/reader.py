@@ -1,4 +1,4 @@
-"""Checkpoints of OccCANINE as those of an occupation coder: folders of the hub, and local files."""
+"""Reader of OccCANINE models, from folders in the hub's layout and from local files."""
 
 import csv
 import json
@@ -28,14 +28,14 @@ from lit_models.training.checkpoints import damage, plain_data
 from lit_models.training.hyperparameters import INSTANTIATOR
 
 LANGUAGES = ("ca", "da", "de", "el", "en", "es", "fr", "is", "it", "nl", "no", "pt", "sv")
-POSITIONS, LONGEST_TEXT = 128, 119  # beside "en[SEP]" and two marks
+POSITIONS, LONGEST_TEXT = 128, 119  # 128 less "en[SEP]" and two marks
 DECODER_HEADS = 8
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 KEYS = ("key.json", "Key.csv", "key.csv")
-FIRST_SYMBOLS = [0, 2, 3, 1]  # their pad, begin, end and unused block stand at other ids than ours
-OTHERS_CODES = 4  # most codes of a record where no file says so, in systems other than HISCO
+FIRST_SYMBOLS = [0, 2, 3, 1]  # OccCANINE's ids of our symbols pad, begin, end and empty
+OTHERS_CODES = 4  # default maximum of codes per record in systems other than HISCO
 CANINE, LAYER = "network.encoder.canine.", "network.decoder.layers."
-SIZES = {  # of CANINE: the weight whose length tells them
+SIZES = {  # of CANINE -> weight whose first dimension has this size
     "hidden_size": "char_embeddings.LayerNorm.weight",
     "num_hash_buckets": "char_embeddings.char_position_embeddings.weight",
     "type_vocab_size": "char_embeddings.token_type_embeddings.weight",
@@ -44,7 +44,7 @@ SIZES = {  # of CANINE: the weight whose length tells them
 
 
 def content_of(path: Path) -> dict[str, Any] | None:
-    """As `read_other`, of a folder or file that may be of this layout."""
+    """Return the result of `read_other` for a folder or file that may be an OccCANINE model."""
     folder = path if path.is_dir() else path.parent
     config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
     content = _weights(path)
@@ -80,7 +80,7 @@ def content_of(path: Path) -> dict[str, Any] | None:
     )
     canine["num_hash_functions"] = sum("HashBucket" in name for name in weights)
     inner = len(state["decoder.decoder.layers.0.linear1.bias"]) if layers else width
-    # A method of one head where the other is not trained.
+    # If one of the heads is not trained, decode and train with the other.
     method, share = ("mixed", 0.5) if num_rows else ("beam", 1.0)
     method, share = ("flat", 0.0) if is_flat else (method, share)
     return {
@@ -127,7 +127,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _weights(path: Path) -> Any:
-    """Return what a local file holds, or the tensors of a folder by name."""
+    """Return the content of a local file, or the tensors of a folder by name."""
     files = [path] if path.is_file() else [path / name for name in WEIGHTS]
     if not (found := [file for file in files if file.is_file()]):
         raise FileNotFoundError(f"{path} lacks {' and '.join(WEIGHTS)}; copy the whole folder.")
@@ -145,7 +145,7 @@ def _weights(path: Path) -> Any:
 def _key(
     path: Path, folder: Path, content: Mapping[str, Any]
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Return code -> row of the flat head, and code -> description where it is told."""
+    """Return code -> row of the flat head, and code -> description where the key has them."""
     if isinstance(content.get("key"), Mapping):
         return {str(code): int(row) for code, row in content["key"].items()}, {}
     file = next((folder / name for name in KEYS if (folder / name).is_file()), None)
@@ -174,7 +174,7 @@ def _key(
 def _codes(path: Path, key: Mapping[str, int], num_rows: int) -> tuple[list[str], Tensor]:
     """Return the codes in the order of the flat head, and the row [C] of each.
 
-    A head with one row more than codes has the empty code at row 0.
+    If the head has one row more than there are codes, row 0 is the empty code's.
     """
     named = sorted((row, code) for code, row in key.items() if code.strip())
     rows = torch.tensor([row for row, _ in named])
@@ -202,7 +202,7 @@ def _book(
     vocab_size: int,
     config: Mapping[str, Any],
 ) -> CodeBook:
-    """Return the code book with the decoder's symbols in their order, `vocab_size` or 0 without."""
+    """Return the code book with the decoder's symbols in order; `vocab_size` 0: no decoder."""
     if (folder / "chars.json").is_file() and chars is None:
         chars = json.loads((folder / "chars.json").read_text(encoding="utf-8"))
     is_hisco = chars is None and all(re.fullmatch(r"-[123]|\d{4,5}", code) for code in codes)
@@ -235,7 +235,7 @@ def _book(
 def _decoder(
     state: Mapping[str, Tensor], num_symbols: int, width: int
 ) -> tuple[dict[str, Tensor], int]:
-    """Return the decoder's weights and its number of layers; zeros and 0 of a flat model."""
+    """Return the decoder's weights and number of layers; zeros and 0 for a flat model."""
     symbols, output = "network.decoder.symbols.weight", "network.decoder.output."
     if "decoder.head.weight" not in state:
         zeros = torch.zeros(num_symbols, width)
@@ -259,7 +259,7 @@ def _decoder(
     return found, layers
 
 
-NAMES = {  # of a decoder's layer: ours and theirs
+NAMES = {  # of a decoder layer: our name -> OccCANINE's name
     "self_output": "self_attn.out_proj",
     "cross_output": "multihead_attn.out_proj",
     "expand": "linear1",
