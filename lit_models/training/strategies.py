@@ -1,7 +1,7 @@
-"""Strategies of several processes, on CPU and GPU: `ddp` and its kin, `fsdp`, tensor groups.
+"""Strategies for several processes, on CPU and GPU: `ddp` and its variants, `fsdp`, tensor groups.
 
-A script's `Trainer(strategy="ddp")` is Lightning's own strategy and exact as well; the command line
-takes the classes here, which say why a group does not form and end what they started.
+A script's `Trainer(strategy="ddp")` is Lightning's own strategy and exact as well. The command line
+uses the classes here, which explain why a process group cannot form and end what they started.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ from lit_models.training.dropout import ExactDropout
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers
 
-# A rank that waits so long for another waits for ever: the run ends instead of hanging.
+# A rank that waits this long for another would wait forever: the run ends instead of hanging.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 Backend = Literal["gloo", "nccl", "mpi", "cpu:gloo,cuda:nccl"]
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 CHILD_ENDS_S = 1.0
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}  # of nccl
-DEPRECATIONS = (  # of what Lightning calls itself
+DEPRECATIONS = (  # warnings about Lightning's own calls
     "torch.distributed.nn.functional.all_gather is deprecated",
     "`isinstance(treespec, LeafSpec)` is deprecated",
 )
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-GRACE_S = 10.0  # within which a rank that failed says so, or one that heard of it ends
+GRACE_S = 10.0  # for a failed rank to report, and for ranks that learn of it to end
 INTERRUPTED_GRACE_S = 2.0
-SMALL_NETWORK = 2**28  # parameters, which one device gathers at once with ease
+SMALL_NETWORK = 2**28  # parameters; one device gathers a smaller network at once
 MOST_WRITERS = 64  # files of a sharded checkpoint; each rank that resumes opens all of them
 NONE_UNUSED = "find_unused_parameters=True was specified in DDP constructor"
 
 
 def replicated(name: str | None) -> ReplicatedStrategy | None:
-    """Return the strategy that the command takes for `ddp` and its kin; `None` for others."""
+    """Return the command line's strategy for `ddp` and its variants; `None` for other names."""
     short, _, finds = (name or "").partition("_find_unused_parameters_")
     start_method = START_METHODS.get(short)
     if start_method is None or finds not in ("", "true", "false"):
@@ -79,23 +79,23 @@ def replicated(name: str | None) -> ReplicatedStrategy | None:
 
 
 def strategy_name(strategy: Any) -> str:
-    """Return the name that `trainer.strategy` takes, `single_device` where there is nothing to
-    choose, or the class of one that has none here."""
+    """Return a strategy's name for `trainer.strategy`, `single_device` for one device, or the class
+    name of a strategy without a name here."""
     if isinstance(strategy, ReplicatedStrategy | FullyShardedStrategy | SingleDeviceStrategy):
         return strategy.strategy_name
     return "ddp" if type(strategy) is DDPStrategy else type(strategy).__name__
 
 
 class ManagedProcesses(ParallelStrategy):
-    """Processes of a group that forms or says why, and end together; before Lightning's class."""
+    """Mixin before Lightning's class: says why a group cannot form, and ends what it started."""
 
     def setup_environment(self) -> None:
         """Form the process group.
 
         Raises:
-            RuntimeError: the port of the rendezvous belongs to another program.
+            RuntimeError: another program uses the rendezvous port.
         """
-        for text in DEPRECATIONS:  # a spawned rank has none of its parent's filters
+        for text in DEPRECATIONS:  # a spawned rank does not inherit its parent's filters
             warnings.filterwarnings("ignore", message=re.escape(text))
         if self.root_device.type == "cuda":
             for name, value in FLIGHT_RECORDER.items():
@@ -113,7 +113,7 @@ class ManagedProcesses(ParallelStrategy):
         atexit.register(leave_group)
 
     def setup(self, trainer: Trainer) -> None:
-        """Warn of batch norms: their statistics make a run depend on the number of devices."""
+        """Warn about batch norms: their statistics make a run depend on the number of devices."""
         is_training = trainer.state.fn == TrainerFn.FITTING
         modules = trainer.lightning_module.modules()
         if is_training and any(isinstance(module, BATCH_NORMS) for module in modules):
@@ -125,11 +125,11 @@ class ManagedProcesses(ParallelStrategy):
         super().setup(trainer)
 
     def ended_children(self) -> str:
-        """Return which ranks that this process started are gone or stopped, in words."""
+        """Return a description of the ranks started by this process that have ended or stopped."""
         endings: list[str] = []
         procs = getattr(self.launcher, "procs", [])
         children = [child for child in procs if isinstance(child, subprocess.Popen)]
-        end = time.monotonic() + CHILD_ENDS_S  # connections end a moment before their process
+        end = time.monotonic() + CHILD_ENDS_S  # a rank's connections close before its process ends
         while time.monotonic() < end and all(child.poll() is None for child in children):
             time.sleep(0.05)
         for rank, child in enumerate(children, self.global_rank + 1):
@@ -141,7 +141,7 @@ class ManagedProcesses(ParallelStrategy):
             elif status is None and psutil.Process(child.pid).status() == psutil.STATUS_STOPPED:
                 endings.append(f"rank {rank} (process {child.pid}) is stopped, as by SIGSTOP")
         if procs:
-            # Lightning's observer of this list would kill this process while it says what happened.
+            # Lightning's observer of this list would kill this process before it has reported.
             self.launcher.procs = list(procs)  # type: ignore[union-attr]
             procs.clear()
         return " and ".join(endings)
@@ -150,7 +150,7 @@ class ManagedProcesses(ParallelStrategy):
         """End the processes that this one started: they would wait for it."""
         super().on_exception(exception)
         children = getattr(self.launcher, "procs", [])
-        # Without a group nobody can have failed elsewhere: the others are still on their way to it.
+        # Before a group has formed, no other rank has a failure to report: all are still starting.
         is_launched = all(isinstance(c, subprocess.Popen) for c in children)
         has_group = dist.is_initialized() or not is_launched
         grace_s = GRACE_S if isinstance(exception, Exception) else INTERRUPTED_GRACE_S
@@ -160,31 +160,31 @@ class ManagedProcesses(ParallelStrategy):
             wait = child.wait if isinstance(child, subprocess.Popen) else child.join
             with contextlib.suppress(subprocess.TimeoutExpired):
                 wait(left_s)
-            child.kill()  # nothing where it has ended
+            child.kill()  # does nothing if it has ended
             wait()
 
 
 def leave_group() -> None:
-    """End the process group that this rank is in, if any: gloo's would abort the process at the end
-    of Python, one time in three. A cycle of references, as fsdp makes them, keeps one."""
+    """Destroy this rank's process group, if any: gloo's would abort one process in three when the
+    interpreter exits. Garbage goes first, as reference cycles of fsdp keep a group alive."""
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
 
 
 class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
-    """`ddp`, `ddp_spawn` and their kin: a whole copy of the module on every device.
+    """`ddp`, `ddp_spawn` and their variants: every device has a whole copy of the module.
 
-    The options that are not named below are torch's DistributedDataParallel's.
+    Options that are not listed below are those of torch's DistributedDataParallel.
 
     Args:
-        process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
-        timeout: how long a rank waits for another.
-        start_method: `popen` runs the command again, `spawn` and `fork` start functions of it.
-        find_unused_parameters: for networks whose path depends on the batch; a module whose
-            `reaches_all_parameters` is false gets it anyway.
-        broadcast_buffers: every forward takes the buffers of rank 0, unless the module says that
-            its own stand still.
+        process_group_backend: gloo, nccl or mpi; `None` chooses by device.
+        timeout: how long a rank waits for another before the run ends.
+        start_method: `popen` runs the command once per process; `spawn` and `fork` start functions.
+        find_unused_parameters: for networks that may not use every parameter in each step; always
+            on for modules whose `reaches_all_parameters` is false.
+        broadcast_buffers: send rank 0's buffers with every forward, unless the module has
+            `buffers_stand_still`.
     """
 
     def __init__(
@@ -211,42 +211,42 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
         self.strategy_name = "ddp" if start_method == "popen" else f"ddp_{start_method}"
 
     def configure_ddp(self) -> None:
-        """Wrap the module as it says of itself: what gets no gradient in a step then keeps none, as
-        on one device, and buffers that stand still are not sent with every forward."""
+        """Wrap the module in DDP by its attributes: parameters that a step does not reach keep no
+        gradient, as on one device, and constant buffers are not sent with every forward."""
         module = self.lightning_module
         if not getattr(module, "reaches_all_parameters", True):
             self._ddp_kwargs["find_unused_parameters"] = True
-            warnings.filterwarnings("ignore", message=NONE_UNUSED)  # of a step that reaches all
+            warnings.filterwarnings("ignore", message=NONE_UNUSED)  # when a step reaches all
         super().configure_ddp()
         stand_still = getattr(module, "buffers_stand_still", False)
-        # torch 2.13 warns of the argument wherever it is given.
+        # torch 2.13 warns if this is passed as an argument.
         self.model.broadcast_buffers = self.broadcast_buffers and not stand_still
 
 
 class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     """`fsdp` (FSDP2): shards a module's `blocks()` one by one, and the rest as one more group.
 
-    A block's parameters are gathered while it computes. A module's `uneven_steps` gather all for
-    the length of a step: ranks may generate texts of different lengths. Checkpoints are those of
-    any other strategy, whole and by parameter name. Under `bf16-mixed` a module that
-    `takes_half_weights` computes in bfloat16 without autocast, with weights that are gathered so;
-    gradients are added up, and parameters kept and updated, in float32.
+    A block's parameters are gathered while it computes. In a module's `uneven_steps` all blocks are
+    gathered for the whole step, since ranks may generate texts of different lengths. Checkpoints
+    are the same as under other strategies: whole tensors by parameter name. Under `bf16-mixed` a
+    module with `takes_half_weights` gathers its weights and computes in bfloat16, without autocast;
+    gradients are summed, and parameters stored and updated, in float32.
 
     Args:
-        reshard_after_forward: free a block's gathered parameters before its backward pass, unless
-            the module calls its blocks unevenly over ranks: they would wait for each other.
-        replicate_size: groups that hold a whole copy each (hybrid sharding, such as one per node).
-        tensor_parallel_size: devices that compute the same samples together, each with its part of
-            the layers that the network's `tensor_plan` names.
-        cpu_offload: keep the shards of GPUs in the memory of the host, where gloo adds their norms.
-        sharded_checkpoint: every rank writes its part into a folder, which any strategy and number
-            of devices reads; else rank 0 gathers all and writes a file.
-        process_group_backend: gloo, nccl or mpi; `None` takes the one for the device.
-        timeout: how long a rank waits for another.
+        reshard_after_forward: free a block's gathered parameters between forward and backward;
+            ignored for modules whose ranks call blocks unevenly, where it would deadlock.
+        replicate_size: number of whole copies (hybrid sharding), such as one per node.
+        tensor_parallel_size: number of devices that process the same samples together, each with
+            its part of the layers in the network's `tensor_plan`.
+        cpu_offload: keep the GPUs' shards in host memory, where gloo sums their norms.
+        sharded_checkpoint: every rank writes its part of a folder, which any strategy and number of
+            devices can read; otherwise rank 0 gathers everything into one file.
+        process_group_backend: gloo, nccl or mpi; `None` chooses by device.
+        timeout: how long a rank waits for another before the run ends.
 
     Raises:
-        ValueError: sizes that are no divisors of the world, dropout that devices of a tensor group
-            would draw apart, or a network that cannot be split so.
+        ValueError: a size does not divide the number of devices, the devices of a tensor group
+            would draw different dropout masks, or the network cannot be split.
     """
 
     strategy_name = "fsdp"
@@ -263,7 +263,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         timeout: timedelta = COLLECTIVE_TIMEOUT,
     ) -> None:
         if cpu_offload and process_group_backend is None and torch.cuda.is_available():
-            process_group_backend = "cpu:gloo,cuda:nccl"  # norms of shards are summed on the host
+            process_group_backend = "cpu:gloo,cuda:nccl"  # the host sums the shards' norms
         super().__init__(
             tensor_parallel_size=tensor_parallel_size,
             save_distributed_checkpoint=False,
@@ -273,13 +273,13 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         self.timeout, self.reshard_after_forward = timeout, reshard_after_forward
         self.replicate_size, self.tensor_parallel_size = replicate_size, tensor_parallel_size
         self.cpu_offload, self.sharded_checkpoint = cpu_offload, sharded_checkpoint
-        self._restored: tuple[Mapping[str, Any], bool] | None = None  # until the module is sharded
+        self._restored: tuple[Mapping[str, Any], bool] | None = None  # to load after sharding
         self._blocks: list[fsdp.FSDPModule] = []
         self._frees = self._gathers_half = False
-        self.repeats_samples = False  # another rank of the tensor group tells of them
+        self.repeats_samples = False  # true if another rank of the tensor group reports them
 
     def setup_environment(self) -> None:
-        """Start the process group; every tensor group is a data-parallel replica."""
+        """Form the process group; every tensor group is one data-parallel replica."""
         world_size, size = self.num_nodes * self.num_processes, self.tensor_parallel_size
         num_groups = tensor_groups(size, world_size)
         if self.replicate_size < 1 or num_groups % self.replicate_size:
@@ -288,16 +288,16 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 f"{f' / {size} of a tensor group' * (size > 1)}; use a divisor, such as the number "
                 "of nodes."
             )
-        # The argument of this name comes before the number of devices is known.
+        # The constructor's argument would be due before the number of devices is known.
         self._data_parallel_size = num_groups
         super().setup_environment()
-        if self.sharded_checkpoint:  # the usual group is that of the steps
+        if self.sharded_checkpoint:  # steps use the default group while a save is under way
             self._writers = dist.new_group(backend="gloo", timeout=self.timeout)
         if self.tensor_parallel_size > 1:
             self.repeats_samples = self.device_mesh["tensor_parallel"].get_local_rank() > 0
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard the module, as rank 0 has it, then make the optimizer over the shards."""
+        """Shard rank 0's copy of the module, then create the optimizer over the shards."""
         module = self.lightning_module
         assert module is not None
         if self.tensor_parallel_size > 1 and trainer.state.fn == TrainerFn.FITTING:
@@ -314,7 +314,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             self.precision_plugin, self._gathers_half = Precision(), True
             self.precision_plugin.precision = "bf16-mixed"
         self.precision_plugin.convert_module(module)
-        if not isinstance(module, fsdp.FSDPModule):  # a test after fit finds it sharded
+        if not isinstance(module, fsdp.FSDPModule):  # else sharded by an earlier fit
             with torch.no_grad():
                 whole = (*module.parameters(), *module.buffers())
                 for tensor in (t for t in whole if not t.is_meta):
@@ -325,18 +325,18 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 self.load_model_state_dict(*self._restored)
                 self._restored = None
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
-            loop.inference_mode = False  # in which sharded tensors cannot be detached
+            loop.inference_mode = False  # it forbids to detach sharded tensors
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move what `_fill` has not; shards of `cpu_offload` stay, which torch refuses on a GPU."""
+        """Move what `_fill` has not moved; with `cpu_offload` torch refuses shards on a GPU."""
         if not self.cpu_offload:
             super().model_to_device()
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Leave the sum over whole copies to the last micro-batch of a step, if it has a gradient
-        for every parameter then."""
+        """Sum gradients over whole copies only in a step's last micro-batch, if that gives every
+        parameter a gradient."""
         reaches_all = getattr(self.lightning_module, "reaches_all_parameters", False)
         assert isinstance(self.model, fsdp.FSDPModule)
         self.model.set_requires_all_reduce(not reaches_all)
@@ -346,11 +346,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             self.model.set_requires_all_reduce(True)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return this rank's shards; `save_checkpoint` makes them whole."""
+        """Return this rank's shards; `save_checkpoint` gathers whole tensors from them."""
         return get_model_state_dict(self.model)  # type: ignore[arg-type]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take each rank's shard of mapped whole weights, one by one, once there are shards."""
+        """Copy this rank's shards from memory-mapped whole weights, once the module is sharded."""
         if not isinstance(self.model, fsdp.FSDPModule):
             self._restored = checkpoint, strict
             return
@@ -358,12 +358,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         if strict and (wrong := misfits(own, given)):
             raise RuntimeError(f"the weights of the checkpoint do not fit the module: {wrong}.")
         with torch.no_grad():
-            # Cut here: torch 2.13 cannot send the parts of tensors that are split and sharded.
+            # Cut here: torch 2.13 cannot distribute tensors that are both split and sharded.
             for name in (name for name in own if name in given):
                 own[name].copy_(sharded_like(given[name], own[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take each rank's shard of whole moments, by parameter name."""
+        """Load this rank's shards from whole moments, by parameter name."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.register_load_state_dict_pre_hook(_sharded_like_parameters)
             optimizer.load_state_dict(state)
@@ -385,30 +385,30 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             return
         SAVES.write(save, may_wait)
 
-    # As other strategies: a rank's own shards; the whole checkpoint, mapped, of which each takes
-    # its shards, of weights before they are cut, of moments by `load_optimizer_state_dict`.
+    # As in other strategies, `optimizer_state` is a rank's own, and every rank maps the whole
+    # checkpoint before `setup`; the two methods `load_…` above take its shards from it.
     optimizer_state = ParallelStrategy.optimizer_state
     load_checkpoint = ParallelStrategy.load_checkpoint
     restore_checkpoint_after_setup = ParallelStrategy.restore_checkpoint_after_setup
     lightning_restore_optimizer = ParallelStrategy.lightning_restore_optimizer
 
     def _of_first_rank(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with all bits of that on rank 0, on the device of collectives."""
+        """Return rank 0's tensor, bit for bit, on the device of collectives."""
         here = tensor.to(self.root_device).reshape(-1).contiguous()
         dist.broadcast(here.view(torch.uint8), src=0)
         return here.view(tensor.shape)
 
     @torch.no_grad()
     def _fill(self, module: LightningModule) -> None:
-        """Give parameters on `meta` memory for this rank's shards, then rank 0's `late_weights`."""
+        """Allocate this rank's shards of parameters on `meta`, and load rank 0's `late_weights`."""
         like = partial(torch.empty_like, device="cpu" if self.cpu_offload else self.root_device)
         made = {p: nn.Parameter(like(p), p.requires_grad) for p in module.parameters() if p.is_meta}
-        module._device = self.root_device  # where it computes, as Lightning's modules say
+        module._device = self.root_device  # so that `module.device` is where it computes
         for part in module.modules():
             if isinstance(part, Metric):
                 part.to(self.root_device)
             for name, own in list(part.named_parameters(recurse=False)):
-                setattr(part, name, made.get(own, own))  # tied ones stay one
+                setattr(part, name, made.get(own, own))  # tied parameters stay tied
         weights: dict[str, Tensor] = dict(module.named_buffers())
         weights |= module.named_parameters(remove_duplicate=False)
         late = getattr(module, "late_weights", [])
@@ -420,17 +420,17 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def _shard(self, module: LightningModule) -> None:
         blocks = list(module.blocks()) if hasattr(module, "blocks") else []
         if self.world_size == 1 and sum(p.numel() for p in module.parameters()) < SMALL_NETWORK:
-            blocks = []  # one group: nothing is sent, and the host has less to do than for many
+            blocks = []  # one device sends nothing; one group is less work for its host than many
         calls_evenly = getattr(module, "calls_blocks_evenly", True)
         self._frees = calls_evenly and bool(self.reshard_after_forward)
         is_offloaded = self.cpu_offload and self.root_device.type != "cpu"
         offload = fsdp.CPUOffloadPolicy() if is_offloaded else fsdp.OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         dtypes = (torch.bfloat16, torch.float32) if self._gathers_half else (None, None)
-        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # counts stay
+        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # exact counts
         options = {"mesh": inner, "offload_policy": offload, "mp_policy": policy}
-        # Two groups cannot share parameters, and the library refuses shared ones that learn: each
-        # block gets frozen ones of its own.
+        # Two fsdp groups cannot share parameters: a block gets its own copy of a frozen one that an
+        # earlier block has, while fsdp refuses shared parameters that are trained.
         taken: set[int] = set()
         for block in blocks:
             copies: dict[int, nn.Parameter] = {}
@@ -450,8 +450,8 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             setattr(module, name, self._gathered()(getattr(module, name)))
         fsdp.fully_shard(module, reshard_after_forward=False, **{**options, "mesh": outer})
         if not calls_evenly:
-            # The backward pass gathers ahead in the order of the forward calls, which then differs
-            # between ranks: they would wait for each other. To gather oneself is to gather nothing.
+            # The backward pass prefetches in the order of the forward calls, which then differs
+            # between ranks: a deadlock. A part that prefetches only itself prefetches nothing.
             for part in (*self._blocks, module):
                 part.set_modules_to_backward_prefetch([part])
         for name in ("training_step", *EVALUATION_STEPS):
@@ -460,10 +460,10 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             setattr(module, name, self._freed_after()(getattr(module, name)))
 
     def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
-        """Split layers, and return the devices that shard blocks and those that shard the rest.
+        """Split layers; return the mesh over which blocks are sharded and that of all the rest.
 
-        What lies in no block, such as an embedding, is never split: all devices of a copy share it,
-        those of a tensor group as well, whose gradients of it are equal.
+        Parameters outside of blocks, such as an embedding, are never split but sharded over all
+        devices of a copy, those of a tensor group included: their gradients are equal.
         """
         copies, size = self.replicate_size, self.tensor_parallel_size
         replicas = self.device_mesh["data_parallel"]
@@ -486,12 +486,12 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         cube = make((copies, shards // size, size), mesh_dim_names=names)
         split_layers(module, plan, cube["tensor"])
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
-            metric.process_group = replicas.get_group()  # one rank of each, or it counts twice
+            metric.process_group = replicas.get_group()  # one rank per group, else twice
         return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Gathers all blocks first, on every rank in the same order."""
+        """Gathers all blocks before a step, on every rank in the same order."""
         for block in self._blocks:
             block.set_reshard_after_forward(False, recurse=False)
             block.unshard()
@@ -518,7 +518,7 @@ def _sharded_like_parameters(optimizer: Optimizer, state_dict: dict[str, Any]) -
     return {**state_dict, "state": state}
 
 
-# Scripts get this class by the name `fsdp`, which Lightning's own refuses on a CPU.
+# In scripts, too, the name `fsdp` is this class: Lightning's own refuses to run on a CPU.
 if "fsdp" in (names := FSDPStrategy.get_registered_strategies()):
     names.remove("fsdp")
 StrategyRegistry.register("fsdp", FullyShardedStrategy, override=True)
